@@ -10,6 +10,9 @@
 // stages are computed while later stages are still on their way. The number of threads is a constant, so that addresses take one register plus
 // immediate offsets. The other registers are for vectors. A CTA may exit after its exchange: all messages to it have come, and its own messages
 // travel in registers.
+//
+// Loads to registers need L1, so shared memory cannot have all of an SM's memory. With THROUGH_SHARED, the copy engine copies what registers
+// hold too: to the places of the rest, which is copied there once the threads have taken it. A CTA then holds a fifth more.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -25,18 +28,25 @@ constexpr int bulk_min_ctas(int thread_vectors, int threads) {
     return thread_vectors * threads <= 2048 ? 4 : thread_vectors * threads <= 6144 ? 2 : 1;
 }
 
+// The vectors of each tensor for which a CTA has shared memory. `in_registers`: those of a chunk that its registers hold.
+__host__ __device__ __forceinline__ int bulk_shared_vectors(int chunk, int in_registers, bool through_shared) {
+    const int rest = chunk - in_registers, least = through_shared ? in_registers : 0;
+    return rest > least ? rest : least;
+}
+
 // THREAD_VECTORS: the vectors of all tensors that a thread has in registers. OVER_GRID: the CTAs of a row are no cluster (split_bulk).
 // `size`: the CTAs of a row. `chunk`: the vectors of a CTA.
-template <typename Op, int THREAD_VECTORS, int T, bool OVER_GRID, bool KEEP_IN_L2>
+template <typename Op, int THREAD_VECTORS, int T, bool OVER_GRID, bool KEEP_IN_L2, bool THROUGH_SHARED>
 __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     bulk(Tensors<Op> tensors, int size, int chunk, int base_alignment, int max_polls, Workspace* workspace, Stagger stagger) {
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS, K = THREAD_VECTORS / R, STAGE_VECTORS = 4 / R;
+    constexpr int STAGE = STAGE_VECTORS * T, REGISTER_STAGES = K / STAGE_VECTORS;
     static_assert(K % STAGE_VECTORS == 0);
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Partial warp_partials[2][MAX_WARPS];
     __shared__ Message mailbox[MAX_CLUSTER];
-    __shared__ uint64_t exchange_barrier, stage_barriers[MAX_STAGES];
+    __shared__ uint64_t exchange_barrier, stage_barriers[MAX_STAGES], register_barriers[THROUGH_SHARED ? REGISTER_STAGES : 1];
     // What only the second pass needs is saved here, so that the registers hold vectors: where results go, and the edge elements.
     __shared__ typename Op::Out* saved_target;
     __shared__ int saved_first, saved_rank, saved_begin, saved_end, saved_edge_index[EDGE_THREADS];
@@ -62,23 +72,41 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     staggered_start(stagger, index);
     const Row<Op, false, KEEP_IN_L2> row(tensors, index, base_alignment);
     const int begin = rank * chunk, end = min(row.end, begin + chunk);
-    const int smem_capacity = max(chunk - K * T, 0), smem_vectors = max(end - begin - K * T, 0);  // of each tensor: the room, and those of this row
-
+    // Of each tensor: the room in shared memory, and the vectors that it holds at last.
+    const int smem_capacity = bulk_shared_vectors(chunk, K * T, THROUGH_SHARED), smem_vectors = max(end - begin - K * T, 0);
+    // Begins to copy the stage of each tensor that is `from` vectors behind `begin`, to the shared memory `to` vectors behind its first.
+    [[maybe_unused]] auto copy_stage = [&](int begin, int end, int from, int to, uint64_t* barrier) {
+        const int first = max(begin + from, row.first), bytes = max(min(begin + from + STAGE, end) - first, 0) * VECTOR_BYTES;
+        barrier_expect(barrier, R * bytes);
+        if (bytes == 0) return;
+        const int place = to + first - (begin + from);
+#pragma unroll
+        for (int r = 0; r < R; ++r)
+            copy_bulk<KEEP_IN_L2>(dynamic + size_t(r * bulk_shared_vectors(chunk, K * T, true) + place) * VECTOR_BYTES, row.vector(r, first), bytes,
+                                  barrier, row.policy);
+    };
     if (thread == 0) {
         saved_target = row.target;
         saved_first = row.first;
         saved_rank = rank;
         saved_begin = begin;
         saved_end = end;
-        for (int p = 0; p * STAGE_VECTORS * T < smem_vectors; ++p) barrier_init(&stage_barriers[p]);
-        barrier_inits_done();
-        for (int p = 0; p * STAGE_VECTORS * T < smem_vectors; ++p) {
-            const int from = p * STAGE_VECTORS * T, bytes = min(STAGE_VECTORS * T, smem_vectors - from) * VECTOR_BYTES;
-            barrier_expect(&stage_barriers[p], R * bytes);
+        for (int p = 0; p * STAGE < smem_vectors; ++p) barrier_init(&stage_barriers[p]);
+        if constexpr (THROUGH_SHARED) {
+            for (int p = 0; p < REGISTER_STAGES; ++p) barrier_init(&register_barriers[p]);
+            barrier_inits_done();
+            for (int p = 0; p < REGISTER_STAGES; ++p) copy_stage(begin, end, p * STAGE, p * STAGE, &register_barriers[p]);
+            for (int p = REGISTER_STAGES; p * STAGE < smem_vectors; ++p) copy_stage(begin, end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
+        } else {
+            barrier_inits_done();
+            for (int p = 0; p * STAGE < smem_vectors; ++p) {
+                const int from = p * STAGE, bytes = min(STAGE, smem_vectors - from) * VECTOR_BYTES;
+                barrier_expect(&stage_barriers[p], R * bytes);
 #pragma unroll
-            for (int r = 0; r < R; ++r)
-                copy_bulk<KEEP_IN_L2>(dynamic + size_t(r * smem_capacity + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes, &stage_barriers[p],
-                                      row.policy);
+                for (int r = 0; r < R; ++r)
+                    copy_bulk<KEEP_IN_L2>(dynamic + size_t(r * smem_capacity + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes,
+                                          &stage_barriers[p], row.policy);
+            }
         }
     }
     const int start = begin + thread;
@@ -89,18 +117,39 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         if (thread < EDGE_THREADS) saved_edge_index[thread] = edge_index;
     }
     Operands<R> operands[K];
+    if constexpr (!THROUGH_SHARED) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) load_operands(operands[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
+        for (int k = 0; k < K; ++k) load_operands(operands[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
+    }
     const uint32_t zero = uint32_t(__syncthreads_or(base_alignment == 0));
 
     Partial partial = row.op.edge_partial(edge);
     if (thread < EDGE_THREADS)
 #pragma unroll
         for (int r = 0; r < R; ++r) saved_edge[thread][r] = edge[r];
+    if constexpr (!THROUGH_SHARED) {
 #pragma unroll
-    for (int k = 0; k < K; k += STAGE_VECTORS) row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[k]), zero);
+        for (int k = 0; k < K; k += STAGE_VECTORS) row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[k]), zero);
+    } else {
+#pragma unroll
+        for (int p = 0; p < REGISTER_STAGES; ++p) {
+            barrier_wait(&register_barriers[p], 0);
+#pragma unroll
+            for (int k = p * STAGE_VECTORS; k < (p + 1) * STAGE_VECTORS; ++k) {
+                const bool inside = (k > 0 || start >= row.first) && start + k * T < end;
+                const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread + k * T;
+#pragma unroll
+                for (int r = 0; r < R; ++r)
+                    assign(operands[k].packed[r], inside ? stored[r * bulk_shared_vectors(chunk, K * T, true)] : padding_vector<Op>());
+            }
+            row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[p * STAGE_VECTORS]), zero);
+            __syncthreads();  // all threads have taken the stage
+            if (thread == 0 && p * STAGE < saved_end - saved_begin - K * T)
+                copy_stage(saved_begin, saved_end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
+        }
+    }
     auto fetch = [&](Operands<R>(&stage)[STAGE_VECTORS], int from, int smem_vectors) {
-        const int smem_capacity = max(chunk - K * T, 0);
+        const int smem_capacity = bulk_shared_vectors(chunk, K * T, THROUGH_SHARED);
         const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread;
 #pragma unroll
         for (int u = 0; u < STAGE_VECTORS; ++u)
@@ -111,10 +160,10 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
             }
     };
 #pragma unroll 1
-    for (int p = 0; p * STAGE_VECTORS * T < smem_vectors; ++p) {
+    for (int p = 0; p * STAGE < smem_vectors; ++p) {
         barrier_wait(&stage_barriers[p], 0);
         Operands<R> stage[STAGE_VECTORS];
-        fetch(stage, p * STAGE_VECTORS * T, smem_vectors);
+        fetch(stage, p * STAGE, smem_vectors);
         row.op.accumulate(partial, stage);
     }
     auto write_edges = [&](typename Op::Total total) {
@@ -171,7 +220,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
             if (warp_writes(k * T)) row.op.write(pair(k * T), operands[k], total);
         } else if (k * T < limit) row.op.write(out + k * T * Op::V, operands[k], total);
 #pragma unroll 1
-    for (int from = 0; K * T + from < limit + thread; from += STAGE_VECTORS * T) {
+    for (int from = 0; K * T + from < limit + thread; from += STAGE) {
         Operands<R> stage[STAGE_VECTORS];
         fetch(stage, from, limit + thread - K * T);
 #pragma unroll
