@@ -191,6 +191,8 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
         for option in range(R):
             yield by(tier["cluster_bulk"], 24 // R, 256, 3 * each, option, 128, 0, 2000), large(backward, dtype, long, offset=1)
+            if option:  # the last CTA has a few vectors, and the others as much as a rule gives them
+                yield by(tier["cluster_bulk"], 12, 256, 16, option, 128, 0, 2000), large(True, dtype, 6592 * 15 * 16 // dtype.itemsize + 99)
         yield by(tier["split_bulk"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)
         for words, threads, G, smem, max_polls in (
             (8, 512, 4, 1, 1 << 16),

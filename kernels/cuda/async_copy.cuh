@@ -39,6 +39,9 @@ __device__ __forceinline__ void barrier_inits_done() {
     barrier_inits_visible();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Ends this thread's reads of shared memory before copies of the copy engine that another thread begins after a barrier. A barrier alone does
+// not: ptxas lets loads end after it, and the copy engine is another proxy (PTX ISA, Async proxy).
+__device__ __forceinline__ void reads_done_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The only arrival of a phase. It also sets how many bytes the phase waits for.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");

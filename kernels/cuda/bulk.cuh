@@ -5,14 +5,14 @@
 // split_bulk, they run anywhere on the device and exchange through global memory. The kernel is not persistent, so rows follow each other in
 // memory as CTAs come and go.
 //
-// All loads are issued before anything is computed. ptxas would mix them to save registers, so the computation depends on a barrier after the
+// All loads to registers are issued before anything is computed. ptxas would mix them to save registers, so the computation depends on a barrier after the
 // loads. The first pass takes the stages of the bulk copies in the order of their arrival, and measures each from the maximum so far. So early
 // stages are computed while later stages are still on their way. The number of threads is a constant, so that addresses take one register plus
 // immediate offsets. The other registers are for vectors. A CTA may exit after its exchange: all messages to it have come, and its own messages
 // travel in registers.
 //
-// Loads to registers need L1, so shared memory cannot have all of an SM's memory. With THROUGH_SHARED, the copy engine copies what registers
-// hold too: to the places of the rest, which is copied there once the threads have taken it. A CTA then holds a fifth more.
+// Loads to registers need L1, so shared memory cannot have all of an SM's memory. With THROUGH_SHARED there are none: the copy engine copies
+// the registers' part to shared memory. Threads take it from there, and then the rest is copied to the same places. A CTA then holds a fifth more.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -143,9 +143,10 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
                     assign(operands[k].packed[r], inside ? stored[r * bulk_shared_vectors(chunk, K * T, true)] : padding_vector<Op>());
             }
             row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[p * STAGE_VECTORS]), zero);
+            if (p * STAGE >= saved_end - saved_begin - K * T) continue;  // the same for all threads
+            reads_done_before_copies();
             __syncthreads();  // all threads have taken the stage
-            if (thread == 0 && p * STAGE < saved_end - saved_begin - K * T)
-                copy_stage(saved_begin, saved_end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
+            if (thread == 0) copy_stage(saved_begin, saved_end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
         }
     }
     auto fetch = [&](Operands<R>(&stage)[STAGE_VECTORS], int from, int smem_vectors) {

@@ -16,7 +16,7 @@ constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
 constexpr int THIRD_OF_SM_VECTORS = 4700;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
-constexpr int SMALL_CLUSTER_CTA_VECTORS = 5800, CLUSTER_CTA_VECTORS = 10900;  // of a CTA in tier cluster_bulk, without and with shared memory
+constexpr int SMALL_CLUSTER_CTA_VECTORS = 5800, CLUSTER_CTA_VECTORS = 10900;  // of a gradient's CTA in tier cluster_bulk, of shorter and longer rows
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
@@ -102,8 +102,8 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(SMALL_CLUSTER_CTA_VECTORS);
     if (R == 2 && M > 24 && row_vectors > 115000 && row_vectors <= 130000) return of_ctas(CLUSTER_CTA_VECTORS);
     if (R == 2 && M > (row_vectors > 158000 ? 11 : 24) && row_vectors > 150000 && row_vectors <= 211000) {
-        Plan found = of_ctas(10600);
-        found.tier_option = 1;  // loads to registers would leave two such CTAs of an SM too little L1
+        Plan found = of_ctas(10600);  // at most 13200, of which an SM holds two
+        found.tier_option = 1;        // loads to registers would leave them too little L1
         return found;
     }
     if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
