@@ -34,14 +34,14 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier) {
 }
 // Makes initialized barriers visible to the other CTAs of the cluster; no instruction.
 __device__ __forceinline__ void barrier_inits_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// The same, also to the copy engine. It waits for the memory operations before it.
+// Ends this thread's accesses to shared memory before those of the copy engine that follow it, or follow a barrier after it. A barrier alone does
+// not: the copy engine is another proxy (PTX ISA, Async proxy), and ptxas lets loads end after the barrier.
+__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// As barrier_inits_visible, also to the copy engine. It waits for the memory operations before it.
 __device__ __forceinline__ void barrier_inits_done() {
     barrier_inits_visible();
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    async_proxy_fence();
 }
-// Ends this thread's reads of shared memory before copies of the copy engine that another thread begins after a barrier. A barrier alone does
-// not: ptxas lets loads end after it, and the copy engine is another proxy (PTX ISA, Async proxy).
-__device__ __forceinline__ void reads_done_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The only arrival of a phase. It also sets how many bytes the phase waits for.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");

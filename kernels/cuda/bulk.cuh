@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
             for (int p = REGISTER_STAGES; p * STAGE < smem_vectors; ++p) copy_stage(begin, end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
         } else {
             barrier_inits_done();
-            for (int p = 0; p * STAGE < smem_vectors; ++p) {
+            for (int p = 0; p * STAGE < smem_vectors; ++p) {  // all behind row.first, which copy_stage would look at
                 const int from = p * STAGE, bytes = min(STAGE, smem_vectors - from) * VECTOR_BYTES;
                 barrier_expect(&stage_barriers[p], R * bytes);
 #pragma unroll
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
             }
             row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[p * STAGE_VECTORS]), zero);
             if (p * STAGE >= saved_end - saved_begin - K * T) continue;  // the same for all threads
-            reads_done_before_copies();
+            async_proxy_fence();
             __syncthreads();  // all threads have taken the stage
             if (thread == 0) copy_stage(saved_begin, saved_end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
         }
