@@ -115,10 +115,7 @@ def softmax_plans(M: int, vectors: int, reads: int, sms: int, stagger: int) -> I
     for ctas in range(4, 17):
         chunk = _chunk(vectors, ctas)
         if chunk > 128 * (24 // reads) and _in_shared(chunk, 24, 256, reads) <= SM_SHARED:
-            options = (0, 1) if reads == 2 and chunk > 24 * 128 else (0,)
-            yield from (
-                Plan(CLUSTER_BULK, 24 // reads, 256, ctas, option, LINE, 0, cycles) for option in options for cycles in sorted({0, stagger})
-            )
+            yield from (Plan(CLUSTER_BULK, 24 // reads, 256, ctas, 0, LINE, 0, cycles) for cycles in sorted({0, stagger}))
     yield from _split_plans(M, vectors, reads, sms, stagger)
 
 

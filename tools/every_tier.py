@@ -155,11 +155,10 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
             # Rows that begin in turns: more of them than the card holds.
             yield by(tier["cluster"], 8 // R, 256, 16, 0, 128, 0, 2000), Operands(backward, dtype, 70, N)
             yield by(tier["split_bulk"], 8 // R, 256, 66, 0, 128, 1 << 16, 2000), Operands(backward, dtype, 40, N)
-            for C, option in itertools.product((1, 3), range(R)):
-                yield by(tier["cluster_bulk"], 24 // R, 256, C, option, 128, 0), Operands(backward, dtype, 3, N)
-                for each in (7000, 13000)[: 1 + option]:  # more than registers hold: the rest is in shared memory
-                    long = C * each // R * 16 // dtype.itemsize + N % 8
-                    yield by(tier["cluster_bulk"], 24 // R, 256, C, option, 128, 0), Operands(backward, dtype, 2, long)
+            for C in (1, 3):
+                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), Operands(backward, dtype, 3, N)
+                long = C * 7000 // R * 16 // dtype.itemsize + N % 8  # more than registers hold: the rest is in shared memory
+                yield by(tier["cluster_bulk"], 24 // R, 256, C, 0, 128, 0), Operands(backward, dtype, 2, long)
             for words, threads, G, smem, max_polls in (
                 (8, 512, 4, 0, 1 << 16),
                 (4, 256, 3, 2, 1 << 16),
@@ -189,10 +188,7 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         for words, threads, C in ((8, 256, 5), (8, 512, 4), (12, 256, 16)):
             yield by(tier["cluster"], words // R, threads, C, 0, 128, 0, 2000), large(backward, dtype, 16389)
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
-        for option in range(R):
-            yield by(tier["cluster_bulk"], 24 // R, 256, 3 * each, option, 128, 0, 2000), large(backward, dtype, long, offset=1)
-            if option:  # the last CTA has a few vectors, and the others as much as a rule gives them
-                yield by(tier["cluster_bulk"], 12, 256, 16, option, 128, 0, 2000), large(True, dtype, 6592 * 15 * 16 // dtype.itemsize + 99)
+        yield by(tier["cluster_bulk"], 24 // R, 256, 3 * each, 0, 128, 0, 2000), large(backward, dtype, long, offset=1)
         yield by(tier["split_bulk"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)
         for words, threads, G, smem, max_polls in (
             (8, 512, 4, 1, 1 << 16),

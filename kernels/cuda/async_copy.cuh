@@ -34,13 +34,10 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier) {
 }
 // Makes initialized barriers visible to the other CTAs of the cluster; no instruction.
 __device__ __forceinline__ void barrier_inits_visible() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// Ends this thread's accesses to shared memory before those of the copy engine that follow it, or follow a barrier after it. A barrier alone does
-// not: the copy engine is another proxy (PTX ISA, Async proxy), and ptxas lets loads end after the barrier.
-__device__ __forceinline__ void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-// As barrier_inits_visible, also to the copy engine. It waits for the memory operations before it.
+// The same, also to the copy engine. It waits for the memory operations before it.
 __device__ __forceinline__ void barrier_inits_done() {
     barrier_inits_visible();
-    async_proxy_fence();
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 // The only arrival of a phase. It also sets how many bytes the phase waits for.
 __device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {

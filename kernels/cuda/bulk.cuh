@@ -5,14 +5,11 @@
 // split_bulk, they run anywhere on the device and exchange through global memory. The kernel is not persistent, so rows follow each other in
 // memory as CTAs come and go.
 //
-// All loads to registers are issued before anything is computed. ptxas would mix them to save registers, so the computation depends on a barrier after the
+// All loads are issued before anything is computed. ptxas would mix them to save registers, so the computation depends on a barrier after the
 // loads. The first pass takes the stages of the bulk copies in the order of their arrival, and measures each from the maximum so far. So early
 // stages are computed while later stages are still on their way. The number of threads is a constant, so that addresses take one register plus
 // immediate offsets. The other registers are for vectors. A CTA may exit after its exchange: all messages to it have come, and its own messages
 // travel in registers.
-//
-// Loads to registers need L1, so shared memory cannot have all of an SM's memory. With THROUGH_SHARED there are none: the copy engine copies
-// the registers' part to shared memory. Threads take it from there, and then the rest is copied to the same places. A CTA then holds a fifth more.
 #pragma once
 
 #include "block_reduce.cuh"
@@ -28,27 +25,21 @@ constexpr int bulk_min_ctas(int thread_vectors, int threads) {
     return thread_vectors * threads <= 2048 ? 4 : thread_vectors * threads <= 6144 ? 2 : 1;
 }
 
-// The vectors of each tensor for which a CTA has shared memory. `in_registers`: those of a chunk that its registers hold.
-__host__ __device__ __forceinline__ int bulk_shared_vectors(int chunk, int in_registers, bool through_shared) {
-    const int rest = chunk - in_registers, least = through_shared ? in_registers : 0;
-    return rest > least ? rest : least;
-}
-
 // THREAD_VECTORS: the vectors of all tensors that a thread has in registers. OVER_GRID: the CTAs of a row are no cluster (split_bulk).
 // `size`: the CTAs of a row. `chunk`: the vectors of a CTA.
-template <typename Op, int THREAD_VECTORS, int T, bool OVER_GRID, bool KEEP_IN_L2, bool THROUGH_SHARED>
+template <typename Op, int THREAD_VECTORS, int T, bool OVER_GRID, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     bulk(Tensors<Op> tensors, int size, int chunk, int base_alignment, int max_polls, Workspace* workspace, Stagger stagger) {
 #if SOFTBENCH_CLUSTERS
-    constexpr int R = Op::READS, K = THREAD_VECTORS / R, STAGE_VECTORS = 4 / R;
-    constexpr int STAGE = STAGE_VECTORS * T, REGISTER_STAGES = K / STAGE_VECTORS;
+    constexpr int R = Op::READS, K = THREAD_VECTORS / R, STAGE_VECTORS = 4 / R, STAGE = STAGE_VECTORS * T;
     static_assert(K % STAGE_VECTORS == 0);
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Partial warp_partials[2][MAX_WARPS];
     __shared__ Message mailbox[MAX_CLUSTER];
-    __shared__ uint64_t exchange_barrier, stage_barriers[MAX_STAGES], register_barriers[THROUGH_SHARED ? REGISTER_STAGES : 1];
+    __shared__ uint64_t exchange_barrier, stage_barriers[MAX_STAGES];
     // What only the second pass needs is saved here, so that the registers hold vectors: where results go, and the edge elements.
     __shared__ typename Op::Out* saved_target;
+    __shared__ const uint4* saved_source[R];  // of the vectors that go to shared memory
     __shared__ int saved_first, saved_rank, saved_begin, saved_end, saved_edge_index[EDGE_THREADS];
     __shared__ uint32_t saved_edge[EDGE_THREADS][R];
     __shared__ int timed_out;
@@ -72,42 +63,18 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     staggered_start(stagger, index);
     const Row<Op, false, KEEP_IN_L2> row(tensors, index, base_alignment);
     const int begin = rank * chunk, end = min(row.end, begin + chunk);
-    // Of each tensor: the room in shared memory, and the vectors that it holds at last.
-    const int smem_capacity = bulk_shared_vectors(chunk, K * T, THROUGH_SHARED), smem_vectors = max(end - begin - K * T, 0);
-    // Begins to copy the stage of each tensor that is `from` vectors behind `begin`, to the shared memory `to` vectors behind its first.
-    [[maybe_unused]] auto copy_stage = [&](int begin, int end, int from, int to, uint64_t* barrier) {
-        const int first = max(begin + from, row.first), bytes = max(min(begin + from + STAGE, end) - first, 0) * VECTOR_BYTES;
-        barrier_expect(barrier, R * bytes);
-        if (bytes == 0) return;
-        const int place = to + first - (begin + from);
-#pragma unroll
-        for (int r = 0; r < R; ++r)
-            copy_bulk<KEEP_IN_L2>(dynamic + size_t(r * bulk_shared_vectors(chunk, K * T, true) + place) * VECTOR_BYTES, row.vector(r, first), bytes,
-                                  barrier, row.policy);
-    };
+    const int smem_capacity = max(chunk - K * T, 0), smem_vectors = max(end - begin - K * T, 0);  // of each tensor: the room, and those of this row
+
     if (thread == 0) {
         saved_target = row.target;
+#pragma unroll
+        for (int r = 0; r < R; ++r) saved_source[r] = row.vector(r, begin + K * T);
         saved_first = row.first;
         saved_rank = rank;
         saved_begin = begin;
         saved_end = end;
         for (int p = 0; p * STAGE < smem_vectors; ++p) barrier_init(&stage_barriers[p]);
-        if constexpr (THROUGH_SHARED) {
-            for (int p = 0; p < REGISTER_STAGES; ++p) barrier_init(&register_barriers[p]);
-            barrier_inits_done();
-            for (int p = 0; p < REGISTER_STAGES; ++p) copy_stage(begin, end, p * STAGE, p * STAGE, &register_barriers[p]);
-            for (int p = REGISTER_STAGES; p * STAGE < smem_vectors; ++p) copy_stage(begin, end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
-        } else {
-            barrier_inits_done();
-            for (int p = 0; p * STAGE < smem_vectors; ++p) {  // all behind row.first, which copy_stage would look at
-                const int from = p * STAGE, bytes = min(STAGE, smem_vectors - from) * VECTOR_BYTES;
-                barrier_expect(&stage_barriers[p], R * bytes);
-#pragma unroll
-                for (int r = 0; r < R; ++r)
-                    copy_bulk<KEEP_IN_L2>(dynamic + size_t(r * smem_capacity + from) * VECTOR_BYTES, row.vector(r, begin + K * T + from), bytes,
-                                          &stage_barriers[p], row.policy);
-            }
-        }
+        barrier_inits_done();
     }
     const int start = begin + thread;
     uint32_t edge[R];
@@ -117,40 +84,30 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         if (thread < EDGE_THREADS) saved_edge_index[thread] = edge_index;
     }
     Operands<R> operands[K];
-    if constexpr (!THROUGH_SHARED) {
 #pragma unroll
-        for (int k = 0; k < K; ++k) load_operands(operands[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
-    }
+    for (int k = 0; k < K; ++k) load_operands(operands[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
     const uint32_t zero = uint32_t(__syncthreads_or(base_alignment == 0));
+    if (thread == 0) {  // not earlier, because these copies would delay the loads to registers
+        const uint64_t policy = l2_policy<KEEP_IN_L2>();
+#pragma unroll 1
+        for (int p = 0; p * STAGE < smem_vectors; ++p) {
+            const int bytes = min(STAGE, smem_vectors - p * STAGE) * VECTOR_BYTES;
+            barrier_expect(&stage_barriers[p], R * bytes);
+#pragma unroll
+            for (int r = 0; r < R; ++r)
+                copy_bulk<KEEP_IN_L2>(dynamic + size_t(r * smem_capacity + p * STAGE) * VECTOR_BYTES, saved_source[r] + p * STAGE, bytes, &stage_barriers[p],
+                                      policy);
+        }
+    }
 
     Partial partial = row.op.edge_partial(edge);
     if (thread < EDGE_THREADS)
 #pragma unroll
         for (int r = 0; r < R; ++r) saved_edge[thread][r] = edge[r];
-    if constexpr (!THROUGH_SHARED) {
 #pragma unroll
-        for (int k = 0; k < K; k += STAGE_VECTORS) row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[k]), zero);
-    } else {
-#pragma unroll
-        for (int p = 0; p < REGISTER_STAGES; ++p) {
-            barrier_wait(&register_barriers[p], 0);
-#pragma unroll
-            for (int k = p * STAGE_VECTORS; k < (p + 1) * STAGE_VECTORS; ++k) {
-                const bool inside = (k > 0 || start >= row.first) && start + k * T < end;
-                const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread + k * T;
-#pragma unroll
-                for (int r = 0; r < R; ++r)
-                    assign(operands[k].packed[r], inside ? stored[r * bulk_shared_vectors(chunk, K * T, true)] : padding_vector<Op>());
-            }
-            row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[p * STAGE_VECTORS]), zero);
-            if (p * STAGE >= saved_end - saved_begin - K * T) continue;  // the same for all threads
-            async_proxy_fence();
-            __syncthreads();  // all threads have taken the stage
-            if (thread == 0) copy_stage(saved_begin, saved_end, K * T + p * STAGE, p * STAGE, &stage_barriers[p]);
-        }
-    }
+    for (int k = 0; k < K; k += STAGE_VECTORS) row.op.accumulate(partial, reinterpret_cast<const Operands<R>(&)[STAGE_VECTORS]>(operands[k]), zero);
     auto fetch = [&](Operands<R>(&stage)[STAGE_VECTORS], int from, int smem_vectors) {
-        const int smem_capacity = bulk_shared_vectors(chunk, K * T, THROUGH_SHARED);
+        const int smem_capacity = max(chunk - K * T, 0);
         const uint4* stored = reinterpret_cast<const uint4*>(dynamic) + thread;
 #pragma unroll
         for (int u = 0; u < STAGE_VECTORS; ++u)
@@ -177,7 +134,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     if (OVER_GRID && thread == 0) saved_tag = tag;
     partial = block_reduce<T>(row.op, partial, warp_partials[0]);
     if (OVER_GRID) {
-        uint4* slots = workspace->slots + int64_t(blockIdx.x / unsigned(size)) * size;
+        Slot* slots = workspace->slots + int64_t(blockIdx.x / unsigned(size)) * size;
         if (thread == 0) publish(slots + saved_rank, partial, tag, workspace);
         partial = block_reduce<T>(row.op, gather(row.op, slots, size, saved_tag, max_polls, timed_out), warp_partials[1]);
         if (timed_out) {  // uses nothing that is in registers or shared memory, but reads the chunk again

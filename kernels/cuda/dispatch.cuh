@@ -117,7 +117,7 @@ private:
         return select_cluster<Op>(p, [&](auto k, auto max_threads) {
             const auto kernel =
                 no_edges ? cluster<Op, k.value, max_threads.value, !KEEP_IN_L2, KEEP_IN_L2> : cluster<Op, k.value, max_threads.value, false, KEEP_IN_L2>;
-            const Stagger stagger = launcher.stagger(kernel, p.threads, 0, true, M, p);
+            const Stagger stagger = launcher.stagger(kernel, p.threads, 0, true, M, p, R);
             launcher.launch(kernel, M * p.per_row, p.threads, 0, p.per_row, t, p.per_row, p.base_alignment, stagger);
         });
     }
@@ -138,16 +138,13 @@ private:
         return select<4 / R, SPLIT_VECTORS<Op> / R>(p.vectors, [&](auto k) { with(split<Op, k.value, false, false, KEEP_IN_L2>); });
     }
 
-    size_t bulk_shared() const { return size_t(bulk_shared_vectors(chunk(), p.vectors * p.threads, p.tier_option)) * R * VECTOR_BYTES; }
+    size_t bulk_shared() const { return size_t(std::max(0, chunk() - p.vectors * p.threads)) * R * VECTOR_BYTES; }
 
     bool cluster_bulk() {
         return select_bulk<Op, false>(p, [&](auto thread_vectors, auto threads) {
-            auto kernel = bulk<Op, thread_vectors.value, threads.value, false, KEEP_IN_L2, false>;
-            if constexpr (R == 2) {
-                if (p.tier_option) kernel = bulk<Op, thread_vectors.value, threads.value, false, KEEP_IN_L2, true>;
-            }
+            const auto kernel = bulk<Op, thread_vectors.value, threads.value, false, KEEP_IN_L2>;
             const size_t shared = bulk_shared();
-            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, true, M, p);
+            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, true, M, p, R);
             launcher.launch(kernel, M * p.per_row, p.threads, shared, p.per_row, t, p.per_row, chunk(), p.base_alignment, 0, nullptr, stagger);
         });
     }
@@ -155,9 +152,9 @@ private:
     bool split_bulk() {
         if (!launcher.has_workspace(M * p.per_row)) return true;
         return select_bulk<Op, true>(p, [&](auto thread_vectors, auto threads) {
-            const auto kernel = bulk<Op, thread_vectors.value, threads.value, true, KEEP_IN_L2, false>;
+            const auto kernel = bulk<Op, thread_vectors.value, threads.value, true, KEEP_IN_L2>;
             const size_t shared = bulk_shared();
-            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p);
+            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p, R);
             launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.base_alignment, p.max_polls, launcher.workspace, stagger);
         });
     }

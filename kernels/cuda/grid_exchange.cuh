@@ -1,7 +1,8 @@
 // How the CTAs of a row exchange their Partials through global memory, wherever on the device they run.
 //
 // Each CTA publishes its Partial in a slot. A slot has two 8-byte halves; each has a value and a tag, and is written as a whole. A reader that
-// sees both tags has both values, so no fence is needed. The tag is the number of launches that have used this workspace. So slots are never
+// sees both tags has both values, so no fence is needed. All CTAs of a row poll its slots. Slots that share a cache line delay each other, so each
+// slot has two lines for itself. The tag is the number of launches that have used this workspace. So slots are never
 // cleared, and a CUDA graph can be replayed. The count is on the device. Each CTA adds 1 to it, and CTA 0 adds what makes the launch's total
 // exactly 2^32. So the high half steps when the last CTA has finished, and not before.
 //
@@ -17,11 +18,14 @@ namespace softbench {
 
 constexpr int REREAD_VECTORS = 4;  // vectors that a thread has in flight when it reads a row or a chunk again
 
+// The Partial of one CTA of one row.
+struct alignas(2 * LINE_BYTES) Slot {
+    uint4 words;  // {maximum, tag, sum, tag}
+};
 // What launches on one stream share; the host sets it to zero once.
 struct Workspace {
-    unsigned long long launches;      // high half: finished launches; low half: CTAs of the current launch that have finished
-    unsigned long long reserved[15];  // the counter has a cache line without slots
-    uint4 slots[1];                   // {maximum, tag, sum, tag} of each CTA of each row
+    unsigned long long launches;  // high half: finished launches; low half: CTAs of the current launch that have finished
+    Slot slots[1];
 };
 
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* p) {
@@ -30,12 +34,12 @@ __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long l
     return v;
 }
 __device__ __forceinline__ void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-__device__ __forceinline__ uint4 load_slot(const uint4* slot) {
+__device__ __forceinline__ uint4 load_slot(const Slot* slot) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(slot) : "memory");
     return v;
 }
-__device__ __forceinline__ void store_slot(uint4* slot, Partial partial, uint32_t tag) {
+__device__ __forceinline__ void store_slot(Slot* slot, Partial partial, uint32_t tag) {
     asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(slot), "r"(__float_as_uint(partial.maximum)), "r"(tag),
                  "r"(__float_as_uint(partial.sum)), "r"(tag)
                  : "memory");
@@ -43,7 +47,7 @@ __device__ __forceinline__ void store_slot(uint4* slot, Partial partial, uint32_
 
 
 // Called by one thread: stores the CTA's Partial and counts the CTA as finished. After that, the launch must not read its tag again.
-__device__ __forceinline__ void publish(uint4* slot, Partial partial, uint32_t tag, Workspace* workspace) {
+__device__ __forceinline__ void publish(Slot* slot, Partial partial, uint32_t tag, Workspace* workspace) {
     store_slot(slot, partial, tag);
     atomicAdd(&workspace->launches, blockIdx.x == 0 ? (1ull << 32) - (gridDim.x - 1) : 1ull);
 }
@@ -54,7 +58,7 @@ __device__ __forceinline__ uint32_t launch_tag(const Workspace* workspace) {
 
 // Called by all threads: merges the slots that this thread polls. `timed_out` becomes 1 if a slot did not get its tag.
 template <typename Op>
-__device__ __forceinline__ Partial gather(const Op& op, const uint4* slots, int ctas, uint32_t tag, int max_polls, int& timed_out) {
+__device__ __forceinline__ Partial gather(const Op& op, const Slot* slots, int ctas, uint32_t tag, int max_polls, int& timed_out) {
     Partial partial = Op::identity();
     for (int other = threadIdx.x; other < ctas; other += blockDim.x) {
         uint4 slot = load_slot(slots + other);

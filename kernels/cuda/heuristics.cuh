@@ -16,8 +16,9 @@ constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
 constexpr int THIRD_OF_SM_VECTORS = 4700;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
-constexpr int SMALL_CLUSTER_CTA_VECTORS = 5800, CLUSTER_CTA_VECTORS = 10900;  // of a gradient's CTA in tier cluster_bulk, of shorter and longer rows
+constexpr int SMALL_CLUSTER_CTA_VECTORS = 5800;  // of a gradient's CTA in tier cluster_bulk, of shorter rows
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
+constexpr int64_t SHORT_GRADIENT_BYTES = 4000000;  // of a row in both tensors
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 
@@ -39,7 +40,8 @@ inline Plan split_bulk_plan(int R, int thread_vectors, int threads, int64_t ctas
 
 // Rows split over CTAs anywhere on the device, with more CTAs than it holds, so that they wait for their rows at different times. Fewer CTAs of a
 // row exchange faster: two an SM hold more of the row in registers. Three an SM are better for few or shorter rows, and for 16-bit rows, which
-// compute the most. All CTAs of a row must run at the same time, as they exchange.
+// compute the most. If the device holds all rows of a gradient, they share all of it. All CTAs of a row must run at the same time, as they
+// exchange.
 inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R;
@@ -47,7 +49,8 @@ inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const int64_t ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
     const bool three_an_sm = R == 1 && (is_16_bit || row_vectors <= 57344 || M * row_vectors <= 5000000);
     if (d.clusters() && three_an_sm && ctas_at_3 <= 3 * d.sms) return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas_at_3);
-    if (d.clusters() && ctas_at_2 <= 2 * d.sms) return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ctas_at_2);
+    if (d.clusters() && ctas_at_2 <= 2 * d.sms)
+        return split_bulk_plan(R, 24, SPLIT_THREADS / 2, R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2);
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(row_vectors, SPLIT_CTA_VECTORS)));
 }
 
@@ -99,13 +102,9 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
         found.per_row = int(std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(row_vectors, cta_vectors)));
         return found;
     };
+    if (R == 2 && M >= 32 && row_vectors > MAX_CLUSTER * SMALL_CLUSTER_CTA_VECTORS && row_vectors <= (M > 64 ? 115000 : 130000))
+        return of_ctas(ceil_div<int64_t>(row_vectors, 12));  // a GPC of 18 SMs holds three such clusters
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(SMALL_CLUSTER_CTA_VECTORS);
-    if (R == 2 && M > 24 && row_vectors > 115000 && row_vectors <= 130000) return of_ctas(CLUSTER_CTA_VECTORS);
-    if (R == 2 && M > (row_vectors > 158000 ? 11 : 24) && row_vectors > 150000 && row_vectors <= 211000) {
-        Plan found = of_ctas(10600);  // at most 13200, of which an SM holds two
-        found.tier_option = 1;        // loads to registers would leave them too little L1
-        return found;
-    }
     if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
     if (R == 1 && is_16_bit && M >= 56 && M <= 112 && row_vectors > 43000 && row_vectors <= 54000)
@@ -150,7 +149,6 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
         return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
     if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1)
         return is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_bulk_plan(R, 8, SPLIT_THREADS, 2 * d.sms / M);
-    if (per_sm <= 18400 && R == 2) return split_plan(vectors, R, 8, SPLIT_THREADS / 2, ctas);
     return split_any_plan(M, vectors, R, is_16_bit);
 }
 
@@ -206,9 +204,8 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
             if (row_vectors <= 25100) return cluster_plan(vectors, R, 8, 224);
             if (row_vectors <= 34000) return cluster_plan(vectors, R, 8, 512);
             if (row_vectors <= 49152) return cluster_plan(vectors, R, 12, 256);
-            const int64_t cta_vectors = row_vectors <= MAX_CLUSTER * SMALL_CLUSTER_CTA_VECTORS ? SMALL_CLUSTER_CTA_VECTORS : CLUSTER_CTA_VECTORS;
-            const int ctas = int(ceil_div(row_vectors, cta_vectors));
-            if (row_vectors <= 125000) return {CLUSTER_BULK, 12, CLUSTER_BULK_THREADS, ctas, 0, LINE_ALIGNMENT, 0};
+            if (row_vectors <= 65536)
+                return {CLUSTER_BULK, 12, CLUSTER_BULK_THREADS, int(ceil_div<int64_t>(row_vectors, SMALL_CLUSTER_CTA_VECTORS)), 0, LINE_ALIGNMENT, 0};
             if (row_vectors <= 140000) return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ceil_div<int64_t>(row_vectors, 9300));
         } else if (vectors <= 2048 || (whole_vectors && vectors >= 3600 && vectors <= 4096)) return block;
     }
@@ -216,13 +213,15 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth, and a third more for tier split_bulk. Launches of a few microseconds start all rows together.
-inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes) {
+// one row at its peak bandwidth. It is a third more for tier split_bulk, but not for its gradients up to SHORT_GRADIENT_BYTES. Launches of a few
+// microseconds start all rows together.
+inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
     if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
-    return int(std::min(p.tier == SPLIT_BULK ? 4 * cycles / 3 : cycles, 1e8));
+    const bool third_more = p.tier == SPLIT_BULK && !(R == 2 && bytes <= SHORT_GRADIENT_BYTES);
+    return int(std::min(third_more ? 4 * cycles / 3 : cycles, 1e8));
 }
 
 // The plan of a launch.
@@ -249,7 +248,7 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
     if (R == 2 && M <= device().sms && bytes < FEW_BYTES) return few_short_gradients_plan(vectors);
     Plan found = M <= FEW_ROWS && bytes >= FEW_BYTES ? few_rows_plan(M, vectors, R, Op::E == 2) : many_rows_plan(M, vectors, R, whole_vectors, Op::E == 2);
     if (Op::HAS_TARGET && found.tier == SPLIT && found.vectors > 4) found = split_plan(vectors, R, 4, found.threads, found.per_row);
-    found.stagger_cycles = stagger_cycles(found, M, bytes * R);
+    found.stagger_cycles = stagger_cycles(found, M, bytes * R, R);
     return found;
 }
 

@@ -20,8 +20,7 @@ extern "C" struct SoftbenchPlan {
     int vectors;         // of each tensor, that a thread has in registers (staged: elements a lane; sub_warp, aligned: accesses a lane)
     int threads;         // of a CTA
     int per_row;         // what shares a row: lanes (sub_warp, staged), CTAs (cluster, split and the bulk tiers), 1 for a warp and 0 for a CTA (generic)
-    int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory; warp: rows of a warp;
-                         // cluster_bulk of gradients: 1 if registers are filled through shared memory
+    int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory; warp: rows of a warp
     int base_alignment;  // bytes: rows count their vectors from a base so aligned, 16 or 128 (sub_warp, aligned: the bytes of an access)
     int max_polls;       // split, split_bulk: polls until a CTA reduces the whole row itself; negative: it always does
     int stagger_cycles;  // cycles between the starts of the first rows; 0: all start together

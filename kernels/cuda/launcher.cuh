@@ -11,6 +11,8 @@
 
 namespace softbench {
 
+constexpr int64_t ONE_WAVE_STAGGER_BYTES = 32 << 20;  // of all tensors read: a gradient that the device holds at once is staggered from here on
+
 struct Launcher {
     cudaStream_t stream;
     Workspace* workspace;
@@ -20,7 +22,7 @@ struct Launcher {
     cudaError_t error = cudaSuccess;
 
     bool has_workspace(int64_t slots) {
-        int64_t bytes = int64_t(sizeof(Workspace)) + slots * int64_t(sizeof(uint4));
+        int64_t bytes = int64_t(sizeof(Workspace)) + slots * int64_t(sizeof(Slot));
         if (workspace_bytes < bytes) missing_bytes = bytes;
         return missing_bytes == 0;
     }
@@ -40,9 +42,10 @@ struct Launcher {
         error = cudaLaunchKernelEx(&config, kernel, P(arguments)...);
     }
 
-    // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by a stagger; CTAs anywhere on
-    // the device do not. A stagger is only a hint: if the driver does not say how many rows fit, all rows start together.
-    template <typename... P> Stagger stagger(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p) {
+    // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by it. Without clusters, large
+    // gradients gain by a third of it, and other launches were faster without. It is only a hint: if the driver does not say how many rows fit,
+    // all rows start together. `reads`: the tensors that are read.
+    template <typename... P> Stagger stagger(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p, int reads) {
         cluster = cluster && p.per_row > 1;
         if (p.stagger_cycles <= 0 || !prepare(kernel, shared, cluster && p.per_row > 8)) return {0, 0};
         static std::mutex mutex;
@@ -66,7 +69,8 @@ struct Launcher {
             else cudaGetLastError();
         }
         const int rows = cluster ? found->second : found->second / p.per_row;
-        return !cluster && M <= rows ? Stagger{0, 0} : Stagger{rows, p.stagger_cycles};
+        if (cluster || M > rows) return {rows, p.stagger_cycles};
+        return {rows, reads == 2 && 2 * tensor_bytes >= ONE_WAVE_STAGGER_BYTES ? p.stagger_cycles / 3 : 0};
     }
 
 private:

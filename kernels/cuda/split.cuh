@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     if (ctas > 1) {
         if (thread == 0) tag = tag_register;
         partial = block_reduce<SPLIT_THREADS>(row.op, partial, warp_partials[0]);
-        uint4* slots = workspace->slots + int64_t(index) * ctas;
+        Slot* slots = workspace->slots + int64_t(index) * ctas;
         if (thread == 0) publish(slots + cta, partial, tag, workspace);
         partial = block_reduce<SPLIT_THREADS>(row.op, gather(row.op, slots, ctas, tag, max_polls, timed_out), warp_partials[1]);
         recompute = timed_out;

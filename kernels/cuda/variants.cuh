@@ -113,9 +113,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
         case SPLIT_BULK:
             return device().major >= 9 && p.base_alignment == LINE_ALIGNMENT && (p.tier == SPLIT_BULK || p.per_row <= MAX_CLUSTER) &&
                    (p.tier == SPLIT_BULK ? select_bulk<Op, true>(p, [](auto, auto) {}) : select_bulk<Op, false>(p, [](auto, auto) {})) &&
-                   (p.tier_option == 0 || (p.tier_option == 1 && p.tier == CLUSTER_BULK && R == 2)) &&
-                   int64_t(R) * bulk_shared_vectors(int(round_up<int64_t>(chunk, LINE_VECTORS)), p.vectors * p.threads, p.tier_option) * VECTOR_BYTES <=
-                       device().shared_block - 2048;
+                   R * (round_up<int64_t>(chunk, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             if (p.vectors != 4 / R && p.vectors != SPLIT_VECTORS<Op> / R &&
                 !(p.vectors == 2 / R && p.tier_option == 0 && round_up<int64_t>(chunk, LINE_VECTORS) <= p.vectors * p.threads))

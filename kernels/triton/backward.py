@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .cluster_exchange import cluster_arrive_sum, cluster_exchange_sum
 from .generic import dot_terms
-from .grid_exchange import count_program, grid_exchange_sum, launch_tag, prefetch_slots, slot_word
+from .grid_exchange import SLOT_WORDS, count_program, grid_exchange_sum, launch_tag, prefetch_slot, slot_word
 from .packed_io import edge_columns, load_tiles, output_pointers, rounded, row_vectors, word_pointers
 from .smem_tiles import copy_pair_to_smem, smem_dots, write_smem_gradient
 from .softmax_ops import dot_product, gradient, late_zero, rematerialize, thread_dots, write_gradient
@@ -139,7 +139,7 @@ def backward_split(
     TILES: tl.constexpr, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
     MAX_CTAS: tl.constexpr, READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
-    """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS a row, and `ctas` > 1.
+    """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS * SLOT_WORDS int64 a row, and `ctas` > 1.
 
     READ_TWICE: how many tiles that are read twice are in flight at once, or 0. step: READ_TWICE * THREADS. As an argument, it keeps the
     compiler from loading more at once, for which there are no registers.
@@ -169,9 +169,13 @@ def backward_split(
         inside = row_edges & (start == 0)[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
+    row_slots = slots + row_number.to(tl.int64) * (MAX_CTAS * SLOT_WORDS)
+    own_slot = row_slots + rank * SLOT_WORDS
+    if DTYPE == tl.float32:  # before the tag is read, and in 16 bits after it: else ptxas of Triton 3.9 spills
+        prefetch_slot(own_slot)
     tag = launch_tag(counter, THREADS)
-    row_slots = slots + row_number.to(tl.int64) * MAX_CTAS
-    prefetch_slots(row_slots, ctas, MAX_CTAS, False, THREADS)
+    if DTYPE != tl.float32:
+        prefetch_slot(own_slot)
     terms = thread_dots(dy, y, DTYPE, LOG)
     if SMEM_TILES > 0:
         terms += smem_dots(smem, SMEM_TILES, THREADS, DTYPE, LOG)
@@ -184,7 +188,7 @@ def backward_split(
     chunk_dot = tl.sum(terms, 1)
     if BASE_ALIGNMENT > 0:
         chunk_dot += tl.sum(dot_terms(dy_edge, y_edge, LOG), 1)
-    tl.store(slots + row * MAX_CTAS + rank, slot_word(tag, chunk_dot))
+    tl.store(own_slot + tl.arange(0, 1), slot_word(tag, chunk_dot))
     count_program(counter, tag, programs)
     timed_out, row_dot = grid_exchange_sum(row_slots, tag, ctas, MAX_CTAS, THREADS)
     if timed_out != 0:  # reduce the whole row again, from dy and y

@@ -37,6 +37,7 @@ from .generic import (
     tile_of_rows,
     warps,
 )
+from .grid_exchange import SLOT_WORDS
 from .heuristics import choose
 from .interpreter import interpreted_number, round_to_nearest
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, row_distance, staged_bytes
@@ -279,7 +280,7 @@ def _split(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) ->
     sizes = plan.split_ctas, chunk, programs, read_twice * plan.threads if problem.backward else extra_tiles
     arguments = *_strides_and_N(problem, plan, strides), *sizes, *stagger(problem, plan), *constants
     kernel = backward_split if problem.backward else forward_split
-    return PreparedLaunch(kernel, programs, arguments, _options(plan), slots=problem.M * max_ctas * (1 if problem.backward else 2))
+    return PreparedLaunch(kernel, programs, arguments, _options(plan), slots=problem.M * max_ctas * SLOT_WORDS.value)
 
 
 PREPARE: dict[str, Callable[[Problem, Plan, tuple[int, ...], bool], PreparedLaunch]] = {

@@ -23,7 +23,7 @@ import triton.language as tl
 from .block_reduce import block_reduce
 from .cached_exponentials import exponential_sum, exponentials, init_partial_cached, row_max, write_exponentials
 from .cluster_exchange import cluster_arrive, cluster_exchange
-from .grid_exchange import count_program, grid_exchange, launch_tag, prefetch_slots, publish
+from .grid_exchange import SLOT_WORDS, count_program, grid_exchange, launch_tag, prefetch_slot, publish
 from .packed_io import edge_columns, load_tiles, output_pointers, padding, rounded, row_vectors, word_pointers
 from .smem_tiles import accumulate_smem, copy_to_smem, write_smem
 from .softmax_ops import (
@@ -211,7 +211,8 @@ def forward_split(
     """A row `ctas` programs, each with `chunk` vectors: TILES tiles in registers, SMEM_TILES in shared memory. MAX_CTAS = 1: `ctas` is 1.
 
     READ_TWICE: the chunk is longer than that. Its other `extra_tiles` tiles are read again to be written, from L2 if they are still there.
-    counter: an int64 that only these kernels write. slots: 2 * MAX_CTAS int64 a row, which may hold anything but this launch's tag.
+    counter: an int64 that only these kernels write. slots: MAX_CTAS * SLOT_WORDS int64 a row, which may hold anything but this
+    launch's tag.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     OUT: tl.constexpr = y_ptr.dtype.element_ty
@@ -240,8 +241,8 @@ def forward_split(
         edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
     if MAX_CTAS > 1:
         tag = launch_tag(counter, THREADS)
-        row_slots = slots + row_number.to(tl.int64) * (2 * MAX_CTAS)
-        prefetch_slots(row_slots, ctas, MAX_CTAS, True, THREADS)
+        row_slots = slots + row_number.to(tl.int64) * (MAX_CTAS * SLOT_WORDS)
+        prefetch_slot(row_slots + rank * SLOT_WORDS)
     if CACHED:
         thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
     else:
@@ -262,7 +263,7 @@ def forward_split(
         m, s = merge(m, s, edge, exp_fast(edge - finite_or_zero(edge)), scale)
     m, s = block_reduce(m, s, scale)
     if MAX_CTAS > 1:
-        publish(slots + row * (2 * MAX_CTAS) + rank * 2, tag, m, s, THREADS)
+        publish(slots + (row * MAX_CTAS + rank) * SLOT_WORDS, tag, m, s, THREADS)
         count_program(counter, tag, programs)
         timed_out, row_m, row_s = grid_exchange(row_slots, tag, ctas, scale, MAX_CTAS, THREADS)
         m = row_m + tl.zeros((1, THREADS), tl.float32)

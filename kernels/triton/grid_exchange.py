@@ -2,6 +2,7 @@
 
 Each program publishes its partial result with the launch's tag in its slot, and polls the slots of the row's other programs. The tag is the
 epoch, the high half of a counter in the workspace. The device steps it once a launch, so a CUDA graph may replay the launch.
+Slots that share a cache line delay each other, so each slot has two lines for itself (SLOT_WORDS).
 
 A program that has polled MAX_POLLS times in vain reduces the whole row itself: the other programs may not even run. So no cooperative
 launch and no co-residency is needed, and no order of programs can hang the launch. But a kernel must not write its input, and never runs
@@ -18,6 +19,9 @@ from .packed_io import INTERPRETED
 from .softmax_ops import MINUS_INFINITY, exp_factor, exp_fast, finite_or_zero
 
 MAX_POLLS = tl.constexpr(1 if INTERPRETED.value else 1 << 15)
+
+SLOT_WORDS = tl.constexpr(32)
+"""int64 words from one program's slot to the next. A forward writes two of them, a backward one."""
 
 # A thread polls one slot until it has the tag, at most MAX_POLLS times. Inputs: address, tag, whether the slot exists.
 POLL_SUM = tl.constexpr(
@@ -74,12 +78,9 @@ def slot_value(word):
 
 
 @triton.jit
-def prefetch_slots(slots, ctas, MAX_CTAS: tl.constexpr, PAIRS: tl.constexpr, THREADS: tl.constexpr):
-    """Fetches the row's slots into L2 while other loads are in flight. Otherwise the first poll would wait for memory."""
-    WORDS: tl.constexpr = 2 if PAIRS else 1
-    for u in tl.static_range((MAX_CTAS + THREADS - 1) // THREADS):
-        peer = tl.arange(0, THREADS) + u * THREADS
-        tl.load(slots + peer * WORDS, mask=peer < ctas, other=0, volatile=True)
+def prefetch_slot(slot):
+    """Fetches this program's slot into L2 while other loads are in flight. Otherwise the first polls would wait for memory."""
+    tl.load(slot + tl.arange(0, 1), volatile=True)
 
 
 @triton.jit
@@ -101,7 +102,8 @@ def _gather(warps: int, factor: str = LOG2E_BITS) -> tl.constexpr:
     whether any poll timed out.
     """
     poll = (
-        "setp.ge.u32 p, peer, $5; @p bra DONE; mul.wide.u32 place, peer, 16; add.u64 place, place, $3; mov.u32 tries, 0;"
+        f"setp.ge.u32 p, peer, $5; @p bra DONE; mul.wide.u32 place, peer, {8 * SLOT_WORDS.value};"
+        " add.u64 place, place, $3; mov.u32 tries, 0;"
         " {0}: ld.relaxed.gpu.global.v4.u32 {{bits, tag, sign, other}}, [place];"
         " setp.eq.u32 p, tag, $4; setp.eq.and.u32 p, other, $4, p; @p bra GOT_{0};"
         f" add.u32 tries, tries, 1; setp.lt.u32 p, tries, {MAX_POLLS.value}; @p bra {{0}};"
@@ -133,13 +135,13 @@ SCALED_2, SCALED_4, SCALED_8, SCALED_16, SCALED_32 = (_gather(warps, "$6") for w
 def grid_exchange(slots, tag, ctas, scale, MAX_CTAS: tl.constexpr, THREADS: tl.constexpr):
     """(timed_out, max, sum), scalars: 0 and the row's merged result, or 1 if a poll timed out.
 
-    `slots`: the row's pairs of words, `ctas` <= MAX_CTAS of them. Each thread polls its own slots. If all warps polled all slots, the few
+    `slots`: those of the row, `ctas` <= MAX_CTAS of them. Each thread polls its own slots. If all warps polled all slots, the few
     lines that hold them would be busy. What a poll reads is what is merged.
     """
     if INTERPRETED:  # programs run one after the other: a single poll decides
         peer = tl.arange(0, MAX_CTAS)
-        first = tl.load(slots + peer * 2, mask=peer < ctas, other=0)
-        second = tl.load(slots + peer * 2 + 1, mask=peer < ctas, other=0)
+        first = tl.load(slots + peer * SLOT_WORDS, mask=peer < ctas, other=0)
+        second = tl.load(slots + peer * SLOT_WORDS + 1, mask=peer < ctas, other=0)
         missing = (peer < ctas) & (((first >> 32) != tag) | ((second >> 32) != tag))
         maximum = tl.where(peer < ctas, slot_value(first), MINUS_INFINITY)
         total = tl.where(peer < ctas, slot_value(second), 0.0)
@@ -170,7 +172,7 @@ def grid_exchange_sum(slots, tag, ctas, MAX_CTAS: tl.constexpr, THREADS: tl.cons
     timed_out = tl.zeros((THREADS,), tl.int32)
     for u in tl.static_range((MAX_CTAS + THREADS - 1) // THREADS):
         peer = tl.arange(0, THREADS) + u * THREADS
-        place = slots + peer
+        place = slots + peer * SLOT_WORDS
         if INTERPRETED:
             word = tl.load(place, mask=peer < ctas, other=0)
             timed_out = timed_out | ((peer < ctas) & ((word >> 32) != tag)).to(tl.int32)

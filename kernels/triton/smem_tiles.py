@@ -27,6 +27,9 @@ COPY_KEEP_IN_L2 = tl.constexpr(
     "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
     " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
 )
+# A thread's own value, by way of the warp's shuffle. ptxas then keeps it in a register of the thread. If an address is partly in a uniform
+# register, ptxas 12.8 to 13.0 makes a copy with a policy an illegal instruction.
+OWN_VALUE = tl.constexpr("{ .reg .u32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }")
 # Two vectors of 8 bytes, or the last one. A copy of 16 bytes with a size of 8 also reads the others, which may lie behind the tensor.
 COPY_8 = tl.constexpr(
     "{ .reg .pred p, q; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8; @p cp.async.cg.shared.global [$1], [$2], 16;"
@@ -89,6 +92,8 @@ def begin_copy(smem, words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.co
     left = (end - start)[:, None] - t * VECTORS
     address = (words[:, None] + (start[:, None] + t * VECTORS) * WORDS).to(tl.int64)
     at = smem + t * 16
+    if KEEP_IN_L2:
+        at = tl.inline_asm_elementwise(OWN_VALUE, "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1)
     for h in tl.static_range(SMEM_TILES):
         if WORDS == 4:
             size = tl.where(left > h * THREADS, 16, 0)

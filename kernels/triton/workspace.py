@@ -8,8 +8,8 @@ from ..common.allocation import persistent_zeros
 
 _workspaces: dict[tuple[int, int, str], tuple[int, torch.Tensor, torch.Tensor]] = {}
 """By device, stream and purpose: the number of words, and the two views of them. Slicing again would cost each launch some microseconds."""
-COUNTER_WORDS = 16  # the counter has a 128-byte line for itself
-MIN_WORDS = 1 << 14
+COUNTER_WORDS = 32  # the counter and each slot have two cache lines of 128 bytes for themselves
+MIN_WORDS = 1 << 17
 
 
 def workspace(device: torch.device, words: int, purpose: str = "") -> tuple[torch.Tensor, torch.Tensor]:

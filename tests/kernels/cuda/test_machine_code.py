@@ -211,20 +211,6 @@ def test_undefined_descriptors_are_found_in_sass():
     ]
 
 
-@needs_nvcc
-@needs_cuobjdump
-@pytest.mark.parametrize("part", [pytest.param(part, marks=pytest.mark.slow if few_cores() else ()) for part in (5, 7)])
-def test_reads_end_before_copies_to_the_same_place(compiled, part):
-    """A barrier does not order them: bulk.cuh, THROUGH_SHARED."""
-    cubin, _ = compiled("sm_90a", "softmax", part)
-    names = [name for name in disassemble.resources(cubin) if re.search(r"4bulkI.*ELb1EEEvNS_7Tensors", name)]
-    assert len(names) == 2
-    for text in disassemble.sass(cubin, names).split("Function : ")[1:]:
-        order = re.findall(r"\b(BAR\.SYNC|FENCE\.VIEW\.ASYNC|UBLKCP)\b", text.partition("BAR.RED")[2])
-        kinds = [kind for kind, later in zip(order, [*order[1:], ""], strict=True) if kind != later]
-        assert kinds[:18] == ["FENCE.VIEW.ASYNC", "BAR.SYNC", "UBLKCP"] * 6
-
-
 @pytest.mark.slow
 @needs_nvcc
 @needs_cuobjdump

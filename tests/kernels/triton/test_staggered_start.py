@@ -23,10 +23,17 @@ def test_rows_that_exceed_the_device_are_staggered():
     assert stagger(backward, replace(SPLIT, threads=128, registers=96, smem_tiles=10)) == (5 * 132 // 56, int(2 * row / 2500 * 4 / 3))
 
 
-def test_rows_that_fit_the_device_are_staggered_only_on_clusters():
+def test_forwards_that_fit_the_device_are_staggered_only_on_clusters():
     few = replace(PROBLEM, M=9)
     assert stagger(few, SPLIT) == (0, 0)
     assert stagger(few, CLUSTER) == stagger(PROBLEM, CLUSTER)
+
+
+def test_large_gradients_of_one_wave_are_staggered_by_a_third():
+    gradient, row = replace(PROBLEM, backward=True, M=8), 2 * (1 << 20) * 4
+    plan = replace(SPLIT, threads=128, registers=96, smem_tiles=10)
+    assert stagger(gradient, plan) == (5 * 132 // 56, int(row / 2500 / 3))
+    assert stagger(replace(gradient, M=3), plan) == (0, 0)  # less than 32 MiB
 
 
 @given(problems, st.floats(0, 1e5))

@@ -32,6 +32,6 @@ def test_launches_of_one_stream_share_a_workspace_that_grows(allocations):
     assert allocations == [workspace.MIN_WORDS, 2 * workspace.MIN_WORDS + workspace.COUNTER_WORDS]
 
 
-def test_counter_has_its_own_line(allocations):
+def test_counter_has_lines_of_its_own(allocations):
     counter, slots = workspace.workspace(torch.device("cuda", 0), 100)
-    assert slots.data_ptr() - counter.data_ptr() == 128
+    assert slots.data_ptr() - counter.data_ptr() == 256
