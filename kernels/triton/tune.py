@@ -5,7 +5,7 @@ the heuristics' choice unless another plan is at least 1 % faster. It reports an
 softmax. It takes CHUNK cells at a time: several processes compile their kernels, and then one measures. Compilation takes most of the time.
 
 --only measures part of the grid and leaves the table's other lines unchanged. --most tries only the first plans of a cell, and the plan
-that the cell's line has. Each line is written as soon as its cell is measured.
+that the cell's line has. Each line is written as soon as its cell is measured, so Ctrl-C loses none. Its exit code is 130.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ FINALISTS, ROUNDS = 6, 4  # plans of a cell that are measured again, and how oft
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 SPECIALIZED = 16  # Triton compiles separate kernels for integers that this divides.
 MAX_ELEMENTS = 1 << 30  # of a tensor, to leave memory to other processes.
-
 
 Cell = tuple[bool, torch.dtype, int, int]
 """(backward, dtype, M, N)"""
@@ -173,24 +172,30 @@ def measure(
 
     Returns:
         The number of cells measured, and the number of lines in the file.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; its argument is the number of cells measured, whose lines are in the file.
     """
     table: Table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if output.is_file() else [])}
     measured: Table = {}
     failed: Table = {}
-    for number, cell in enumerate(cells(only)):
-        if number % CHUNK == 0:
-            compile_cells(number)
-        try:
-            line = measure_cell(*cell, most, table)
-        except NoPlanError as error:
-            print(error, file=sys.stderr, flush=True)
-            if error.bucket in table:
-                failed[error.bucket] = table[error.bucket]
-            continue
-        measured[line[:3]] = table[line[:3]] = line
-        _write(output, table)
-    if not only:
-        _write(output, table := failed | measured)
+    try:
+        for number, cell in enumerate(cells(only)):
+            if number % CHUNK == 0:
+                compile_cells(number)
+            try:
+                line = measure_cell(*cell, most, table)
+            except NoPlanError as error:
+                print(error, file=sys.stderr, flush=True)
+                if error.bucket in table:
+                    failed[error.bucket] = table[error.bucket]
+                continue
+            measured[line[:3]] = table[line[:3]] = line
+            _write(output, table)
+        if not only:
+            _write(output, table := failed | measured)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(len(measured)) from None
     return len(measured), len(table)
 
 
@@ -290,7 +295,12 @@ def main() -> None:
             print(f"{failed} of {given.parts} compilers failed; the measurement compiles what they left", file=sys.stderr, flush=True)
 
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
-    measured, lines = measure(output, given.only, given.most, compile_cells)
+    try:
+        measured, lines = measure(output, given.only, given.most, compile_cells)
+    except KeyboardInterrupt as stop:
+        kept = f"their plans are in {output}; --only WORDS measures some of the others" if stop.args[0] else f"{output} is as it was"
+        print(f"interrupted; {stop.args[0]} of {total} cells measured, {kept}", file=sys.stderr)
+        sys.exit(130)
     print(f"{measured} cells measured, {lines} plans in {output}")
     if not measured:
         sys.exit(1)

@@ -82,7 +82,7 @@ def test_an_interrupted_tune_keeps_new_and_old_lines(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "cells", lambda only: [("cell",), ("broken",)] if only == "cut" else [("cell",)])
     file.parent.mkdir()
     file.write_text(json.dumps(old))
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="1"):
         tune.measure(file, "cut")
     assert json.loads(file.read_text()) == [old[0], list(new)]
     assert tune.measure(file, "some") == (1, 2)
@@ -155,8 +155,10 @@ def test_the_command_line_starts_and_ends_compilers_of_each_chunk(monkeypatch, t
     Compiler.started, Compiler.ended = [], []
     if interrupted:
         monkeypatch.setattr(Compiler, "wait", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(SystemExit, match="130"):
             tune.main()
+        file = tmp_path / "mine.json"
+        assert capsys.readouterr().err == f"interrupted; 0 of {tune.CHUNK + 1} cells measured, {file} is as it was\n"
     else:
         tune.main()
         told = capsys.readouterr()
