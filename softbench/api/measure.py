@@ -100,7 +100,7 @@ def run_gate(
     Both are measured now, interleaved. Undecided cells are measured again, in fresh process pairs.
 
     Args:
-        candidate, reference: as the backends of `compare`. The same one twice measures the noise.
+        candidate, reference: as the backends of `compare`. The same function or file twice measures the noise.
         margin: the slowdown that passes, as a fraction: .03 is 3 %.
         op, config, progress, options: as in `compare`.
         output: the folder of the measurements.
@@ -191,12 +191,14 @@ def checked(
 
     known_only(options, CheckOptions)
     with watched(progress=False):
+        if not isinstance(case, str):
+            raise UsageError(f"case: must be a pattern of names, not {case!r}")
         chosen = given(backends)
         if direction is None and any(split_function(split_alias(plugin)[1])[1] for plugin in chosen.plugins):
             direction = "forward"
         found = texts({**options, "dtype": dtype, "direction": direction})
         axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
-        asked = CheckRequest.of(layer(found, None, chosen), ",".join(operations(op) or ()), pattern=case, set=parameters, **axes)
+        asked = CheckRequest.of(layer(found, None, chosen), ",".join(operations(op) or (OPERATION,)), pattern=case, set=parameters, **axes)
         report = run_check(asked, lambda done, total: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

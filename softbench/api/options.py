@@ -1,8 +1,10 @@
-"""Arguments of Python as options of the command line: the same settings, the same errors, and the command that repeats a call."""
+"""Arguments of Python as options of the command line: the same settings, their errors, and the command that repeats a call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from types import UnionType
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 from softbench import __version__
 from softbench.api.backends import Given
 from softbench.core.case import Value, value_text
-from softbench.core.errors import UsageError
+from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.text import did_you_mean, one_line
 
 if TYPE_CHECKING:
@@ -64,6 +66,24 @@ class Options(GateOptions, total=False):
     profile: str
 
 
+@contextmanager
+def as_arguments() -> Iterator[None]:
+    """Errors name arguments in place of the flags of the command line. A command line in an error, after `softbench`, stays."""
+    try:
+        yield
+    except SoftbenchError as error:
+        text, *command = re.split(r"(?=softbench [a-z])", str(error), maxsplit=1)
+        error.args = ("".join([_FLAG.sub(lambda flag: _ARGUMENTS.get(flag[0], flag[0]), text), *command]),)
+        raise
+
+
+def path(value: object, argument: str) -> Path:
+    """The path of an argument. Raises UsageError for what is none."""
+    if not isinstance(value, str | PathLike):
+        raise UsageError(f"{argument}: must be a path, not {one_line(repr(value), 80)}")
+    return Path(value)
+
+
 def known_only(options: Mapping[str, object], kind: type) -> None:
     """Raises TypeError for an argument that is not of this kind, as Python does for its own functions."""
     names = get_type_hints(kind)
@@ -72,8 +92,15 @@ def known_only(options: Mapping[str, object], kind: type) -> None:
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as the command line has them: texts where it takes texts, numbers where it takes numbers."""
-    return {key: _READERS.get(key, _plain)(value) for key, value in options.items() if value is not None}
+    """The options as the command line has them: texts where it takes texts, numbers where it takes numbers.
+
+    Raises:
+        UsageError: a value is of another type, or has no item.
+    """
+    found = {key: _READERS.get(key, _plain)(value) for key, value in options.items() if value is not None}
+    if empty := [key for key, value in found.items() if key != "plugins" and isinstance(value, str | list) and not "".join(value)]:
+        raise UsageError(f"{empty[0]}: is empty; give a value, or leave it out")
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -85,11 +112,11 @@ def _timeouts(value: Any) -> str:
     return ",".join(f"{phase}={seconds}" for phase, seconds in value.items()) if isinstance(value, Mapping) else str(value)
 
 
-def _items(value: Any, kinds: type | UnionType, what: str) -> list[Any]:
+def _items(value: Any, kinds: type | UnionType, argument: str, what: str) -> list[Any]:
     """One value of these kinds, or several, as a list. Raises UsageError for others."""
     found = [value] if isinstance(value, kinds) or not isinstance(value, Iterable) else list(value)
     if wrong := [one for one in found if not isinstance(one, kinds)]:
-        raise UsageError(f"{one_line(repr(wrong[0]), 80)} is no {what}")
+        raise UsageError(f"{argument}: {one_line(repr(wrong[0]), 80)} is no {what}")
     return found
 
 
@@ -120,16 +147,20 @@ def _value(value: Any) -> str:
 
 
 def _parameter_sets(value: Any) -> list[str]:
-    return [_parameters(one) for one in _items(value, str | Mapping, "set of parameters; write {'scale': 0.7}")]
+    return [_parameters(one) for one in _items(value, str | Mapping, "set", "set of parameters; write {'scale': 0.7}")]
 
 
 def _plugins(value: Any) -> list[Path]:
-    return [Path(one) for one in _items(value, str | PathLike, "plugin file")]
+    return [Path(one) for one in _items(value, str | PathLike, "plugins", "plugin file")]
 
 
 def operations(op: Operations) -> list[str] | None:
-    """The values of `--op`; None without an operation. Raises UsageError for what is neither a name nor a file."""
-    return None if op is None else [str(one) for one in _items(op, str | PathLike, "operation; give a name or a file")] or None
+    """The values of `--op`; None without an operation. Raises UsageError for what is neither a name nor a file, and for an empty list."""
+    if op is None:
+        return None
+    if not (found := [str(one) for one in _items(op, str | PathLike, "op", "operation; give a name or a file")]):
+        raise UsageError("op: is empty; give a name or a file, or leave it out")
+    return found
 
 
 _READERS: dict[str, Callable[[Any], object]] = {
@@ -141,6 +172,10 @@ _READERS: dict[str, Callable[[Any], object]] = {
     "plugins": _plugins,
 }
 """What makes a text or a list of texts of an argument, where the command line takes one."""
+_NAMES = (*get_type_hints(Options), "backends", "op", "config", "output", "case", "candidate", "reference", "over")
+_ARGUMENTS = {f"--{name.replace('_', '-')}": name for name in _NAMES} | {"--plugin": "plugin", "-o": "out", "--device cpu": "device='cpu'"}
+"""The name of an argument for each flag."""
+_FLAG = re.compile(r"(?<![\w-])(?:--device cpu\b|-o(?= )|--[A-Za-z][A-Za-z0-9-]*)")
 
 
 def layer(found: Mapping[str, Any], op: Operations, backends: Given) -> Layer:
@@ -180,7 +215,7 @@ def request(
     from softbench.run.request import Request, command_line
 
     base = load(str(config), names) if config is not None else {}
-    return Request(base, layer(found, op, backends), quick, Path(output), False, command_line(command), __version__)
+    return Request(base, layer(found, op, backends), quick, path(output, "output"), False, command_line(command), __version__)
 
 
 def words(backends: Given, op: Operations, options: Mapping[str, Any]) -> list[str]:

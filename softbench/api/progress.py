@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from softbench.api.options import as_arguments
 from softbench.core.errors import UsageError
 from softbench.plugins.load import importing
 
@@ -58,7 +59,7 @@ class Watched:
 
 @contextmanager
 def watched(progress: bool | None) -> Iterator[Watched]:
-    """The observer of one measurement of this process; another thread waits for its end.
+    """The observer of one measurement of this process; another thread waits for its end. Errors name arguments, not flags.
 
     `progress`: None shows it on a terminal and in a notebook, True also in a log.
 
@@ -67,7 +68,7 @@ def watched(progress: bool | None) -> Iterator[Watched]:
     """
     if importing():
         raise UsageError("called while a worker imports this file; put the call under: if __name__ == '__main__':")
-    with _MEASURING:
+    with _MEASURING, as_arguments():
         if progress is False:
             yield Watched(None)
             return

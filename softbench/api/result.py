@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from softbench.api import options
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Measured, Record
 from softbench.core.text import count, few, one_line, unknown
@@ -65,11 +66,12 @@ class Result:
         """Read a results file: the CSV of a run, or its JSON.
 
         Raises:
+            UsageError: it is no path.
             ResultsError: the file is missing, damaged or of another program.
         """
         from softbench.results.csv import read_csv
 
-        file = Path(path)
+        file = options.path(path, "path")
         if file.suffix == ".json":
             document = _document(file)
             records = _records(document, file)
@@ -158,8 +160,9 @@ class Result:
 
         if kind not in plots.KINDS:
             raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
-        target = Path(out) if out is not None else self.csv.with_suffix(".png")
-        return Pictures(plots.write([(self.csv, self.rows)], [target], kind, over))
+        target = options.path(out, "out") if out is not None else self.csv.with_suffix(".png")
+        with options.as_arguments():
+            return Pictures(plots.write([(self.csv, self.rows)], [target], kind, over))
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page of `softbench report`: curves, heat maps, and cells down to their samples. It needs no network.
@@ -180,10 +183,11 @@ class Result:
             raise ResultsError(f"{self.csv}: has no row, so there is nothing to show")
         if len(apart(self.rows)) > 1:
             raise UsageError(f"{self.csv}: holds several cards; for a page of each: softbench report {self.csv}")
-        target = Path(out) if out is not None else self.csv.with_suffix(".html")
+        target = options.path(out, "out") if out is not None else self.csv.with_suffix(".html")
         if target.resolve() in (self.csv.resolve(), self.json.resolve()):
             raise UsageError(f"out {target}: is a results file; name another one")
-        return document.write([read.source(self.csv, self.rows)], target, f"softbench report {shlex.quote(str(self.csv))}")
+        with options.as_arguments():
+            return document.write([read.source(self.csv, self.rows)], target, f"softbench report {shlex.quote(str(self.csv))}")
 
     def __repr__(self) -> str:
         backends = few(list(dict.fromkeys(row.backend for row in self.rows)))

@@ -40,7 +40,7 @@ def ab_request(request: Request, candidate: str, reference: str) -> Request:
         UsageError: candidate and reference are the same, or the rounds are too few to reject anything.
     """
     if candidate == reference:
-        raise UsageError(f"--candidate {candidate}: is also the reference; to measure the gate's own noise use --self-test")
+        raise UsageError(f"--candidate {candidate}: is also the reference; to measure the gate's own noise use softbench gate --self-test")
     return replace(with_fixed_rounds(request), flags={**request.flags, "backends": (candidate, reference), "relative_to": reference})
 
 

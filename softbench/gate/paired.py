@@ -112,7 +112,7 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
     if run.environment.get("interleaved") is False:
         raise InconclusiveError(
             f"{run.source}: {candidate} and {reference} did not run interleaved, so they share no round; free the device's memory, "
-            "or compare with a stored baseline (--baseline)"
+            "or compare with a stored baseline: softbench gate --baseline"
         )
     verdicts: list[Verdict] = []
     cells: dict[CellKey, list[SharedRounds]] = {}

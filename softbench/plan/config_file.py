@@ -85,7 +85,10 @@ def load(name_or_file: str, operations: Operations = known) -> Layer:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits
         raise ConfigError(f"{name_or_file}: not valid TOML: {error}") from None
-    return from_table(table, name_or_file, base=path.parent, operations=operations)
+    try:
+        return from_table(table, name_or_file, base=path.parent, operations=operations)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
 
 
 def from_table(table: JsonObject, where: str, base: Path, operations: Operations = known) -> Layer:
@@ -123,17 +126,14 @@ def _sweep(table: object, at: str, base: Path, operations: Operations) -> Sweep:
     for key in ("M", "N"):
         if key not in table and "shape" not in table:
             raise ConfigError(f"{at}: {key} is missing")
-    try:
-        texts = {key: axis_text(value, f"{at} {key}") for key, value in table.items() if key != "set"}
-        if "op" in texts:
-            words = [str(beside(base, word)) if word.endswith(".py") else word for word in split(texts["op"])]
-            texts["op"] = ",".join(operations(words) or ())
-        axes: JsonObject = {key: SWEEP_READERS[key](text, f"{at} {key}") for key, text in texts.items()}
-        if "set" in table:
-            axes["set"] = parameters.from_toml(table["set"], f"{at} set")
-        sweep = Sweep(**axes)
-        for op, given in product(sweep.op, sweep.set):
-            with_parameters(op, given, f"{at} set")
-        return sweep
-    except UsageError as error:
-        raise ConfigError(str(error)) from None
+    texts = {key: axis_text(value, f"{at} {key}") for key, value in table.items() if key != "set"}
+    if "op" in texts:
+        words = [str(beside(base, word)) if word.endswith(".py") else word for word in split(texts["op"])]
+        texts["op"] = ",".join(operations(words) or ())
+    axes: JsonObject = {key: SWEEP_READERS[key](text, f"{at} {key}") for key, text in texts.items()}
+    if "set" in table:
+        axes["set"] = parameters.from_toml(table["set"], f"{at} set")
+    sweep = Sweep(**axes)
+    for op, given in product(sweep.op, sweep.set):
+        with_parameters(op, given, f"{at} set")
+    return sweep

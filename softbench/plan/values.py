@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from softbench.core.case import TIMERS
-from softbench.core.errors import ConfigError
+from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
 from softbench.plan.settings import PHASES
 from softbench.plan.sweep import parse_axis, parse_dims, parse_directions, parse_dtypes, parse_operations, parse_shapes_or_presets
@@ -23,23 +23,23 @@ def axis_text(value: object, at: str) -> str:
 def strings(value: object, at: str) -> tuple[str, ...]:
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not items or not all(isinstance(item, str) and item.strip() for item in items):
-        raise ConfigError(f"{at}: must be a text or a list of texts, none of them empty, not {value!r}")
+        raise UsageError(f"{at}: must be a text or a list of texts, none of them empty, not {value!r}")
     return tuple(dict.fromkeys(item.strip() for item in items))
 
 
 def timeouts(value: object, at: str) -> dict[str, float]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{at}: must be a table of seconds; its keys are {', '.join(PHASES)}")
+        raise UsageError(f"{at}: must be a table of seconds; its keys are {', '.join(PHASES)}")
     for key in value:
         if key not in PHASES:
-            raise ConfigError(f"{at}: {unknown(key, PHASES, 'phase')}")
+            raise UsageError(f"{at}: {unknown(key, PHASES, 'phase')}")
     return {key: number(0.001, 1e6)(seconds, f"{at}.{key}") for key, seconds in value.items()}
 
 
 def whole(low: int, high: int) -> Callable[[object, str], int]:
     def read(value: object, at: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{at}: must be a whole number from {low} to {high}, not {value!r}")
+            raise UsageError(f"{at}: must be a whole number from {low} to {high}, not {value!r}")
         return value
 
     return read
@@ -48,7 +48,7 @@ def whole(low: int, high: int) -> Callable[[object, str], int]:
 def number(low: float, high: float) -> Callable[[object, str], float]:
     def read(value: object, at: str) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-            raise ConfigError(f"{at}: must be a number from {low:g} to {high:g}, not {value!r}")
+            raise UsageError(f"{at}: must be a number from {low:g} to {high:g}, not {value!r}")
         return float(value)
 
     return read
@@ -56,7 +56,7 @@ def number(low: float, high: float) -> Callable[[object, str], float]:
 
 def word(value: object, at: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{at}: must be a name, not {value!r}")
+        raise UsageError(f"{at}: must be a name, not {value!r}")
     return value.strip()
 
 
@@ -64,7 +64,7 @@ def one_of(*known: str) -> Callable[[object, str], str]:
     def read(value: object, at: str) -> str:
         name = word(value, at)
         if name not in known:
-            raise ConfigError(f"{at}: {unknown(name, known, 'value')}")
+            raise UsageError(f"{at}: {unknown(name, known, 'value')}")
         return name
 
     return read
@@ -73,14 +73,14 @@ def one_of(*known: str) -> Callable[[object, str], str]:
 def device(value: object, at: str) -> str:
     name = word(value, at)
     if name not in ("auto", "cpu", "cuda") and not (name.startswith("cuda:") and name[5:].isdecimal()):
-        raise ConfigError(f"{at}: {unknown(name, ('auto', 'cpu', 'cuda', 'cuda:K'), 'device')}")
+        raise UsageError(f"{at}: {unknown(name, ('auto', 'cpu', 'cuda', 'cuda:K'), 'device')}")
     return name
 
 
 def threads(value: object, at: str) -> int:
     most = len(os.sched_getaffinity(0))
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise ConfigError(f"{at}: must be a whole number from 1 to {most}, the processors of this process, not {value!r}")
+        raise UsageError(f"{at}: must be a whole number from 1 to {most}, the processors of this process, not {value!r}")
     return value
 
 

@@ -72,10 +72,14 @@ def test_twice_and_from_a_thread_without_leaks(here, monkeypatch):
 
 def test_an_error_leaves_nothing_and_is_typed(here):
     before = kept()
-    with pytest.raises(softbench.UsageError, match="--device cuda:99: "):
+    with pytest.raises(softbench.UsageError, match=r"^device cuda:99: "):
         softbench.compare(right, **{**QUICK, "device": "cuda:99"})
-    with pytest.raises(softbench.ResultsError, match="cannot be written"):
+    with pytest.raises(softbench.ResultsError, match=r"^output /proc/none: cannot be written"):
         softbench.compare("torch", output="/proc/none", **QUICK)
+    with pytest.raises(softbench.UsageError, match=r"^output: must be a path, not 3$"):
+        softbench.compare("torch", output=3, **QUICK)
+    with pytest.raises(softbench.UsageError, match=r"^case: must be a pattern of names, not 5$"):
+        softbench.check("torch", case=5)
     assert (kept(), here()) == (before, [])
 
 

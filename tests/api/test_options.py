@@ -8,10 +8,10 @@ import torch
 import typer
 
 from softbench.api.backends import given
-from softbench.api.options import CheckOptions, GateOptions, Options, known_only, layer, operations, texts, words
+from softbench.api.options import CheckOptions, GateOptions, Options, as_arguments, known_only, layer, operations, texts, words
 from softbench.cli import gate
 from softbench.cli.main import app
-from softbench.core.errors import UsageError
+from softbench.core.errors import ResultsError, UsageError
 from softbench.plan.flags import from_flags
 
 CALLS = {
@@ -61,8 +61,11 @@ def test_errors_are_those_of_the_command_line():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"set": 5}, r"5 is no set of parameters; write \{'scale': 0.7\}"),
-        ({"plugins": [5]}, "5 is no plugin file"),
+        ({"set": 5}, r"^set: 5 is no set of parameters; write \{'scale': 0.7\}"),
+        ({"plugins": [5]}, "^plugins: 5 is no plugin file"),
+        ({"M": []}, "^M: is empty; give a value, or leave it out$"),
+        ({"dtype": (), "N": 8}, "^dtype: is empty"),
+        ({"set": {}}, "^set: is empty"),
         ({"timeout": {"build": "soon"}}, "--timeout build=soon: write seconds"),
         ({"shape": 8.5}, "--shape"),
     ],
@@ -74,8 +77,27 @@ def test_values_of_another_type_are_refused(options, message):
 
 def test_an_operation_is_a_name_or_a_path():
     assert (operations(None), operations(Path("a.py")), operations(["softmax", Path("a.py")])) == (None, ["a.py"], ["softmax", "a.py"])
-    with pytest.raises(UsageError, match="5 is no operation; give a name or a file"):
+    with pytest.raises(UsageError, match=r"^op: 5 is no operation; give a name or a file"):
         operations(5)
+    with pytest.raises(UsageError, match=r"^op: is empty"):
+        operations([])
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("--shape gives all sizes of the tensor; leave out --M and --N", "shape gives all sizes of the tensor; leave out M and N"),
+        ("--relative-to: unknown backend 'a--M'", "relative_to: unknown backend 'a--M'"),
+        ("--timeout.build: must be a number", "timeout.build: must be a number"),
+        ("--device cuda: no GPU; use --device cpu", "device cuda: no GPU; use device='cpu'"),
+        ("-o x.png: cannot be written; select some: softbench plot - -o NAME.png", None),
+        ("--output x: no file of --resume", "output x: no file of --resume"),
+    ],
+)
+def test_errors_name_arguments_and_keep_command_lines(text, shown):
+    with pytest.raises(ResultsError) as raised, as_arguments():
+        raise ResultsError(text)
+    assert str(raised.value) == (shown or f"out {text.removeprefix('-o ')}")
 
 
 def test_an_unknown_argument_is_a_type_error():

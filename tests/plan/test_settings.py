@@ -153,8 +153,9 @@ def test_threads_are_one_to_the_processors_here(monkeypatch):
     assert Settings.from_sources({}, from_flags({"threads": 2})).measuring()["threads"] == 2
     assert Settings().measuring()["threads"] is None
     for threads in (0, 3):
-        with pytest.raises(ConfigError, match=f"--threads: must be a whole number from 1 to 2, the processors .*, not {threads}"):
+        with pytest.raises(UsageError, match=f"--threads: must be a whole number from 1 to 2, the processors .*, not {threads}") as raised:
             from_flags({"threads": threads})
+        assert not isinstance(raised.value, ConfigError)
 
 
 def test_threads_are_refused_on_a_gpu():
