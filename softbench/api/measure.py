@@ -75,7 +75,7 @@ def compare(
     from softbench.run import run
 
     known_only(options, Options)
-    with watched(progress) as observer:
+    with watched(progress, config, [*options, *(["backends"] if backends else [])]) as observer:
         chosen, found = given(backends), texts(options)
         named = {"backends": ",".join(chosen.labels) or None, **found, "config": config, "quick": quick}
         command = ["run", *words(chosen, op, named)]
@@ -135,7 +135,7 @@ def judged(
     if not isinstance(margin, int | float) or not 0 < margin <= 1:
         raise UsageError(f"margin {margin}: must be a fraction above 0, such as .03 for 3 %")
     rules = Rules(margin=margin)
-    with watched(progress) as observer:
+    with watched(progress, config, options) as observer:
         both, found = given((candidate, reference), one_each=True), texts(options)
         new, old = both.names
         named = {"candidate": new, "reference": old, **found, "config": config, "margin": f"{100 * margin:g}"}

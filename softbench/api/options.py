@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
@@ -67,12 +67,17 @@ class Options(GateOptions, total=False):
 
 
 @contextmanager
-def as_arguments() -> Iterator[None]:
-    """Errors name arguments in place of the flags of the command line. A command line in an error, after `softbench`, stays."""
+def as_arguments(config: object = None, given: Collection[str] = ()) -> Iterator[None]:
+    """Errors name arguments in place of the flags of the command line. A command line in an error, after `softbench`, stays.
+
+    If there is a `config`, arguments that are not `given` come from there.
+    """
+    from softbench.plan.config_file import in_file
+
     try:
         yield
     except SoftbenchError as error:
-        text, *command = re.split(r"(?=softbench [a-z])", str(error), maxsplit=1)
+        text, *command = re.split(r"(?=softbench [a-z])", in_file(str(error), config, given), maxsplit=1)
         error.args = ("".join([_FLAG.sub(lambda flag: _ARGUMENTS.get(flag[0], flag[0]), text), *command]),)
         raise
 

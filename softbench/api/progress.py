@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -58,17 +58,19 @@ class Watched:
 
 
 @contextmanager
-def watched(progress: bool | None) -> Iterator[Watched]:
+def watched(progress: bool | None, config: object = None, given: Collection[str] = ()) -> Iterator[Watched]:
     """The observer of one measurement of this process; another thread waits for its end. Errors name arguments, not flags.
 
-    `progress`: None shows it on a terminal and in a notebook, True also in a log.
+    Args:
+        progress: None shows it on a terminal and in a notebook, True also in a log.
+        config, given: the configuration and the names of the arguments, for errors.
 
     Raises:
         UsageError: a worker imports the file that calls this.
     """
     if importing():
         raise UsageError("called while a worker imports this file; put the call under: if __name__ == '__main__':")
-    with _MEASURING, as_arguments():
+    with _MEASURING, as_arguments(config, given):
         if progress is False:
             yield Watched(None)
             return

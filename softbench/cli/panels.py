@@ -79,10 +79,16 @@ class PanelCommand(TyperCommand):
         return left
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; CONTEXT is its context meanwhile."""
+        """Run the command; CONTEXT is its context meanwhile. An error about the configuration names it and its key."""
         before = CONTEXT.set(ctx)
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            from softbench.plan.config_file import in_file
+
+            given = [name for name, value in ctx.params.items() if value not in (None, [], ())]
+            error.args = (in_file(str(error), ctx.params.get("config"), given),)
+            raise
         finally:
             CONTEXT.reset(before)
 

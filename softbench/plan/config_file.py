@@ -17,8 +17,9 @@ dim = [-1, 1]                 # the dimension of the rows; the last without it
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import fields
 from importlib import resources
 from itertools import product
@@ -32,21 +33,24 @@ from softbench.plan import parameters
 from softbench.plan.settings import Layer, Settings, with_fixed_rounds
 from softbench.plan.sweep import Sweep, split, with_parameters
 from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts
-from softbench.plugins.source import beside
+from softbench.plugins.source import beside, source_of
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 """The configuration of a run without shapes, by device."""
 
-Operations = Callable[[Sequence[str]], Sequence[str] | None]
+Operations = Callable[[Sequence[str], str], Sequence[str] | None]
 """`softbench.run.operations.names`."""
 
 KEYS = [field.name for field in fields(Settings) if field.name in READERS or field.name in ("sweep", "timeout", "plugins", "backends")]
 """The keys of a configuration. An A/B run alone leaves out the yardstick."""
+NAMED = frozenset({*READERS, "backends", "dtype", "direction", "shape", "dim"})
+"""The keys whose values are checked again after the file was read, when device and backends are known."""
+_KEY = re.compile(r"(?:--)?([A-Za-z][\w-]*)")
 MAX_BYTES = 64 * 1024
 """Longest configuration. The time of `tomllib` grows with the square of a key's dots: it takes minutes for 100000 of them."""
 
 
-def known(words: Sequence[str]) -> Sequence[str]:
+def known(words: Sequence[str], at: str) -> Sequence[str]:
     """The words as they are: a configuration without files of operations."""
     return words
 
@@ -56,6 +60,13 @@ def shipped() -> dict[str, str]:
     entries = [entry for entry in resources.files("softbench.configs").iterdir() if entry.name.endswith(".toml")]
     found = {entry.name.removesuffix(".toml"): entry.read_text().partition("\n")[0].lstrip("# ") for entry in entries}
     return dict(sorted(found.items()))
+
+
+def in_file(text: str, config: object, given: Container[str]) -> str:
+    """An error's text that begins with a flag; if the flag was not `given`, configuration and key stand in its place."""
+    found = _KEY.match(text)
+    key = found[1].replace("-", "_") if found else ""
+    return text if found is None or config is None or key not in NAMED or key in given else f"{config}: {key}{text[found.end() :]}"
 
 
 def load(name_or_file: str, operations: Operations = known) -> Layer:
@@ -85,6 +96,8 @@ def load(name_or_file: str, operations: Operations = known) -> Layer:
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOMLDecodeError is a ValueError, as is a number of thousands of digits
         raise ConfigError(f"{name_or_file}: not valid TOML: {error}") from None
+    if not table:
+        raise ConfigError(f"{name_or_file}: is empty; write [[sweep]] and then M = ..., N = ..., or leave out --config")
     try:
         return from_table(table, name_or_file, base=path.parent, operations=operations)
     except UsageError as error:
@@ -104,6 +117,8 @@ def from_table(table: JsonObject, where: str, base: Path, operations: Operations
             layer[key] = timeouts(value, at)
         elif key == "plugins":
             layer[key] = tuple(beside(base, file) for file in strings(value, at))
+            for plugin in layer[key]:
+                source_of(plugin, at)  # an error names the file, and not --plugin
         elif key == "backends":
             layer[key] = None if value == "all" else strings(value, at)
         elif key in READERS:
@@ -129,7 +144,7 @@ def _sweep(table: object, at: str, base: Path, operations: Operations) -> Sweep:
     texts = {key: axis_text(value, f"{at} {key}") for key, value in table.items() if key != "set"}
     if "op" in texts:
         words = [str(beside(base, word)) if word.endswith(".py") else word for word in split(texts["op"])]
-        texts["op"] = ",".join(operations(words) or ())
+        texts["op"] = ",".join(operations(words, f"{at} op") or ())
     axes: JsonObject = {key: SWEEP_READERS[key](text, f"{at} {key}") for key, text in texts.items()}
     if "set" in table:
         axes["set"] = parameters.from_toml(table["set"], f"{at} set")

@@ -75,7 +75,7 @@ def select(
     chosen: list[BackendInfo] = []
     for name in (ALL,) if names is None else names:
         if name == ALL or WILDCARDS & set(name):
-            chosen += matching(by_name.values(), name)
+            chosen += matching(by_name.values(), name, f"{flag}: ")
         else:
             names_of = [info.name for info in of_source(infos, name)] or [name]
             chosen += [_named(each, by_name, infos, flag) for each in names_of]
@@ -95,11 +95,11 @@ def not_loaded(infos: Iterable[BackendInfo]) -> list[BackendInfo]:
 
 def not_loaded_text(info: BackendInfo) -> str:
     """The message about a plugin file that could not be loaded."""
-    return f"--plugin {info.origin.shown}: could not be loaded: {info.broken}"
+    return f"plugin {info.origin.shown}: could not be loaded: {info.broken}"
 
 
-def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
-    """The infos that `all`, a name, a pattern or the name of a plugin source selects.
+def matching(infos: Iterable[BackendInfo], pattern: str, at: str = "") -> list[BackendInfo]:
+    """The infos that `all`, a name, a pattern or the name of a plugin source selects. An error begins with `at`.
 
     Raises:
         UsageError: nothing matches.
@@ -111,7 +111,7 @@ def matching(infos: Iterable[BackendInfo], pattern: str) -> list[BackendInfo]:
         known = _known(pattern, infos)
         hint = did_you_mean(pattern, known)
         raise UsageError(
-            f"no backend matches '{pattern}'; {hint}known are {', '.join(sorted(known))}; softbench list '*' tells of extras too"
+            f"{at}no backend matches '{pattern}'; {hint}known are {', '.join(sorted(known))}; softbench list '*' tells of extras too"
         )
     return found
 

@@ -68,28 +68,28 @@ def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
         found.append(PluginSource("entry point", safe_name(point.name), point.value, one_line(shown)))
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")
-    return (*found, *map(_given, plugins))
+    return (*found, *map(source_of, plugins))
 
 
-def _given(plugin: Path) -> PluginSource:
-    """The source of a `--plugin`. Raises as `origins`."""
+def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
+    """The source of a plugin. Raises as `origins`; an error begins with `at`."""
     alias, path = split_alias(plugin)
     if alias == ALL:
-        raise UsageError(f"--plugin {plugin}: '{ALL}' names every backend; give this one another name")
+        raise UsageError(f"{at} {plugin}: '{ALL}' names every backend; give this one another name")
     place, function = split_function(path)
     label, shown = alias or safe_name(function.rpartition(".")[2] or place.stem), one_line(str(plugin))
     if _is_module(path):
         if module_file(str(place)) is None:
-            raise UsageError(f"--plugin {path}: Python finds no module {place}; give its file: FILE.py:{function}")
+            raise UsageError(f"{at} {path}: Python finds no module {place}; give its file: FILE.py:{function}")
         return PluginSource(MODULE, label, str(place), shown, alias, function)
     try:
         there = place.is_file()
     except OSError as error:
-        raise UsageError(f"--plugin {path}: {error.strerror}") from None
+        raise UsageError(f"{at} {path}: {error.strerror}") from None
     if not there:
         other = place.with_name(f"{place.name}.py")
         hint = "; it is a folder" if place.is_dir() else f"; did you mean {other}?" if other.is_file() else ""
-        raise UsageError(f"--plugin {path}: no such file{hint}")
+        raise UsageError(f"{at} {path}: no such file{hint}")
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function)
 
 

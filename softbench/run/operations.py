@@ -16,11 +16,12 @@ from softbench.plan.sweep import DEFAULTS, parse_operation, split
 from softbench.processes.pool import Lost, Pool
 
 
-def names(given: Sequence[str] | None, seconds: float = PHASES["import"]) -> list[str] | None:
+def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES["import"]) -> list[str] | None:
     """The values of `--op` with the name of its operation in place of each Python file. None stays None.
 
     Args:
         given: names, or files that end in `.py`; each may be a list with commas.
+        at: the flag or the key of a configuration, for errors.
         seconds: the deadline for one file.
 
     Raises:
@@ -32,7 +33,7 @@ def names(given: Sequence[str] | None, seconds: float = PHASES["import"]) -> lis
     found = {word: registry.of_file(str(Path(word).resolve())) for word in words if word.endswith(".py")}
     if files := [file for file, known in found.items() if not known]:
         with Pool() as pool:
-            found |= {file: _read(pool, file, seconds) for file in files}
+            found |= {file: _read(pool, file, at, seconds) for file in files}
     return [found.get(word, word) for word in words]
 
 
@@ -41,18 +42,18 @@ def name(given: str, parameters: Sequence[str] | None = None) -> str:
     return parse_operation(",".join(names([given]) or ()), "--op", from_flags(parameters, "--set") if parameters else DEFAULTS)
 
 
-def _read(pool: Pool, file: str, seconds: float) -> str:
+def _read(pool: Pool, file: str, at: str, seconds: float) -> str:
     path = Path(file)
     if not path.is_file():
-        raise UsageError(f"--op {file}: no such file")
+        raise UsageError(f"{at} {file}: no such file")
     worker = pool.spawn("operation")
     reply = pool.ask(worker, LoadOperation(str(path.resolve())), seconds, "import")
     pool.discard(worker)
     if isinstance(reply, Failure | Lost):
-        raise UsageError(f"--op {file}: {reply.reason}")
+        raise UsageError(f"{at} {file}: {reply.reason}")
     try:
         operation = from_json(reply.operation)
         registry.add(operation, str(path.resolve()))
     except INVALID as error:
-        raise UsageError(f"--op {file}: {error if isinstance(error, ValueError) else INVALID_REPLY}") from None
+        raise UsageError(f"{at} {file}: {error if isinstance(error, ValueError) else INVALID_REPLY}") from None
     return operation.name

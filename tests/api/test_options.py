@@ -107,3 +107,10 @@ def test_an_unknown_argument_is_a_type_error():
 
 def test_the_gates_arguments_are_the_gates_options():
     assert set(gate.SWEEP) | {"plugins"} == set(GateOptions.__annotations__) | set(CheckOptions.__annotations__)
+
+
+def test_errors_about_a_configuration_name_it_and_the_key():
+    for names, shown in (([], "a.toml: backends: unknown"), (["backends"], "backends: unknown")):
+        with pytest.raises(UsageError) as raised, as_arguments(Path("a.toml"), names):
+            raise UsageError("--backends: unknown")
+        assert str(raised.value) == shown

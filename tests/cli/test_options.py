@@ -131,3 +131,23 @@ def test_mistyped_commands_and_options_get_a_hint(main, words, part):
 
 def test_version_has_a_short_name(main):
     assert main("-V") == main("--version") == (0, f"softbench {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ('backends = "troch"', (), "sweep.toml: backends: unknown backend 'troch'; did you mean 'torch'?"),
+        ('backends = "troch*"', (), "sweep.toml: backends: no backend matches 'troch*'"),
+        ('backends = "torch"', ("--backends", "troch"), "--backends: unknown backend 'troch'"),
+        ('relative_to = "none"\nbackends = "torch"', (), "sweep.toml: relative_to: unknown backend 'none'"),
+        ('op = "none.py"', (), "sweep.toml: [[sweep]] 1 op none.py: no such file"),
+        ('op = "softmax"', ("--op", "none.py"), "--op none.py: no such file"),
+        ('direction = "fused"', (), "sweep.toml: direction fused: softmax has only"),
+        ('dtype = "fp32"', ("--direction", "fused"), "--direction fused: softmax has only"),
+    ],
+)
+def test_an_error_names_the_flag_or_the_files_key(main, tmp_path, text, flags, message):
+    settings, sweep = (text, "") if text.startswith(("backends", "relative_to")) else ("", text)
+    (tmp_path / "sweep.toml").write_text(f"{settings}\n[[sweep]]\nM = 8\nN = 8\n{sweep}\n")
+    code, _, err = main("run", "--config", "sweep.toml", "--device", "cpu", "--dry-run", *flags)
+    assert (code, err.startswith(f"softbench: {message}")) == (2, True), err

@@ -160,7 +160,7 @@ def test_a_plugin_that_does_not_load_is_never_passed_over(cli):
     text = "could not be loaded: import: ValueError: broken (in <module>, broken.py:3)"
     done = cli("run", *given, "--backends", "torch", "--M", "8", "--N", "8", "--quick")
     assert done.returncode == 1, done.stderr
-    assert f"softbench: --plugin broken.py: {text}" in done.stderr.splitlines()
+    assert f"softbench: plugin broken.py: {text}" in done.stderr.splitlines()
     assert table(cli)["torch", "8"]["status"] == "ok"
     assert (table(cli)["broken", "8"]["status"], table(cli)["broken", "8"]["reason"]) == ("failed", text.partition(": ")[2])
     done = cli("check", *given, "--backends", "torch", "--case", "shape 37x1", "--dtype", "fp32", "--direction", "forward")
@@ -168,7 +168,7 @@ def test_a_plugin_that_does_not_load_is_never_passed_over(cli):
     assert f"broken: {text.partition(': ')[2]}" in done.stderr
     for command in (("inspect", "torch", *given), ("gate", "--candidate", "torch", "--reference", "naive", *given, "--M", "8", "--N", "8")):
         done = cli(*command)
-        assert (done.returncode, done.stderr) == (2, f"softbench: --plugin broken.py: {text}\n")
+        assert (done.returncode, done.stderr) == (2, f"softbench: plugin broken.py: {text}\n")
     (cli.folder / "broken.py").write_text("x = (")
     assert "SyntaxError: '(' was never closed (broken.py:1)" in cli("list", "torch", *given).stdout
 

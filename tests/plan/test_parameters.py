@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from sampled import sampled
@@ -117,12 +116,12 @@ def test_a_configuration_names_a_file_beside_it(tmp_path):
     (tmp_path / "sweep.toml").write_text('[[sweep]]\nM = 8\nN = 4\nop = "rms.py"\n')
     asked = []
 
-    def names(words):
-        asked.extend(words)
+    def names(words, at):
+        asked.extend([at, *words])
         return ["softmax"]
 
     assert load_config(str(tmp_path / "sweep.toml"), names)["sweep"][0].op == ("softmax",)
-    assert [Path(word) for word in asked] == [tmp_path / "rms.py"]
+    assert asked == [f"{tmp_path / 'sweep.toml'}: [[sweep]] 1 op", str(tmp_path / "rms.py")]
 
 
 BAD = {

@@ -53,14 +53,14 @@ def test_rounds_is_exact_unless_max_rounds_is_given(tmp_path):
         settings = Settings.from_sources(load_config(write(tmp_path, file)), from_flags(flags), **more)
         return settings.rounds, settings.max_rounds
 
-    assert rounds("", {}) == (3, 10)
+    assert rounds("seed = 1", {}) == (3, 10)
     assert rounds("rounds = 7", {}) == (7, 7)
     assert rounds("rounds = 2\nmax_rounds = 9", {}) == (2, 9)
     assert rounds("rounds = 2\nmax_rounds = 9", {"rounds": 4}) == (4, 4)
     assert rounds("rounds = 2\nmax_rounds = 9", {"max_rounds": 5}) == (2, 5)
     assert rounds("rounds = 2\nmax_rounds = 9", {}, quick=True) == (3, 3)
     with pytest.raises(UsageError, match="max_rounds: 2 is less than the 3 that are always taken"):
-        rounds("", {"max_rounds": 2})
+        rounds("seed = 1", {"max_rounds": 2})
 
 
 def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
@@ -92,6 +92,9 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
         pytest.param("timeout = {" + "a." * 100_000 + "a = 1}", "is longer than 64 KiB", id="deep inline key"),
         pytest.param("a." * 900 + "a = 1", "unknown key 'a'", id="nested key"),
         ("backends = []", "must be a text or a list of texts"),
+        ("# rounds = 3", ": is empty; write [[sweep]] and then M = ..., N = ..., or leave out --config"),
+        ("plugins = ['none.py']", ": no such file"),
+        ("plugins = ['no.module:f']", ": plugins no.module:f: Python finds no module no.module"),
     ],
 )
 def test_the_error_of_a_bad_file_is_one_line(tmp_path, text, part):
@@ -114,6 +117,7 @@ def test_a_missing_configuration_names_the_shipped_ones(tmp_path):
 
 
 def test_plugins_of_a_file_are_found_beside_it(tmp_path):
+    (tmp_path / "mine.py").touch()
     assert load_config(write(tmp_path, "plugins = ['mine.py']"))["plugins"] == (tmp_path / "mine.py",)
 
 
@@ -131,7 +135,8 @@ def test_no_toml_text_raises_anything_but_a_config_error(text):
 
 
 def test_a_plugins_name_ends_at_the_first_equals_sign(tmp_path):
-    (tmp_path / "a=b.py").touch()
+    for name in ("a=b.py", "mine.py"):
+        (tmp_path / name).touch()
     for folder in (tmp_path, tmp_path / "sub" / ".."):
         (tmp_path / "sub").mkdir(exist_ok=True)
         assert beside(folder, "new=a=b.py") == Path(f"new={folder / 'a=b.py'}")
