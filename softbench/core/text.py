@@ -111,8 +111,8 @@ def unknown(name: str, known: Iterable[str], what: str, also: Iterable[str] = ()
     return f"unknown {what} '{name}'; {did_you_mean(name, [*names, *also])}known are {', '.join(names) or 'none'}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean 'torch'? ` if a known name is close, else an empty text."""
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """`did you mean 'torch'? ` with the closest known names, at most so many; an empty text if none is close."""
     by_lower = {one.lower(): one for one in known}
-    close = get_close_matches(name.lower(), by_lower, n=1)
-    return f"did you mean '{by_lower[close[0]]}'? " if close else ""
+    close = [f"'{by_lower[one]}'" for one in get_close_matches(name.lower(), by_lower, n=most)]
+    return f"did you mean {' or '.join(close)}? " if close else ""

@@ -15,7 +15,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.messages import ListCheckCases, RunCheckCase
 from softbench.core.outcome import Grade
 from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure, Skip
-from softbench.core.text import unknown
+from softbench.core.text import did_you_mean
 from softbench.ops import registry
 from softbench.plan import sweep
 from softbench.plan.settings import Layer, Settings
@@ -29,6 +29,8 @@ from softbench.run import operations
 FAILED = "failed"
 SKIPPED = "skipped"
 BAD = frozenset({Grade.WRONG.value, FAILED})
+CLOSE = 3
+"""Names of check cases that the message about an unknown one has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +198,11 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
     pattern = request.pattern.removeprefix("!")
     matching = [case for case in reply.cases if fnmatchcase(case[0], pattern) != request.pattern.startswith("!")]
     if not matching:
-        names = tuple(dict.fromkeys(name for name, *_ in reply.cases))
-        raise UsageError(f"--case: {unknown(request.pattern, names, 'case')}")
+        names = list(dict.fromkeys(name for name, *_ in reply.cases))
+        if not request.pattern:
+            raise UsageError(f"--case '': the cases of {request.op} are {', '.join(map(repr, names))}")
+        hint = did_you_mean(request.pattern, names, CLOSE)
+        raise UsageError(f"--case: unknown case '{request.pattern}'; {hint}--case '' names all {len(names)}")
     return matching
 
 

@@ -270,9 +270,10 @@ BAD = {
     "a mistyped timer": (("run", "--timer", "do-bench"), "did you mean 'do_bench'?"),
     "a mistyped kind of code": (("inspect", "torch", "--show", "ptxs"), "unknown kind 'ptxs'; did you mean 'ptx'?"),
     "a mistyped case": (
-        ("check", "--device", "cpu", "--case", "constant row"),
-        "unknown case 'constant row'; did you mean 'constant rows'?",
+        ("check", "--device", "cpu", "--case", "shape 37x"),
+        "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' names all 79\n",
     ),
+    "no case": (("check", "--device", "cpu", "--case", ""), "--case '': the cases of softmax are 'shape 37x1', 'shape 37x2', "),
     "a mistyped backend to list": (("list", "troch", "--device", "cpu"), "no backend matches 'troch'; did you mean 'torch'?"),
     "a mistyped backend to inspect": (("inspect", "troch", "--device", "cpu"), "unknown backend 'troch'; did you mean 'torch'?"),
     "an unknown direction": (("run", "--direction", "up"), "known are forward, backward, both"),

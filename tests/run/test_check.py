@@ -178,7 +178,7 @@ def test_a_crash_in_a_check_case_is_a_finding(cli, plugins):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (("--case", "no such*"), "--case: unknown case 'no such*'; known are shape 37x1"),
+        (("--case", "no such*"), "--case: unknown case 'no such*'; --case '' names all "),
         (("--dtype", "fp8"), "known are fp32, fp16, bf16"),
         (("--direction", "bath"), "known are forward, backward, both"),
         (("--backends", "troch"), "did you mean 'torch'?"),
