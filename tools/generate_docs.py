@@ -220,7 +220,7 @@ def readme_results() -> str:
 
     rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
     there = "".join(cell for row in rows for cell in row)
-    marks = "".join(f"; {meaning}" for mark, meaning in (("~", tables.FINITE_ONLY), ("!", README_DOUBT)) if mark in there)
+    marks = "".join(f"; {meaning}" for mark, meaning in (("~", f"~ {tables.FINITE_ONLY}"), ("!", README_DOUBT)) if mark in there)
     command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
     return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
 

@@ -30,7 +30,7 @@ PAIR = ("backend", "case", "A, GB/s", "B, GB/s", "B/A", "verdict")
 """The columns of `comparison`."""
 PAIR_NUMBERS = frozenset({2, 3, 4})
 FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
-FINITE_ONLY = "~ finite-only: NaN in rows that hold -inf"
+FINITE_ONLY = "finite-only: NaN in rows that hold -inf"
 
 
 def results(rows: Sequence[Row], console: Console, *, all_reasons: bool = False) -> RenderableType:
@@ -61,20 +61,20 @@ def _by_reason(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return grouped
 
 
-def notes(rows: Sequence[Row], *, all_reasons: bool = False) -> list[Text]:
+def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True) -> list[Text]:
     """The meaning of the signs, and a line per status and reason with the affected backends and cells.
 
-    Many unavailable backends are one line without reasons, unless `all_reasons`.
+    Without `signs` the table has the classes as words. Many unavailable backends are one line without reasons, unless `all_reasons`.
     """
-    legend = ["* fastest"]
+    legend, limited = (["* fastest"], "~ ") if signs else ([], "")
     low = {row.dtype for row in rows if row.grade == Grade.LOW_PRECISION and row.gbps}
     if low:
-        legend.append("~ low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
+        legend.append(f"{limited}low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
     if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows):
-        legend.append(FINITE_ONLY)
-    if any(matrix.doubtful(row) for row in rows):
+        legend.append(f"{limited}{FINITE_ONLY}")
+    if signs and any(matrix.doubtful(row) for row in rows):
         legend.append("! doubtful, for the reason below")
-    lines = [Text("; ".join(legend), style="dim")] if any(row.median_us for row in rows) else []
+    lines = [Text("; ".join(legend), style="dim")] if legend and any(row.median_us for row in rows) else []
     lines += [*_cards(rows), *_limited(rows)]
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
@@ -132,7 +132,8 @@ def cells(rows: Sequence[Row]) -> RenderableType:
         table.add_column(name, justify="right" if i in NUMBERS else "left", no_wrap=True)
     for line in _cell_lines(rows):
         table.add_row(*line)
-    return Group(table, Text(), *notes(rows, all_reasons=True))
+    found = notes(rows, all_reasons=True, signs=False)
+    return Group(table, *([Text(), *found] if found else []))
 
 
 def _cell_head(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -169,7 +170,8 @@ def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
         parts = [markdown.table(_cell_head(rows), list(_cell_lines(rows)), NUMBERS)]
     else:
         parts = [matrix.as_markdown(section) for section in _sections(rows)]
-    return "\n\n".join([*parts, "\n".join(f"- {markdown.safe(note.plain)}" for note in notes(rows, all_reasons=long))])
+    below = [f"- {markdown.safe(note.plain)}" for note in notes(rows, all_reasons=long, signs=not long)]
+    return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
 
 
 def comparison(pairs: Sequence[Pair]) -> RenderableType:
