@@ -158,7 +158,7 @@ def plot(
             "-o",
             "--out",
             "--output",
-            help="The file: .png, .svg or .pdf; with --format, its name without suffix.",
+            help="The file: .png, .svg or .pdf; with --format, its name without suffix. Several figures are OUT-forward-fp32-M8.png, ...",
             show_default="FILE.png, or FILE-KIND.png",
         ),
     ] = None,

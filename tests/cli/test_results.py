@@ -204,6 +204,14 @@ def test_plot_writes_a_kind_in_several_formats(main):
     assert main("plot", "v1.5.csv", "--kind", "heatmap") == (0, "v1.5-heatmap.png\n", "")
 
 
+def test_plot_prints_the_names_of_several_figures(main):
+    main("show", FRONTIER, "--M", "4096", "--N", "1024,2048,4096", "--dtype", "bf16", "--csv", "some.csv")
+    code, out, _ = main("plot", "some.csv", "-o", "p.png")
+    assert (code, out.splitlines()) == (0, ["p-forward-bf16-M4096.png", "p-backward-bf16-M4096.png"])
+    assert sorted(out.splitlines()) == sorted(path.name for path in Path().glob("*.png"))
+    assert "OUT-forward-fp32-M8.png" in "".join(main("plot", "--help")[1].split())
+
+
 def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
     assert main("show") == (2, "", "softbench: results/latest.csv: No such file or directory; softbench run writes it\n")
     (tmp_path / "results").mkdir()
