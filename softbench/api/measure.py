@@ -200,5 +200,5 @@ def checked(
         axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
         asked = CheckRequest.of(layer(found, None, chosen), ",".join(operations(op) or (OPERATION,)), pattern=case, set=parameters, **axes)
-        report = run_check(asked, lambda done, total: None)
+        report = run_check(asked, lambda done, total, now: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import signal
 import sys
 import time
@@ -44,22 +45,31 @@ def show(renderable: RenderableType, target: Console) -> None:
 
 
 @contextmanager
-def counter(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A function `advance(done, total)` that updates a count on stderr. In a log it prints a line after each LOG_SECONDS."""
-    terminal, printed = sys.stderr.isatty() and not verbosity.quiet(), time.monotonic()
+def counter(unit: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A function `advance(done, total, now)` that shows a count and what runs now on stderr. A log gets a line each LOG_SECONDS.
 
-    def advance(done: int, total: int) -> None:
-        nonlocal printed
+    The signal of a timer writes the line, so that one long case does not silence the log.
+    """
+    terminal, line = sys.stderr.isatty() and not verbosity.quiet(), ""
+
+    def advance(done: int, total: int, now: str) -> None:
+        nonlocal line
+        line = f"{done} of {total} {unit}; now {now}"
         if terminal:
-            sys.stderr.write(f"\r{done} of {total} {unit}")
+            sys.stderr.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
             sys.stderr.flush()
-        elif not verbosity.quiet() and time.monotonic() - printed > LOG_SECONDS:
-            printed = time.monotonic()
-            sys.stderr.write(f"softbench: {done} of {total} {unit}\n")
 
+    def tell(signum: int, frame: FrameType | None) -> None:
+        with suppress(OSError):
+            sys.stderr.write(f"softbench: {line}\n" if line else "")
+
+    before = signal.signal(signal.SIGALRM, tell)
+    signal.setitimer(signal.ITIMER_REAL, *(0, 0) if terminal or verbosity.quiet() else (LOG_SECONDS, LOG_SECONDS))
     try:
         yield advance
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
         with suppress(OSError):  # the terminal is gone; an interruption must not become another error
             if terminal:
                 sys.stderr.write("\r\x1b[K")

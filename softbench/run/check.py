@@ -149,8 +149,10 @@ class CheckReport:
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
 
 
-def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckReport:
-    """Run all check cases of a request. `advance(done, total)` is called after each. After an interruption the report has what was found.
+def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> CheckReport:
+    """Run all check cases of a request. After an interruption the report has what was found.
+
+    `advance(done, total, now)` is called before each; `now` names it.
 
     Raises:
         UsageError: a backend, a device or a case does not exist.
@@ -177,9 +179,9 @@ def check(request: CheckRequest, advance: Callable[[int, int], None]) -> CheckRe
             ]
             total = len(steps)
             for dtype, (name, direction, alone) in steps:
+                advance(done, total, f"{name}, {direction} {dtype}")
                 findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
                 done += 1
-                advance(done, total)
     except Interrupted as stop:
         if not findings:
             raise

@@ -30,7 +30,7 @@ def test_an_interrupted_check_reports_what_it_found(main, plugins, tmp_path, mon
     """In the table, in the JSON and in the JUnit file."""
     messages = []
 
-    def stop(done, total):
+    def stop(done, total, now):
         messages.append((done, total))
         if done == 2:
             raise Interrupted(signal.SIGINT)

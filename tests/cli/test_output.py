@@ -63,15 +63,15 @@ def test_work_grows_linearly_with_the_cells(main, tmp_path, command):
     assert (counts[2] - counts[1]) / 300 < CALLS_PER_CELL
 
 
-def test_a_counter_in_a_log_prints_a_line_at_times(monkeypatch, capsys):
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with counter("cases") as advance:
-        for done, now[0] in enumerate((LOG_SECONDS / 2, LOG_SECONDS + 1, LOG_SECONDS + 2, 2 * LOG_SECONDS + 2), 1):
-            advance(done, 9)
-    assert capsys.readouterr().err == "softbench: 2 of 9 cases\nsoftbench: 4 of 9 cases\n"
-    monkeypatch.setattr("softbench.cli.verbosity.quiet", lambda: True)
-    with counter("cases") as advance:
-        now[0] = 10 * LOG_SECONDS
-        advance(5, 9)
-    assert capsys.readouterr().err == ""
+def test_a_counter_names_a_long_case_in_a_log(monkeypatch, capsys):
+    monkeypatch.setattr("softbench.cli.output.LOG_SECONDS", 0.1)
+    for quiet in (False, True):
+        monkeypatch.setattr("softbench.cli.verbosity.quiet", lambda quiet=quiet: quiet)
+        with counter("cases") as advance:
+            advance(2, 9, "shape 37x1, forward fp32")
+            time.sleep(0.35)  # one long case
+        time.sleep(0.15)
+        lines = capsys.readouterr().err.splitlines()
+        assert set(lines) == (set() if quiet else {"softbench: 2 of 9 cases; now shape 37x1, forward fp32"})
+        assert quiet or 2 <= len(lines) <= 3
+    assert LOG_SECONDS == 30
