@@ -119,7 +119,7 @@ def _machine_change(copy_changes: Sequence[Mapping[int, float]]) -> float:
 def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
     if abs(machine) < SAME_CHANGE:
         return ()
-    change = f"the machine changed: copy is {abs(math.expm1(machine)):.1%} {'slower' if machine > 0 else 'faster'} over all cases"
+    change = f"the machine changed: copy is {_changed(machine)} over all cases"
     if abs(machine) > math.log1p(rules.reference_moves):
         return (f"{change}; that is too much to be subtracted where it decides the verdict",)
     return (f"{change}; this is subtracted from all cells, and a change of softbench or of all kernels alike looks the same",)
@@ -141,6 +141,11 @@ def _require_processes(new: RunSamples, base: RunSamples) -> None:
             f"{new.source}: a comparison with a baseline needs {MIN_NEW} processes, it has {new.processes}; "
             f"measure with: {new.more_processes(MIN_NEW)}"
         )
+
+
+def _changed(log_change: float) -> str:
+    """A log change of latencies in words: `3.0% slower`."""
+    return f"{abs(math.expm1(log_change)):.1%} {'slower' if log_change > 0 else 'faster'}"
 
 
 class _Cell:
@@ -181,13 +186,12 @@ class _Cell:
         machine, by_own_copy = raw - log_ratio, raw - copy_change
         slower = log_ratio > limit
         if abs(machine) > math.log1p(rules.reference_moves) and (raw > limit) != slower:
-            without = f"new/old is {math.exp(raw):.3f} without that change and {math.exp(log_ratio):.3f} less it"
-            return f"copy itself changed by {math.expm1(machine):+.1%} over all cases, too much to be subtracted: {without}"
+            ratios = f"new/old is {math.exp(raw):.3f} before and {math.exp(log_ratio):.3f} after that"
+            return f"copy is {_changed(machine)} over all cases, too much to be subtracted: {ratios}"
         hidden = not slower and min(raw, by_own_copy) > limit
         if abs(copy_change - machine) > SAME_CHANGE and (hidden or (slower and by_own_copy <= limit)):
-            changes = f"{math.expm1(copy_change):+.1%} in this case and {math.expm1(machine):+.1%} over all cases"
-            ratios = f"{math.exp(by_own_copy):.3f} after subtracting the first, {math.exp(log_ratio):.3f} after the second"
-            return f"copy changed by {changes}: new/old is {ratios}"
+            changes = f"copy is {_changed(copy_change)} in this case and {_changed(machine)} over all cases"
+            return f"{changes}, so new/old may be {math.exp(by_own_copy):.3f} or {math.exp(log_ratio):.3f}"
         return ""
 
     @property
