@@ -189,6 +189,8 @@ def try_file(file: Path | None, *, flag: str = "--json") -> None:
         return
     reject_input(file, flag)
     place = file.resolve()
+    if file.is_fifo():  # opening it waits for a reader, and closing it ends what the reader gets
+        return
     try:
         try:
             os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_WRONLY))

@@ -1,6 +1,8 @@
 """The command that continues an interrupted run, as the shell takes it; and the check that an output can be written."""
 
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,15 @@ def test_a_tried_file_is_neither_left_nor_lost(tmp_path, monkeypatch):
         try_file(Path(name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "there.json"]
     assert (tmp_path / "there.json").read_text() == "kept"
+
+
+def test_a_pipe_is_not_opened_before_it_is_written(tmp_path):
+    """Its reader would get an end at once, and the command would wait for another reader."""
+    os.mkfifo(tmp_path / "pipe")
+    trying = threading.Thread(target=try_file, args=[tmp_path / "pipe"], daemon=True)
+    trying.start()
+    trying.join(5)
+    assert not trying.is_alive()
 
 
 def test_two_outputs_of_one_name_are_refused_before_any_work(main):
