@@ -2,9 +2,11 @@
 //
 // Each CTA publishes its Partial in a slot. A slot has two 8-byte halves; each has a value and a tag, and is written as a whole. A reader that
 // sees both tags has both values, so no fence is needed. All CTAs of a row poll its slots. Slots that share a cache line delay each other, so each
-// slot has two lines for itself. The tag is the number of launches that have used this workspace. So slots are never
-// cleared, and a CUDA graph can be replayed. The count is on the device. Each CTA adds 1 to it, and CTA 0 adds what makes the launch's total
-// exactly 2^32. So the high half steps when the last CTA has finished, and not before.
+// slot has two lines for itself.
+//
+// The tag is the number of launches that have used this workspace. So slots are never cleared, and a CUDA graph can be replayed. The count is on
+// the device. Each CTA adds 1 to it, and CTA 0 adds what makes the launch's total exactly 2^32. So the high half steps when the last CTA has
+// finished, and not before.
 //
 // A waiting CTA needs the other CTAs of its row to run. They do if CTAs start in the order of their index and the device holds all CTAs of a
 // row. CUDA does not promise the first, and other streams may occupy SMs. So a CTA that has polled `max_polls` times reduces the whole row from

@@ -135,7 +135,7 @@ SCALED_2, SCALED_4, SCALED_8, SCALED_16, SCALED_32 = (_gather(warps, "$6") for w
 def grid_exchange(slots, tag, ctas, scale, MAX_CTAS: tl.constexpr, THREADS: tl.constexpr):
     """(timed_out, max, sum), scalars: 0 and the row's merged result, or 1 if a poll timed out.
 
-    `slots`: those of the row, `ctas` <= MAX_CTAS of them. Each thread polls its own slots. If all warps polled all slots, the few
+    `slots`: those of the row, `ctas` <= MAX_CTAS of them. Each thread polls its own slots. If all warps polled all slots, the
     lines that hold them would be busy. What a poll reads is what is merged.
     """
     if INTERPRETED:  # programs run one after the other: a single poll decides

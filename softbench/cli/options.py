@@ -210,7 +210,7 @@ Pattern = Annotated[
     str,
     _option(
         WHAT,
-        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; '' names all.",
+        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; with '' the error lists all names.",
         "--case",
         metavar="PATTERN",
         default="all",

@@ -60,7 +60,7 @@ def counter(unit: str) -> Iterator[Callable[[int, int, str], None]]:
             sys.stderr.flush()
 
     def tell(signum: int, frame: FrameType | None) -> None:
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # the signal may come while stderr is written
             sys.stderr.write(f"softbench: {line}\n" if line else "")
 
     before = signal.signal(signal.SIGALRM, tell)
