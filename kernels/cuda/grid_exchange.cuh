@@ -29,6 +29,7 @@ struct Workspace {
     unsigned long long launches;  // high half: finished launches; low half: CTAs of the current launch that have finished
     Slot slots[1];
 };
+static_assert(sizeof(Slot) == 256 && sizeof(Workspace) == 512);
 
 __device__ __forceinline__ unsigned long long load_relaxed(const unsigned long long* p) {
     unsigned long long v;

@@ -20,7 +20,7 @@ from . import build
 from .launch_plan import Plan
 
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
-_MIN_WORKSPACE_BYTES = 1 << 16  # enough for nearly every launch, so that a workspace hardly ever grows
+_MIN_WORKSPACE_BYTES = 1 << 20  # enough for nearly every launch, so that a workspace hardly ever grows
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""

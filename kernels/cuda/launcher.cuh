@@ -70,7 +70,7 @@ struct Launcher {
         }
         const int rows = cluster ? found->second : found->second / p.per_row;
         if (cluster || M > rows) return {rows, p.stagger_cycles};
-        return {rows, reads == 2 && 2 * tensor_bytes >= ONE_WAVE_STAGGER_BYTES ? p.stagger_cycles / 3 : 0};
+        return reads == 2 && 2 * tensor_bytes >= ONE_WAVE_STAGGER_BYTES ? Stagger{rows, p.stagger_cycles / 3} : Stagger{0, 0};
     }
 
 private:

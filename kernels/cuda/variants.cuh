@@ -111,7 +111,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
                    select_cluster<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.per_row) * p.threads * p.vectors;
         case CLUSTER_BULK:
         case SPLIT_BULK:
-            return device().major >= 9 && p.base_alignment == LINE_ALIGNMENT && (p.tier == SPLIT_BULK || p.per_row <= MAX_CLUSTER) &&
+            return device().major >= 9 && p.base_alignment == LINE_ALIGNMENT && (p.tier == SPLIT_BULK || p.per_row <= MAX_CLUSTER) && p.tier_option == 0 &&
                    (p.tier == SPLIT_BULK ? select_bulk<Op, true>(p, [](auto, auto) {}) : select_bulk<Op, false>(p, [](auto, auto) {})) &&
                    R * (round_up<int64_t>(chunk, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:

@@ -101,7 +101,10 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
 
 
 def _on_a_pair(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """Two programs a row of 41 to 56 KB, of aligned 16-bit forwards with 5 to 10.7 rows an SM. Four programs were slower there."""
+    """Two programs a row of 41 to 56 KB, of aligned 16-bit forwards with 5 to 10.7 rows an SM. Four programs were slower there.
+
+    The limits of the rows an SM are those of what was timed.
+    """
     tiles = math.ceil(chunk_vectors(vectors, 2) / 128)
     aligned = problem.hopper and problem.element_size == 2 and problem.alignment == VECTOR_BYTES
     if not aligned or tiles not in (11, 12, 13, 14) or not 5 <= problem.M / problem.sms <= 10.7:

@@ -68,7 +68,7 @@ def test_a_missing_workspace_is_allocated_once_for_a_stream(launch_with):
 
 def test_a_larger_workspace_replaces_a_small_one(launch_with):
     launch_with(Library(needs=100))
-    assert launch_with(Library(needs=1 << 20)) == [launch._MIN_WORKSPACE_BYTES, 1 << 20]
+    assert launch_with(Library(needs=1 << 21)) == [launch._MIN_WORKSPACE_BYTES, 1 << 21]
 
 
 def test_a_captured_launch_gets_its_own_workspace(launch_with):
