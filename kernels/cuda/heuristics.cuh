@@ -16,7 +16,7 @@ constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
 constexpr int THIRD_OF_SM_VECTORS = 4700;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
-constexpr int SMALL_CLUSTER_CTA_VECTORS = 5800;  // of a gradient's CTA in tier cluster_bulk, of shorter rows
+constexpr int CLUSTER_CTA_VECTORS = 5800;       // of a gradient's CTA in tier cluster_bulk, unless a rule has another number
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
 constexpr int64_t SHORT_GRADIENT_BYTES = 4000000;  // of a row in both tensors
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
@@ -102,9 +102,9 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
         found.per_row = int(std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(row_vectors, cta_vectors)));
         return found;
     };
-    if (R == 2 && M >= 32 && row_vectors > MAX_CLUSTER * SMALL_CLUSTER_CTA_VECTORS && row_vectors <= (M > 64 ? 115000 : 130000))
+    if (R == 2 && M >= 32 && row_vectors > MAX_CLUSTER * CLUSTER_CTA_VECTORS && row_vectors <= (M > 64 ? 115000 : 130000))
         return of_ctas(ceil_div<int64_t>(row_vectors, 12));  // a GPC of 18 SMs holds three such clusters
-    if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(SMALL_CLUSTER_CTA_VECTORS);
+    if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(CLUSTER_CTA_VECTORS);
     if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
     if (R == 1 && is_16_bit && M >= 56 && M <= 112 && row_vectors > 43000 && row_vectors <= 54000)
@@ -205,7 +205,7 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
             if (row_vectors <= 34000) return cluster_plan(vectors, R, 8, 512);
             if (row_vectors <= 49152) return cluster_plan(vectors, R, 12, 256);
             if (row_vectors <= 65536)
-                return {CLUSTER_BULK, 12, CLUSTER_BULK_THREADS, int(ceil_div<int64_t>(row_vectors, SMALL_CLUSTER_CTA_VECTORS)), 0, LINE_ALIGNMENT, 0};
+                return {CLUSTER_BULK, 12, CLUSTER_BULK_THREADS, int(ceil_div<int64_t>(row_vectors, CLUSTER_CTA_VECTORS)), 0, LINE_ALIGNMENT, 0};
             if (row_vectors <= 140000) return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ceil_div<int64_t>(row_vectors, 9300));
         } else if (vectors <= 2048 || (whole_vectors && vectors >= 3600 && vectors <= 4096)) return block;
     }

@@ -107,7 +107,7 @@ def _on_a_pair(problem: Problem, layout: tuple[int, int, int], vectors: int) -> 
     """
     tiles = math.ceil(chunk_vectors(vectors, 2) / 128)
     aligned = problem.hopper and problem.element_size == 2 and problem.alignment == VECTOR_BYTES
-    if not aligned or tiles not in (11, 12, 13, 14) or not 5 <= problem.M / problem.sms <= 10.7:
+    if not aligned or not 11 <= tiles <= 14 or not 5 <= problem.M / problem.sms <= 10.7:
         return None
     return Plan("cluster", tiles, 128, *layout, 4, 72 if tiles == 11 else 96, cluster_ctas=2)
 

@@ -172,30 +172,24 @@ def measure(
 
     Returns:
         The number of cells measured, and the number of lines in the file.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C; its argument is the number of cells measured, whose lines are in the file.
     """
     table: Table = {tuple(line[:3]): line for line in (json.loads(output.read_text()) if output.is_file() else [])}
     measured: Table = {}
     failed: Table = {}
-    try:
-        for number, cell in enumerate(cells(only)):
-            if number % CHUNK == 0:
-                compile_cells(number)
-            try:
-                line = measure_cell(*cell, most, table)
-            except NoPlanError as error:
-                print(error, file=sys.stderr, flush=True)
-                if error.bucket in table:
-                    failed[error.bucket] = table[error.bucket]
-                continue
-            measured[line[:3]] = table[line[:3]] = line
-            _write(output, table)
-        if not only:
-            _write(output, table := failed | measured)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(len(measured)) from None
+    for number, cell in enumerate(cells(only)):
+        if number % CHUNK == 0:
+            compile_cells(number)
+        try:
+            line = measure_cell(*cell, most, table)
+        except NoPlanError as error:
+            print(error, file=sys.stderr, flush=True)
+            if error.bucket in table:
+                failed[error.bucket] = table[error.bucket]
+            continue
+        measured[line[:3]] = table[line[:3]] = line
+        _write(output, table)
+    if not only:
+        _write(output, table := failed | measured)
     return len(measured), len(table)
 
 
@@ -297,9 +291,10 @@ def main() -> None:
     output = given.output or Path(__file__).with_name("tables") / f"{torch.cuda.get_device_name().replace(' ', '-')}.json"
     try:
         measured, lines = measure(output, given.only, given.most, compile_cells)
-    except KeyboardInterrupt as stop:
-        kept = f"their plans are in {output}; --only WORDS measures some of the others" if stop.args[0] else f"{output} is as it was"
-        print(f"interrupted; {stop.args[0]} of {total} cells measured, {kept}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(
+            f"interrupted; {output} keeps the plans of all cells measured so far; --only WORDS measures some of the others", file=sys.stderr
+        )
         sys.exit(130)
     print(f"{measured} cells measured, {lines} plans in {output}")
     if not measured:

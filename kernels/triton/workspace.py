@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from ..common.allocation import persistent_zeros
+from .grid_exchange import SLOT_WORDS
 
 _workspaces: dict[tuple[int, int, str], tuple[int, torch.Tensor, torch.Tensor]] = {}
 """By device, stream and purpose: the number of words, and the two views of them. Slicing again would cost each launch some microseconds."""
-COUNTER_WORDS = 32  # the counter and each slot have two cache lines of 128 bytes for themselves
+COUNTER_WORDS = SLOT_WORDS.value  # the counter has cache lines for itself, as each slot
 MIN_WORDS = 1 << 17
 
 

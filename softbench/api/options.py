@@ -1,4 +1,4 @@
-"""Arguments of Python as options of the command line: the same settings, their errors, and the command that repeats a call."""
+"""Arguments of Python as options of the command line: the same settings, errors that name arguments, the command that repeats a call."""
 
 from __future__ import annotations
 

@@ -186,12 +186,11 @@ class _Cell:
         machine, by_own_copy = raw - log_ratio, raw - copy_change
         slower = log_ratio > limit
         if abs(machine) > math.log1p(rules.reference_moves) and (raw > limit) != slower:
-            ratios = f"new/old is {math.exp(raw):.3f} before and {math.exp(log_ratio):.3f} after that"
-            return f"copy is {_changed(machine)} over all cases, too much to be subtracted: {ratios}"
+            return f"copy is {_changed(machine)} over all cases, too much to be subtracted"
         hidden = not slower and min(raw, by_own_copy) > limit
         if abs(copy_change - machine) > SAME_CHANGE and (hidden or (slower and by_own_copy <= limit)):
             changes = f"copy is {_changed(copy_change)} in this case and {_changed(machine)} over all cases"
-            return f"{changes}, so new/old may be {math.exp(by_own_copy):.3f} or {math.exp(log_ratio):.3f}"
+            return f"{changes}; with the first subtracted, new/old is {math.exp(by_own_copy):.3f}"
         return ""
 
     @property

@@ -46,8 +46,7 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     ratio = f"{verdict.ratio:.3f}" if verdict.ratio is not None else ""
     interval = f"{verdict.interval[0]:.3f}..{verdict.interval[1]:.3f}" if verdict.interval else ""
     reason = verdict.reason
-    told = reason.startswith("copy is ")  # it has the ratios itself
-    if verdict.raw_ratio is not None and verdict.ratio is not None and verdict.state is not State.SAME and not told:
+    if verdict.raw_ratio is not None and verdict.ratio is not None and verdict.state is not State.SAME:
         reason += f" ({verdict.raw_ratio:.3f} before the change of copy is subtracted)"
     state = verdict.state.value + ("" if verdict.gated else " (advisory)")
     return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, reason

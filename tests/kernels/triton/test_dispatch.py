@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from interpreted import PUBLIC_FUNCTION
-from softbench.kernels.triton import dispatch
+from softbench.kernels.triton import dispatch, grid_exchange
 from softbench.kernels.triton.launch_plan import Plan, Problem
 
 
@@ -141,6 +141,15 @@ def test_kernels_are_told_to_keep_large_inputs_in_l2():
     for problem in (large, replace(large, M=8)):
         for plan in (rows, split):
             assert dispatch.prepare_launch(problem, plan, (torch.empty(2, 8),) * 2).arguments[-2:] == (problem.keep_in_l2, False)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_each_program_has_a_slot_of_two_cache_lines(backward):
+    problem = Problem(backward, 3, 1 << 20, 4, 16, True, 132, True)
+    plan = Plan("split", 8, 128, 4, 4, 0, 4, 128, split_ctas=100, smem_tiles=10)
+    launch = dispatch.prepare_launch(problem, plan, (torch.empty(3, 1 << 20, device="meta"),) * (problem.reads + 1))
+    assert launch.slots * 8 == 3 * 128 * 256  # a power of two for each row
+    assert "mul.wide.u32 place, peer, 256;" in grid_exchange.GATHER_4.value
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 128}, {"threads": 512}, {"rows": 2}])

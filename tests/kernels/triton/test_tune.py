@@ -82,7 +82,7 @@ def test_an_interrupted_tune_keeps_new_and_old_lines(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "cells", lambda only: [("cell",), ("broken",)] if only == "cut" else [("cell",)])
     file.parent.mkdir()
     file.write_text(json.dumps(old))
-    with pytest.raises(KeyboardInterrupt, match="1"):
+    with pytest.raises(KeyboardInterrupt):
         tune.measure(file, "cut")
     assert json.loads(file.read_text()) == [old[0], list(new)]
     assert tune.measure(file, "some") == (1, 2)
@@ -158,7 +158,8 @@ def test_the_command_line_starts_and_ends_compilers_of_each_chunk(monkeypatch, t
         with pytest.raises(SystemExit, match="130"):
             tune.main()
         file = tmp_path / "mine.json"
-        assert capsys.readouterr().err == f"interrupted; 0 of {tune.CHUNK + 1} cells measured, {file} is as it was\n"
+        (told,) = capsys.readouterr().err.splitlines()
+        assert told.startswith(f"interrupted; {file} keeps the plans of all cells measured so far; ")
     else:
         tune.main()
         told = capsys.readouterr()
