@@ -14,11 +14,13 @@ constexpr int CLUSTER_BULK_THREADS = 256;
 constexpr int MAX_POLLS = 1 << 16;  // some tens of milliseconds
 constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
-constexpr int THIRD_OF_SM_VECTORS = 4700;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
+constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
+constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a float32 row: beyond, three CTAs an SM were not timed
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
 constexpr int CLUSTER_CTA_VECTORS = 5800;       // of a gradient's CTA in tier cluster_bulk, unless a rule has another number
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
 constexpr int64_t SHORT_GRADIENT_BYTES = 4000000;  // of a row in both tensors
+constexpr int64_t FLOAT_ONE_WAVE_VECTORS = 1 << 20;  // of all rows of a float32 forward: from here on, starts are staggered (launcher.cuh)
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 
@@ -38,19 +40,32 @@ inline Plan split_bulk_plan(int R, int thread_vectors, int threads, int64_t ctas
     return {SPLIT_BULK, thread_vectors / R, threads, int(ctas), 0, LINE_ALIGNMENT, MAX_POLLS};
 }
 
-// Rows split over CTAs anywhere on the device, with more CTAs than it holds, so that they wait for their rows at different times. Fewer CTAs of a
-// row exchange faster: two an SM hold more of the row in registers. Three an SM are better for few or shorter rows, and for 16-bit rows, which
-// compute the most. If the device holds all rows of a gradient, they share all of it. All CTAs of a row must run at the same time, as they
-// exchange.
+// How often `ctas` CTAs for each of M rows fill a device that holds `per_sm` of them on an SM.
+inline double waves(int64_t M, int64_t ctas, int per_sm) { return double(M) * double(ctas) / (per_sm * device().sms); }
+
+// Whether a gradient's rows, on the fewest CTAs, fill the device more than once and less than twice.
+inline bool between_one_and_two_waves(int64_t M, int64_t row_vectors) {
+    const double filled = waves(M, ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS), 2);
+    return filled > 1 && filled < 1.9;
+}
+
+// Rows split over CTAs anywhere on the device, which exchange, so all CTAs of a row must run at the same time. Rows that wait at different times
+// overlap. Fewer CTAs of a row exchange faster. With few waves, more and smaller CTAs leave less of the device idle at the end. Forwards have
+// three CTAs an SM. Gradients have two, which hold more of a row in registers. If the device holds all rows, they share all of it.
 inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R;
-    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, row_vectors > 400000 ? 5300 : THIRD_OF_SM_VECTORS);
-    const int64_t ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
-    const bool three_an_sm = R == 1 && (is_16_bit || row_vectors <= 57344 || M * row_vectors <= 5000000);
-    if (d.clusters() && three_an_sm && ctas_at_3 <= 3 * d.sms) return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas_at_3);
-    if (d.clusters() && ctas_at_2 <= 2 * d.sms)
-        return split_bulk_plan(R, 24, SPLIT_THREADS / 2, R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2);
+    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, THIRD_OF_SM_VECTORS), ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
+    if (d.clusters() && R == 1 && (is_16_bit || row_vectors <= THIRD_MAX_ROW) && ctas_at_3 <= 3 * d.sms) {
+        const double filled = waves(M, ctas_at_3, 3);
+        const int64_t ctas = filled <= 1 ? 3 * d.sms / M : filled < (is_16_bit ? 5 : 1.3) ? ceil_div<int64_t>(6 * row_vectors, 5 * THIRD_OF_SM_VECTORS) : ctas_at_3;
+        return split_bulk_plan(R, 8, SPLIT_THREADS / 2, std::min<int64_t>(ctas, 3 * d.sms));
+    }
+    if (d.clusters() && ctas_at_2 <= 2 * d.sms) {
+        int64_t ctas = R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2;
+        if (R == 2 && between_one_and_two_waves(M, row_vectors)) ctas = std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(13 * row_vectors, 10 * HALF_OF_SM_VECTORS));
+        return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ctas);
+    }
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(row_vectors, SPLIT_CTA_VECTORS)));
 }
 
@@ -89,7 +104,7 @@ inline Plan few_rows_cluster_plan(int64_t M, int64_t vectors, int R, bool is_16_
     }
     if (row_vectors > MAX_CLUSTER * 8 * 512) return {AUTO};
     if (R == 2) return row_vectors > (is_16_bit ? 36864 : 40960) && row_vectors <= 49152 ? with_16_ctas(12, 192, 256) : with_16_ctas(8, 128, 512);
-    if (is_16_bit ? row_vectors > 56000 && total_vectors > 1750000 : total_vectors > 1750000 && total_vectors <= 5000000) return with_16_ctas(8, 128, 512);
+    if (!is_16_bit && total_vectors > 1750000 && total_vectors <= 5000000) return with_16_ctas(8, 128, 512);
     return {AUTO};
 }
 
@@ -105,11 +120,10 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
     if (R == 2 && M >= 32 && row_vectors > MAX_CLUSTER * CLUSTER_CTA_VECTORS && row_vectors <= (M > 64 ? 115000 : 130000))
         return of_ctas(ceil_div<int64_t>(row_vectors, 12));  // a GPC of 18 SMs holds three such clusters
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(CLUSTER_CTA_VECTORS);
-    if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
+    if (R == 2 && M >= 13 && M <= 64 && row_vectors > 115000 && row_vectors <= (M < 17 ? 170000 : 158000)) return M > 24 ? of_ctas(9650) : bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
-    if (R == 1 && is_16_bit && M >= 56 && M <= 112 && row_vectors > 43000 && row_vectors <= 54000)
+    if (R == 1 && is_16_bit && M >= 36 && row_vectors > 43000 && row_vectors <= 50000)
         return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
-    if (R == 1 && is_16_bit && M >= 20 && M <= 48 && row_vectors > 80000 && row_vectors <= 125000) return bulk;
     return {AUTO};
 }
 
@@ -143,12 +157,12 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
         return split_any_plan(M, vectors, R, is_16_bit);
     }
     // One wave of four CTAs an SM, with a chunk partly in registers and the rest in shared memory. float32 rows compute the least and use bulk
-    // copies. Longer rows use all that an SM has.
+    // copies; from 16 MB on, three CTAs an SM. Longer rows use all that an SM has.
+    if (R == 1 && !is_16_bit && total_vectors >= FLOAT_ONE_WAVE_VECTORS) return split_any_plan(M, vectors, R, is_16_bit);
     const int64_t ctas = std::min<int64_t>(4 * d.sms / M, 2 * d.sms), per_sm = total_vectors / d.sms;
     if (per_sm <= 13300 || (R == 2 && per_sm <= 16300))
         return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
-    if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1)
-        return is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_bulk_plan(R, 8, SPLIT_THREADS, 2 * d.sms / M);
+    if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1) return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas);
     return split_any_plan(M, vectors, R, is_16_bit);
 }
 
@@ -189,7 +203,7 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
                 if (row_vectors <= 43008) return cluster_plan(vectors, R, 12, 224);
                 if (row_vectors <= 60000) return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, int(ceil_div<int64_t>(row_vectors, 5800)), 0, LINE_ALIGNMENT, 0};
             }
-            if (row_vectors <= 70000) return split_bulk_plan(R, 8, SPLIT_THREADS, ceil_div<int64_t>(row_vectors, 8192 + 512));
+            if (!is_16_bit && row_vectors <= 70000) return split_bulk_plan(R, 8, SPLIT_THREADS, ceil_div<int64_t>(row_vectors, 8192 + 512));
         } else {
             // A CTA of more than 512 threads is alone on its SM, which pays only if it is nearly as large as possible.
             if (vectors <= 4096 || (whole_vectors && vectors >= 7300 && vectors <= 8192)) return block;
@@ -213,14 +227,14 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth. It is a third more for tier split_bulk, but not for its gradients up to SHORT_GRADIENT_BYTES. Launches of a few
-// microseconds start all rows together.
+// one row at its peak bandwidth. It is a third more for the gradients of tier split_bulk beyond SHORT_GRADIENT_BYTES, and for those that fill the
+// device more than once and less than twice. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
     if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
-    const bool third_more = p.tier == SPLIT_BULK && !(R == 2 && bytes <= SHORT_GRADIENT_BYTES);
+    const bool third_more = p.tier == SPLIT_BULK && R == 2 && (bytes > SHORT_GRADIENT_BYTES || between_one_and_two_waves(M, bytes / VECTOR_BYTES));
     return int(std::min(third_more ? 4 * cycles / 3 : cycles, 1e8));
 }
 

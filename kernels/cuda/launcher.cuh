@@ -11,7 +11,8 @@
 
 namespace softbench {
 
-constexpr int64_t ONE_WAVE_STAGGER_BYTES = 32 << 20;  // of all tensors read: a gradient that the device holds at once is staggered from here on
+// Of all tensors read: launches that the device holds at once are staggered from here on, forwards and gradients.
+constexpr int64_t ONE_WAVE_FORWARD_BYTES = 16 << 20, ONE_WAVE_GRADIENT_BYTES = 32 << 20;
 
 struct Launcher {
     cudaStream_t stream;
@@ -42,9 +43,9 @@ struct Launcher {
         error = cudaLaunchKernelEx(&config, kernel, P(arguments)...);
     }
 
-    // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by it. Without clusters, large
-    // gradients gain by a third of it, and other launches were faster without. It is only a hint: if the driver does not say how many rows fit,
-    // all rows start together. `reads`: the tensors that are read.
+    // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by it, and so do large forwards
+    // without clusters. Large gradients gain by a third of it, and smaller launches were faster without. It is only a hint: if the driver does not
+    // say how many rows fit, all rows start together. `reads`: the tensors that are read.
     template <typename... P> Stagger stagger(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p, int reads) {
         cluster = cluster && p.per_row > 1;
         if (p.stagger_cycles <= 0 || !prepare(kernel, shared, cluster && p.per_row > 8)) return {0, 0};
@@ -70,7 +71,8 @@ struct Launcher {
         }
         const int rows = cluster ? found->second : found->second / p.per_row;
         if (cluster || M > rows) return {rows, p.stagger_cycles};
-        return reads == 2 && 2 * tensor_bytes >= ONE_WAVE_STAGGER_BYTES ? Stagger{rows, p.stagger_cycles / 3} : Stagger{0, 0};
+        if (reads == 1) return tensor_bytes >= ONE_WAVE_FORWARD_BYTES ? Stagger{rows, p.stagger_cycles} : Stagger{0, 0};
+        return 2 * tensor_bytes >= ONE_WAVE_GRADIENT_BYTES ? Stagger{rows, p.stagger_cycles / 3} : Stagger{0, 0};
     }
 
 private:

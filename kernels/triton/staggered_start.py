@@ -19,7 +19,8 @@ from .packed_io import INTERPRETED
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
-ONE_WAVE_BYTES = 32 << 20  # of all inputs: from here on, split gradients that the device holds at once are staggered
+ONE_WAVE_BYTES = {False: 16 << 20, True: 32 << 20}
+"""Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
 MAX_CYCLES = 100_000_000
 # Waits until so many cycles have passed.
 WAIT_CYCLES = tl.constexpr(
@@ -48,9 +49,8 @@ def bytes_per_cycle(index: int) -> float:
 def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
-    The delay is the time in which memory at its peak reads a row, and a third more for the split tier. If the device holds all rows at
-    once, staggered clusters are .00 to .03 faster. Large gradients of the split tier then gain by a third of that time. Other launches of
-    the split tier were faster without.
+    The delay is the time in which memory at its peak reads a row. It is a third more for the split tier, but not for its gradients if the
+    device holds all rows at once. Such launches of less than ONE_WAVE_BYTES start all rows together.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -62,9 +62,9 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     else:
         rows = programs * problem.sms // plan.split_ctas
         one_wave = problem.M <= rows
-        if one_wave and not (problem.backward and problem.M * row >= ONE_WAVE_BYTES):
+        if one_wave and problem.M * row < ONE_WAVE_BYTES[problem.backward]:
             return 0, 0
-        cycles *= 1 / 3 if one_wave else 4 / 3
+        cycles *= 1 if one_wave and problem.backward else 4 / 3
     return (rows, int(min(MAX_CYCLES, cycles))) if rows else (0, 0)
 
 
@@ -76,3 +76,16 @@ def staggered_start(row, stagger_rows, stagger_cycles):
     else:
         wait = tl.where(row < stagger_rows, row.to(tl.int64) * stagger_cycles, 0)
         return row + tl.inline_asm_elementwise(WAIT_CYCLES, "=r,l", [wait], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def traceable_start(row, stagger_rows, stagger_cycles):
+    """As `staggered_start`, in a kernel that compilers trace, which may have assembly without side effects only.
+
+    The wait happens because the addresses of the row's loads depend on the result.
+    """
+    if INTERPRETED:
+        return row
+    else:
+        wait = tl.where(row < stagger_rows, row * stagger_cycles, 0)
+        return row + tl.inline_asm_elementwise(WAIT_CYCLES, "=r,l", [wait], dtype=tl.int32, is_pure=True, pack=1)

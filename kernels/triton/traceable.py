@@ -32,7 +32,8 @@ from torch.library import wrap_triton
 from .devices import device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
 from .heuristics import LONG_ROW, choose
-from .launch_plan import LINE_VECTORS, VECTOR_BYTES, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
+from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
+from .staggered_start import stagger
 from .traceable_passes import dots_traceable, gradients_traceable, normalize_traceable, partials_traceable
 from .traceable_rows import (
     backward_traceable,
@@ -49,6 +50,7 @@ SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
 torch.compile cover all N; it allows a function eight by default. A plan for four times the row has idle lanes, but moves no more bytes."""
 TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
 MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
+PROGRAM_BYTES = 2048  # that a program of short rows reads and writes at least
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SHARED_THREADS = 128  # of a program that has a part of a row
 # Tiles of each tensor. False is the forward, True the gradient. The first number is for aligned rows, the second for other and long rows.
@@ -62,6 +64,7 @@ PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
 MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 MAX_PARTS = 512  # of a row, with a partial result each.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
+OTHER_REGISTERS = 32  # of a thread of a split row, beside its tiles
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
 
@@ -93,7 +96,7 @@ def _packaging() -> bool:
 
 def plan_for(problem: Problem, device: str) -> Plan:
     """The plan for a problem, among those that compilers can launch."""
-    plan = choose(problem, device)
+    plan = _one_row_a_lane(problem, choose(problem, device))
     if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
         return replace(plan, registers=None)
     elements, base, vectors = _vectors(problem)
@@ -102,6 +105,20 @@ def plan_for(problem: Problem, device: str) -> Plan:
         if tiles * 4 * problem.reads <= MAX_WORDS:
             return Plan("rows", tiles, threads, 4, elements, base, threads // 32)
     return Plan("loop")
+
+
+def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
+    """A plan of short unaligned rows, without lanes that have parts of two rows: those took up to twice the time.
+
+    It has fewer rows, or more warps if fewer rows would be less than PROGRAM_BYTES.
+    """
+    lanes = WARP * plan.warps
+    if plan.tier != "rows" or problem.alignment == VECTOR_BYTES or not 1 < plan.threads <= WARP or plan.rows * plan.threads <= lanes:
+        return plan
+    rows = lanes // plan.threads
+    if rows * problem.N * problem.element_size * (problem.reads + 1) >= PROGRAM_BYTES:
+        return replace(plan, rows=rows)
+    return replace(plan, warps=plan.rows * plan.threads // WARP)
 
 
 def shared_plan(problem: Problem) -> Plan | None:
@@ -171,13 +188,18 @@ def _shared_launch(
     block = STEP * plan.warps
     places = max(plan.threads, triton.next_power_of_2(min(ctas, MAX_PARTS)))
     if plan.tier == "split":
-        arguments = *units, N, ctas, chunk, *layout, places, problem.keep_in_l2, block, log
+        arguments = *units, N, ctas, chunk, *_stagger(problem, plan), *layout, places, problem.keep_in_l2, block, log
         return Launch("split", M * ctas, arguments, plan.warps, M * ctas)
     parts = min(ctas, MAX_PARTS)
     part = chunk_vectors(vectors_in_row(problem, plan.vector_elements, plan.base_alignment), parts)
     first = *units[:-1], N, parts, part, *layout, block, *((log,) if problem.backward else ())
     arguments = *units, N, parts, ctas, chunk, *layout, places, block, log
     return Launch("passes", M * ctas, arguments, plan.warps, M * parts, (M * parts, first))
+
+
+def _stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
+    """The stagger of a split plan. ptxas takes at most so many registers for a thread's tiles and the rest (docs/kernels/notes-triton.md)."""
+    return stagger(problem, replace(plan, registers=4 * plan.tiles * problem.reads + OTHER_REGISTERS))
 
 
 def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:

@@ -30,6 +30,7 @@ from .softmax_ops import (
     write_gradient,
     write_normalized,
 )
+from .staggered_start import traceable_start
 from .traceable_rows import VECTOR_MASK
 
 
@@ -53,13 +54,13 @@ def pair_max(word):
 
 @triton.jit
 def forward_split_traceable(
-    x_ptr, y_ptr, slots_ptr, x_stride, y_stride, N, ctas, chunk,
+    x_ptr, y_ptr, slots_ptr, x_stride, y_stride, N, ctas, chunk, stagger_rows, stagger_cycles,
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, PLACES: tl.constexpr,
     KEEP_IN_L2: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
     """A row `ctas` programs, each with `chunk` <= TILES * THREADS vectors. slots: `ctas` zeros a row. PLACES >= ctas and THREADS."""
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
-    row = (tl.program_id(0) // ctas).to(tl.int64)
+    row = traceable_start((tl.program_id(0) // ctas).to(tl.int64), stagger_rows, stagger_cycles)
     rank = tl.program_id(0) % ctas
     x_row = x_ptr + row * x_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT
@@ -189,13 +190,13 @@ def chunk_partial(x_start, N, one, BLOCK: tl.constexpr):
 
 @triton.jit
 def backward_split_traceable(
-    dy_ptr, y_ptr, dx_ptr, slots_ptr, dy_stride, y_stride, dx_stride, N, ctas, chunk,
+    dy_ptr, y_ptr, dx_ptr, slots_ptr, dy_stride, y_stride, dx_stride, N, ctas, chunk, stagger_rows, stagger_cycles,
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, PLACES: tl.constexpr,
     KEEP_IN_L2: tl.constexpr, BLOCK: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
     """As `forward_split_traceable`, with TILES of each of dy and y. slots: `ctas` zeros a row."""
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
-    row = (tl.program_id(0) // ctas).to(tl.int64)
+    row = traceable_start((tl.program_id(0) // ctas).to(tl.int64), stagger_rows, stagger_cycles)
     rank = tl.program_id(0) % ctas
     dy_row = dy_ptr + row * dy_stride * UNIT
     y_row = y_ptr + row * y_stride * UNIT

@@ -23,16 +23,19 @@ def test_rows_that_exceed_the_device_are_staggered():
     assert stagger(backward, replace(SPLIT, threads=128, registers=96, smem_tiles=10)) == (5 * 132 // 56, int(2 * row / 2500 * 4 / 3))
 
 
-def test_forwards_that_fit_the_device_are_staggered_only_on_clusters():
+def test_large_forwards_of_one_wave_are_staggered_too():
     few = replace(PROBLEM, M=9)
-    assert stagger(few, SPLIT) == (0, 0)
+    assert stagger(few, SPLIT) == stagger(PROBLEM, SPLIT)
     assert stagger(few, CLUSTER) == stagger(PROBLEM, CLUSTER)
+    small = replace(PROBLEM, M=3)  # less than 16 MiB
+    assert stagger(small, SPLIT) == (0, 0)
+    assert stagger(small, CLUSTER) == stagger(PROBLEM, CLUSTER)
 
 
-def test_large_gradients_of_one_wave_are_staggered_by_a_third():
+def test_large_gradients_of_one_wave_are_staggered_by_a_row():
     gradient, row = replace(PROBLEM, backward=True, M=8), 2 * (1 << 20) * 4
     plan = replace(SPLIT, threads=128, registers=96, smem_tiles=10)
-    assert stagger(gradient, plan) == (5 * 132 // 56, int(row / 2500 / 3))
+    assert stagger(gradient, plan) == (5 * 132 // 56, int(row / 2500))
     assert stagger(replace(gradient, M=3), plan) == (0, 0)  # less than 32 MiB
 
 

@@ -95,8 +95,8 @@ def launch_on_hopper(M, N, reads, dtype):
     assert how.tier == "split"
     kernel = KERNELS[reads]
     names = kernel.arg_names
-    sizes = 2 * (reads + 1) + 4  # tensors, slots, strides, N, ctas, chunk
-    constants = dict(zip(names[sizes:], how.arguments[reads + 4 :], strict=True))
+    sizes = 2 * (reads + 1) + 6  # tensors, slots, strides, N, ctas, chunk, stagger
+    constants = dict(zip(names[sizes:], how.arguments[reads + 6 :], strict=True))
     pointer = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}[dtype]
     kinds = {**dict.fromkeys(constants, "constexpr"), "slots_ptr": "*i64"}
     signature = {name: kinds.get(name, pointer if name.endswith("_ptr") else "i32") for name in names}
@@ -125,7 +125,7 @@ def test_an_sm_holds_four_programs_without_a_register_limit(N, reads, dtype, tmp
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     told = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
     assert how.num_warps == 4
-    assert how.arguments[reads + 4] == traceable.SPLIT_TILES[reads == 2][N != 131_072]
+    assert how.arguments[reads + 6] == traceable.SPLIT_TILES[reads == 2][N != 131_072]
     assert int(re.search(r"REG:(\d+)", told)[1]) <= 128
     assert (re.search(r"STACK:(\d+)", told)[1], re.search(r"LOCAL:(\d+)", told)[1]) == ("0", "0")
 
