@@ -129,8 +129,9 @@ private:
         if (p.per_row > 1 && !launcher.has_workspace(M * p.per_row)) return true;
         const size_t shared = size_t(p.tier_option) * R * p.threads * VECTOR_BYTES;
         auto with = [&](auto kernel) {
+            const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p, R);
             launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.tier_option, p.base_alignment, p.max_polls,
-                            launcher.workspace);
+                            launcher.workspace, stagger);
         };
         if (p.tier_option == 0 && chunk() <= p.vectors * p.threads)
             return select<2 / R, 4 / R, SPLIT_VECTORS<Op> / R>(

@@ -43,10 +43,10 @@ inline Plan split_bulk_plan(int R, int thread_vectors, int threads, int64_t ctas
 // How often `ctas` CTAs for each of M rows fill a device that holds `per_sm` of them on an SM.
 inline double waves(int64_t M, int64_t ctas, int per_sm) { return double(M) * double(ctas) / (per_sm * device().sms); }
 
-// Whether a gradient's rows, on the fewest CTAs, fill the device more than once and less than twice.
-inline bool between_one_and_two_waves(int64_t M, int64_t row_vectors) {
+// Whether a gradient's rows, on the fewest CTAs, fill the device well more than once and less than twice.
+inline bool nearly_two_waves(int64_t M, int64_t row_vectors) {
     const double filled = waves(M, ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS), 2);
-    return filled > 1 && filled < 1.9;
+    return filled > 1.3 && filled < 1.9;
 }
 
 // Rows split over CTAs anywhere on the device, which exchange, so all CTAs of a row must run at the same time. Rows that wait at different times
@@ -63,7 +63,7 @@ inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     }
     if (d.clusters() && ctas_at_2 <= 2 * d.sms) {
         int64_t ctas = R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2;
-        if (R == 2 && between_one_and_two_waves(M, row_vectors)) ctas = std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(13 * row_vectors, 10 * HALF_OF_SM_VECTORS));
+        if (R == 2 && nearly_two_waves(M, row_vectors)) ctas = std::min<int64_t>(4 * d.sms / M, ceil_div<int64_t>(5 * row_vectors, 4 * HALF_OF_SM_VECTORS));
         return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ctas);
     }
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(row_vectors, SPLIT_CTA_VECTORS)));
@@ -120,7 +120,7 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
     if (R == 2 && M >= 32 && row_vectors > MAX_CLUSTER * CLUSTER_CTA_VECTORS && row_vectors <= (M > 64 ? 115000 : 130000))
         return of_ctas(ceil_div<int64_t>(row_vectors, 12));  // a GPC of 18 SMs holds three such clusters
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(CLUSTER_CTA_VECTORS);
-    if (R == 2 && M >= 13 && M <= 64 && row_vectors > 115000 && row_vectors <= (M < 17 ? 170000 : 158000)) return M > 24 ? of_ctas(9650) : bulk;
+    if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
     if (R == 1 && is_16_bit && M >= 36 && row_vectors > 43000 && row_vectors <= 50000)
         return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
@@ -227,14 +227,14 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth. It is a third more for the gradients of tier split_bulk beyond SHORT_GRADIENT_BYTES, and for those that fill the
-// device more than once and less than twice. Launches of a few microseconds start all rows together.
+// one row at its peak bandwidth. It is a third more for the gradients of tier split_bulk beyond SHORT_GRADIENT_BYTES, and for those of nearly two
+// waves. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
-    if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK) return 0;
+    if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !(p.tier == SPLIT && p.per_row > 1 && d.clusters())) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
-    const bool third_more = p.tier == SPLIT_BULK && R == 2 && (bytes > SHORT_GRADIENT_BYTES || between_one_and_two_waves(M, bytes / VECTOR_BYTES));
+    const bool third_more = p.tier == SPLIT_BULK && R == 2 && (bytes > SHORT_GRADIENT_BYTES || nearly_two_waves(M, bytes / VECTOR_BYTES));
     return int(std::min(third_more ? 4 * cycles / 3 : cycles, 1e8));
 }
 

@@ -19,7 +19,7 @@ from .packed_io import INTERPRETED
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
-ONE_WAVE_BYTES = {False: 16 << 20, True: 32 << 20}
+ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
 MAX_CYCLES = 100_000_000
 # Waits until so many cycles have passed.

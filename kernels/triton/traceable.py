@@ -198,7 +198,7 @@ def _shared_launch(
 
 
 def _stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
-    """The stagger of a split plan. ptxas takes at most so many registers for a thread's tiles and the rest (docs/kernels/notes-triton.md)."""
+    """The stagger of a split plan. Without a limit ptxas takes about so many registers, which decide how many programs an SM holds."""
     return stagger(problem, replace(plan, registers=4 * plan.tiles * problem.reads + OTHER_REGISTERS))
 
 
