@@ -22,7 +22,7 @@ constexpr int MAX_STAGES = 32;
 
 // The least CTAs an SM for __launch_bounds__, as registers allow. `thread_vectors`: the vectors of all tensors that a thread holds.
 constexpr int bulk_min_ctas(int thread_vectors, int threads) {
-    return thread_vectors * threads <= 2048 ? 4 : thread_vectors * threads <= 6144 ? 2 : 1;
+    return thread_vectors * threads <= 3072 ? 4 : thread_vectors * threads <= 6144 ? 2 : 1;
 }
 
 // THREAD_VECTORS: the vectors of all tensors that a thread has in registers. OVER_GRID: the CTAs of a row are no cluster (split_bulk).

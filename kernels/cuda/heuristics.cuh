@@ -17,10 +17,13 @@ constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128
 constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
 constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a float32 row: beyond, three CTAs an SM were not timed
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
+constexpr int QUARTER_OF_SM_VECTORS = 5400;     // of a gradient's CTA of so many threads, four CTAs an SM, with 48 KB in registers
+constexpr int QUARTER_OF_SM_THREADS = 128;
 constexpr int CLUSTER_CTA_VECTORS = 5800;       // of a gradient's CTA in tier cluster_bulk, unless a rule has another number
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
 constexpr int64_t SHORT_GRADIENT_BYTES = 4000000;  // of a row in both tensors
-constexpr int64_t FLOAT_ONE_WAVE_VECTORS = 1 << 20;  // of all rows of a float32 forward: from here on, starts are staggered (launcher.cuh)
+// Of all rows of a float32 forward and of a gradient: from here on, the starts of one wave are staggered (launcher.cuh).
+constexpr int64_t FORWARD_ONE_WAVE_VECTORS = ONE_WAVE_FORWARD_BYTES / VECTOR_BYTES, GRADIENT_ONE_WAVE_VECTORS = ONE_WAVE_GRADIENT_BYTES / VECTOR_BYTES;
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 
@@ -43,15 +46,23 @@ inline Plan split_bulk_plan(int R, int thread_vectors, int threads, int64_t ctas
 // How often `ctas` CTAs for each of M rows fill a device that holds `per_sm` of them on an SM.
 inline double waves(int64_t M, int64_t ctas, int per_sm) { return double(M) * double(ctas) / (per_sm * device().sms); }
 
-// Whether a gradient's rows, on the fewest CTAs, fill the device well more than once and less than twice.
-inline bool nearly_two_waves(int64_t M, int64_t row_vectors) {
-    const double filled = waves(M, ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS), 2);
-    return filled > 1.3 && filled < 1.9;
+// How often a gradient's rows fill the device, on the fewest CTAs of QUARTER_OF_SM_THREADS.
+inline double gradient_waves(int64_t M, int64_t row_vectors) { return waves(M, ceil_div<int64_t>(row_vectors, QUARTER_OF_SM_VECTORS), 4); }
+
+// Gradients of few waves: four small CTAs an SM. If the device holds all rows, they share all of it. Rows that nearly fill it have a few CTAs more,
+// so that they end one after the other. What needs more than one and a half waves takes two in any case.
+inline Plan few_waves_gradient_plan(int64_t M, int64_t row_vectors) {
+    const double filled = gradient_waves(M, row_vectors);
+    int64_t ctas = ceil_div<int64_t>(row_vectors, QUARTER_OF_SM_VECTORS);
+    if (filled <= 1) ctas = 4 * device().sms / M;
+    if (filled <= 1 && filled > 0.8 && M >= 9) ctas += ctas / 20 + 1;
+    if (filled > 1.5 && filled < 2) ctas = 8 * device().sms / M;
+    return split_bulk_plan(2, 24, QUARTER_OF_SM_THREADS, std::min<int64_t>(ctas, 2 * device().sms));
 }
 
 // Rows split over CTAs anywhere on the device, which exchange, so all CTAs of a row must run at the same time. Rows that wait at different times
 // overlap. Fewer CTAs of a row exchange faster. With few waves, more and smaller CTAs leave less of the device idle at the end. Forwards have
-// three CTAs an SM. Gradients have two, which hold more of a row in registers. If the device holds all rows, they share all of it.
+// three CTAs an SM. Gradients of many waves have two, which hold more of a row in registers.
 inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R;
@@ -62,9 +73,9 @@ inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
         return split_bulk_plan(R, 8, SPLIT_THREADS / 2, std::min<int64_t>(ctas, 3 * d.sms));
     }
     if (d.clusters() && ctas_at_2 <= 2 * d.sms) {
-        int64_t ctas = R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2;
-        if (R == 2 && nearly_two_waves(M, row_vectors)) ctas = std::min<int64_t>(4 * d.sms / M, ceil_div<int64_t>(5 * row_vectors, 4 * HALF_OF_SM_VECTORS));
-        return split_bulk_plan(R, 24, SPLIT_THREADS / 2, ctas);
+        if (R == 2 && M >= 5 && M <= FEW_ROWS && row_vectors <= 2 * d.sms * QUARTER_OF_SM_VECTORS && gradient_waves(M, row_vectors) < 4)
+            return few_waves_gradient_plan(M, row_vectors);
+        return split_bulk_plan(R, 24, SPLIT_THREADS / 2, R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2);
     }
     return split_plan(vectors, R, 8, SPLIT_THREADS, std::min<int64_t>(2 * d.sms, ceil_div<int64_t>(row_vectors, SPLIT_CTA_VECTORS)));
 }
@@ -120,7 +131,7 @@ inline Plan few_long_rows_plan(int64_t M, int64_t row_vectors, int R, bool is_16
     if (R == 2 && M >= 32 && row_vectors > MAX_CLUSTER * CLUSTER_CTA_VECTORS && row_vectors <= (M > 64 ? 115000 : 130000))
         return of_ctas(ceil_div<int64_t>(row_vectors, 12));  // a GPC of 18 SMs holds three such clusters
     if (R == 2 && M >= 22 && row_vectors > 65536 && row_vectors <= 115000) return of_ctas(CLUSTER_CTA_VECTORS);
-    if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= 158000) return M > 24 ? of_ctas(9650) : bulk;
+    if (R == 2 && M >= 16 && M <= 64 && row_vectors > 115000 && row_vectors <= (M > 24 ? 130000 : 158000)) return M > 24 ? of_ctas(9650) : bulk;
     if (R == 1 && !is_16_bit && M >= 32 && M <= 48 && row_vectors > 68000 && row_vectors <= 73000) return bulk;
     if (R == 1 && is_16_bit && M >= 36 && row_vectors > 43000 && row_vectors <= 50000)
         return {CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, 8, 0, LINE_ALIGNMENT, 0};
@@ -157,8 +168,9 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
         return split_any_plan(M, vectors, R, is_16_bit);
     }
     // One wave of four CTAs an SM, with a chunk partly in registers and the rest in shared memory. float32 rows compute the least and use bulk
-    // copies; from 16 MB on, three CTAs an SM. Longer rows use all that an SM has.
-    if (R == 1 && !is_16_bit && total_vectors >= FLOAT_ONE_WAVE_VECTORS) return split_any_plan(M, vectors, R, is_16_bit);
+    // copies. Longer rows use all that an SM has, and so do large launches whose starts are staggered.
+    if (R == 1 ? !is_16_bit && total_vectors >= FORWARD_ONE_WAVE_VECTORS : M >= 5 && total_vectors >= GRADIENT_ONE_WAVE_VECTORS)
+        return split_any_plan(M, vectors, R, is_16_bit);
     const int64_t ctas = std::min<int64_t>(4 * d.sms / M, 2 * d.sms), per_sm = total_vectors / d.sms;
     if (per_sm <= 13300 || (R == 2 && per_sm <= 16300))
         return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
@@ -227,14 +239,16 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth. It is a third more for the gradients of tier split_bulk beyond SHORT_GRADIENT_BYTES, and for those of nearly two
-// waves. Launches of a few microseconds start all rows together.
+// one row at its peak bandwidth. Gradients of tier split_bulk and more than one wave have a third more beyond SHORT_GRADIENT_BYTES, or beyond
+// three quarters of that with less than two waves. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
     if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !(p.tier == SPLIT && p.per_row > 1 && d.clusters())) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
-    const bool third_more = p.tier == SPLIT_BULK && R == 2 && (bytes > SHORT_GRADIENT_BYTES || nearly_two_waves(M, bytes / VECTOR_BYTES));
+    const bool one_wave = p.threads <= QUARTER_OF_SM_THREADS && M * p.per_row <= 4 * d.sms;
+    const int64_t short_bytes = gradient_waves(M, bytes / VECTOR_BYTES) < 2 ? SHORT_GRADIENT_BYTES / 4 * 3 : SHORT_GRADIENT_BYTES;
+    const bool third_more = p.tier == SPLIT_BULK && R == 2 && !one_wave && bytes > short_bytes;
     return int(std::min(third_more ? 4 * cycles / 3 : cycles, 1e8));
 }
 

@@ -11,9 +11,6 @@
 
 namespace softbench {
 
-// Of all tensors read: launches that the device holds at once are staggered from here on, forwards and gradients.
-constexpr int64_t ONE_WAVE_FORWARD_BYTES = 16 << 20, ONE_WAVE_GRADIENT_BYTES = 30 << 20;
-
 struct Launcher {
     cudaStream_t stream;
     Workspace* workspace;
@@ -44,7 +41,7 @@ struct Launcher {
     }
 
     // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by it. Without clusters, large
-    // launches gain, gradients of tier split_bulk by a third of it; small launches were faster without. Tier split has it only there. It is a
+    // launches gain, gradients with two CTAs an SM by a third of it; small launches were faster without. Tier split has it only there. It is a
     // hint: if the driver does not say how many rows fit, all rows start together. `reads`: the tensors that are read.
     template <typename... P> Stagger stagger(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p, int reads) {
         cluster = cluster && p.per_row > 1;
@@ -72,7 +69,7 @@ struct Launcher {
         const int rows = cluster ? found->second : found->second / p.per_row;
         if (cluster || (M > rows && p.tier != SPLIT)) return {rows, p.stagger_cycles};
         if (M > rows || reads * tensor_bytes < (reads == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES)) return {0, 0};
-        return {rows, reads == 2 && p.tier != SPLIT ? p.stagger_cycles / 3 : p.stagger_cycles};
+        return {rows, reads == 2 && p.tier == SPLIT_BULK && p.threads > 128 ? p.stagger_cycles / 3 : p.stagger_cycles};
     }
 
 private:

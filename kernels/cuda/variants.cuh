@@ -19,6 +19,9 @@ template <typename Op, bool OVER_GRID, typename F> bool select_bulk(const Plan& 
     const int thread_vectors = p.vectors * Op::READS;
     auto is = [&](auto w, auto t) { return thread_vectors == w.value && p.threads == t.value && (call(w, t), true); };
     using std::integral_constant;
+    if constexpr (OVER_GRID && Op::READS == 2) {
+        if (is(integral_constant<int, 24>(), integral_constant<int, 128>())) return true;
+    }
     if constexpr (OVER_GRID)
         return is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
                is(integral_constant<int, 24>(), integral_constant<int, 256>());
