@@ -2,7 +2,8 @@
 
 - write I/N: writes part I of the --count shapes as a configuration. A shape depends on the seed and its number only.
 - compile FILE.toml: compiles the Triton kernels of its cases into Triton's cache, in a process a core. It needs an NVIDIA GPU.
-- below FILE.csv ...: lists the cells of our kernels below --share of the yardstick, and how many there are.
+- below FILE.csv ...: lists the cells of our kernels below --share of the yardstick, and how many there are. If several files have a cell,
+  the last one counts.
 
 For example:
 
@@ -31,6 +32,8 @@ SIZES = {"fp32": 4, "bf16": 2}  # fp16 has the plans of bf16
 BYTES = 16e6, 400e6  # of x
 COLUMNS = 2, 1 << 20
 OURS = ("cuda", "triton")
+CELL = ("backend", "direction", "dtype", "M", "N")
+"""The columns that tell one cell from another."""
 SETTINGS = """backends = ["cuda", "triton"]
 rounds = 3
 batch_ms = 6.0
@@ -127,8 +130,9 @@ def compile_all(file: Path) -> int:
 
 def below(files: list[Path], share: float) -> int:
     """Lists cells below a share of the yardstick."""
-    cells = [row for file in files for row in csv.DictReader(file.open(encoding="utf-8")) if row["backend"] in OURS]
-    measured = [row for row in cells if row["of_copy"]]
+    rows = (row for file in files for row in csv.DictReader(file.open(encoding="utf-8")) if row["backend"] in OURS)
+    cells = {tuple(row[name] for name in CELL): row for row in rows}
+    measured = [row for row in cells.values() if row["of_copy"]]
     low = sorted((row for row in measured if float(row["of_copy"]) < share), key=lambda row: float(row["of_copy"]))
     for row in low:
         print(f"{float(row['of_copy']):.3f} {row['backend']:6} {row['direction']:8} {row['dtype']} {row['M']}x{row['N']}  {row['labels']}")

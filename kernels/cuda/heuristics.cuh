@@ -15,13 +15,13 @@ constexpr int MAX_POLLS = 1 << 16;  // some tens of milliseconds
 constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
 constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
-constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a float32 row: beyond, three CTAs an SM were not timed
+constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a row: beyond, more such CTAs than the fewest were not timed, nor any of float32 rows
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
 constexpr int QUARTER_OF_SM_VECTORS = 5400;     // of a gradient's CTA of so many threads, four CTAs an SM, with 48 KB in registers
 constexpr int QUARTER_OF_SM_THREADS = 128;
 constexpr int CLUSTER_CTA_VECTORS = 5800;       // of a gradient's CTA in tier cluster_bulk, unless a rule has another number
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
-constexpr int64_t SHORT_GRADIENT_BYTES = 4000000;  // of a row in both tensors
+constexpr int64_t SHORT_BYTES_OF_FEW_WAVES = 3000000, SHORT_BYTES_OF_MANY_WAVES = 4000000;  // of a row in all tensors read
 // Of all rows of a float32 forward and of a gradient: from here on, the starts of one wave are staggered (launcher.cuh).
 constexpr int64_t FORWARD_ONE_WAVE_VECTORS = ONE_WAVE_FORWARD_BYTES / VECTOR_BYTES, GRADIENT_ONE_WAVE_VECTORS = ONE_WAVE_GRADIENT_BYTES / VECTOR_BYTES;
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
@@ -69,8 +69,9 @@ inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, THIRD_OF_SM_VECTORS), ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
     if (d.clusters() && R == 1 && (is_16_bit || row_vectors <= THIRD_MAX_ROW) && ctas_at_3 <= 3 * d.sms) {
         const double filled = waves(M, ctas_at_3, 3);
-        const int64_t ctas = filled <= 1 ? 3 * d.sms / M : filled < (is_16_bit ? 5 : 1.3) ? ceil_div<int64_t>(6 * row_vectors, 5 * THIRD_OF_SM_VECTORS) : ctas_at_3;
-        return split_bulk_plan(R, 8, SPLIT_THREADS / 2, std::min<int64_t>(ctas, 3 * d.sms));
+        int64_t ctas = filled <= 1 ? 3 * d.sms / M : ctas_at_3;
+        if (filled > 1 && filled < (is_16_bit ? 5 : 1.3) && row_vectors <= THIRD_MAX_ROW) ctas = ceil_div<int64_t>(6 * row_vectors, 5 * THIRD_OF_SM_VECTORS);
+        return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas);
     }
     if (d.clusters() && ctas_at_2 <= 2 * d.sms) {
         if (R == 2 && M >= 5 && M <= FEW_ROWS && row_vectors <= 2 * d.sms * QUARTER_OF_SM_VECTORS && gradient_waves(M, row_vectors) < 4)
@@ -239,16 +240,16 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth. Gradients of tier split_bulk and more than one wave have a third more beyond SHORT_GRADIENT_BYTES, or beyond
-// three quarters of that with less than two waves. Launches of a few microseconds start all rows together.
+// one row at its peak bandwidth. Long rows of tier split_bulk and more than one wave have a third more. Launches of a few microseconds start all
+// rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
     if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !(p.tier == SPLIT && p.per_row > 1 && d.clusters())) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
-    const bool one_wave = p.threads <= QUARTER_OF_SM_THREADS && M * p.per_row <= 4 * d.sms;
-    const int64_t short_bytes = gradient_waves(M, bytes / VECTOR_BYTES) < 2 ? SHORT_GRADIENT_BYTES / 4 * 3 : SHORT_GRADIENT_BYTES;
-    const bool third_more = p.tier == SPLIT_BULK && R == 2 && !one_wave && bytes > short_bytes;
+    const int per_sm = p.threads <= QUARTER_OF_SM_THREADS ? 4 : R == 1 && p.vectors == 8 ? 3 : 2;
+    const bool few_waves = R == 1 || gradient_waves(M, bytes / VECTOR_BYTES) < 2;
+    const bool third_more = p.tier == SPLIT_BULK && waves(M, p.per_row, per_sm) > 1 && bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES);
     return int(std::min(third_more ? 4 * cycles / 3 : cycles, 1e8));
 }
 

@@ -65,6 +65,7 @@ MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 MAX_PARTS = 512  # of a row, with a partial result each.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
 OTHER_REGISTERS = 32  # of a thread of a split row, beside its tiles
+STAGGERED_ROWS = 4  # that the device holds at once: with fewer, rows of packages start together.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
 
@@ -199,7 +200,8 @@ def _shared_launch(
 
 def _stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """The stagger of a split plan. Without a limit ptxas takes about so many registers, which decide how many programs an SM holds."""
-    return stagger(problem, replace(plan, registers=4 * plan.tiles * problem.reads + OTHER_REGISTERS))
+    rows, cycles = stagger(problem, replace(plan, registers=4 * plan.tiles * problem.reads + OTHER_REGISTERS))
+    return (rows, cycles) if rows >= STAGGERED_ROWS else (0, 0)
 
 
 def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:

@@ -80,3 +80,14 @@ def test_slow_cells_are_listed_the_slowest_first(tool, tmp_path, capsys):
     assert tool.below([file], 0.9) == 0
     file.write_text(head + "\n".join([*lines[:2], "triton,forward,8,64,bf16,,"]) + "\n")
     assert tool.below([file], 0.9) == 1
+
+
+def test_the_last_file_of_a_cell_counts(tool, tmp_path, capsys):
+    head = "backend,direction,M,N,dtype,of_copy,labels\n"
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    first.write_text(head + "cuda,forward,8,64,bf16,0.5,\ncuda,backward,8,64,bf16,0.6,\n")
+    second.write_text(head + "cuda,forward,8,64,bf16,0.95,\n")
+    assert tool.below([first, second], 0.9) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 of 2 cells below 0.9; 0 without a result"
+    assert tool.below([second, first], 0.9) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 cells below 0.9; 0 without a result"

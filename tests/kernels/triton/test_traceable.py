@@ -7,6 +7,7 @@ import math
 import random
 import types
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,6 +119,22 @@ def test_a_package_has_two_passes_for_few_rows(hopper, packaging, name, N, dtype
         reinplace_inplaceable_ops_core(graph)
         assert [launch.kwargs["tensors_to_clone"] for launch in launches] == [[], []]
         assert not any("zeros" in str(node.target) or "full" in str(node.target) for node in graph.nodes)
+
+
+def test_rows_that_a_package_shares_start_apart():
+    H200 = Problem(False, 128, 262_144, 2, 16, True, 132, True, 2500.0, True)
+    assert traceable._stagger(H200, traceable.shared_plan(H200)) == (5 * 132 // 16, int(2 * 262_144 / 2500 * 4 / 3))
+    long = replace(H200, M=16, N=1 << 22)  # two rows at once
+    assert traceable._stagger(long, traceable.shared_plan(long)) == (0, 0)
+
+
+def test_no_lane_has_parts_of_two_short_rows():
+    for N, backward in itertools.product((36, 60, 77, 100, 197, 230, 333), (False, True)):
+        problem = Problem(backward, 262_144, N, 2, math.gcd(16, 2 * N), True, 132, True, 2500.0, True)
+        plan = traceable.plan_for(problem, "NVIDIA H200")
+        assert plan.tier == "rows"
+        assert plan.threads > 32 or plan.rows * plan.threads <= 32 * plan.warps
+        assert plan.warps <= 8
 
 
 def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
