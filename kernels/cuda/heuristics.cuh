@@ -15,7 +15,8 @@ constexpr int MAX_POLLS = 1 << 16;  // some tens of milliseconds
 constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
 constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
-constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a row: beyond, more such CTAs than the fewest were not timed, nor any of float32 rows
+constexpr int LONG_THIRD_OF_SM_VECTORS = 5300;  // of such a CTA of a row of more than THIRD_MAX_ROW vectors
+constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a row: beyond, a fifth more CTAs were slower (16 x 4194304), and no float32 row was timed
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
 constexpr int QUARTER_OF_SM_VECTORS = 5400;     // of a gradient's CTA of so many threads, four CTAs an SM, with 48 KB in registers
 constexpr int QUARTER_OF_SM_THREADS = 128;
@@ -49,8 +50,8 @@ inline double waves(int64_t M, int64_t ctas, int per_sm) { return double(M) * do
 // How often a gradient's rows fill the device, on the fewest CTAs of QUARTER_OF_SM_THREADS.
 inline double gradient_waves(int64_t M, int64_t row_vectors) { return waves(M, ceil_div<int64_t>(row_vectors, QUARTER_OF_SM_VECTORS), 4); }
 
-// Gradients of few waves: four small CTAs an SM. If the device holds all rows, they share all of it. Rows that nearly fill it have a few CTAs more,
-// so that they end one after the other. What needs more than one and a half waves takes two in any case.
+// Gradients of few waves: four small CTAs an SM. If the device holds all rows, they share all of it. Rows that nearly fill the device have a few CTAs
+// more, so that the last rows start as the first end. Gradients of 1.5 to 2 waves have as many CTAs as two waves.
 inline Plan few_waves_gradient_plan(int64_t M, int64_t row_vectors) {
     const double filled = gradient_waves(M, row_vectors);
     int64_t ctas = ceil_div<int64_t>(row_vectors, QUARTER_OF_SM_VECTORS);
@@ -66,7 +67,8 @@ inline Plan few_waves_gradient_plan(int64_t M, int64_t row_vectors) {
 inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R;
-    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, THIRD_OF_SM_VECTORS), ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
+    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, row_vectors > THIRD_MAX_ROW ? LONG_THIRD_OF_SM_VECTORS : THIRD_OF_SM_VECTORS);
+    const int64_t ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
     if (d.clusters() && R == 1 && (is_16_bit || row_vectors <= THIRD_MAX_ROW) && ctas_at_3 <= 3 * d.sms) {
         const double filled = waves(M, ctas_at_3, 3);
         int64_t ctas = filled <= 1 ? 3 * d.sms / M : ctas_at_3;

@@ -41,8 +41,8 @@ struct Launcher {
     }
 
     // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by it. Without clusters, large
-    // launches gain, gradients with two CTAs an SM by a third of it; small launches were faster without. Tier split has it only there. It is a
-    // hint: if the driver does not say how many rows fit, all rows start together. `reads`: the tensors that are read.
+    // launches gain, gradients with two CTAs an SM by a third of it; small launches were faster without. Rows of tier split have a stagger only if
+    // the device holds them all. It is a hint: if the driver does not say how many rows fit, all rows start together. `reads`: the tensors read.
     template <typename... P> Stagger stagger(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p, int reads) {
         cluster = cluster && p.per_row > 1;
         if (p.stagger_cycles <= 0 || !prepare(kernel, shared, cluster && p.per_row > 8)) return {0, 0};

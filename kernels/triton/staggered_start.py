@@ -50,7 +50,7 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row. It is a third more for the split tier, but not for its gradients if the
-    device holds all rows at once. Such launches of less than ONE_WAVE_BYTES start all rows together.
+    device holds all rows at once. Split launches that the device holds at once and that read less than ONE_WAVE_BYTES have no delay.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:

@@ -109,7 +109,7 @@ def plan_for(problem: Problem, device: str) -> Plan:
 
 
 def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
-    """A plan of short unaligned rows, without lanes that have parts of two rows: those took up to twice the time.
+    """A plan of short unaligned rows, without lanes that have parts of two rows, which were slow (docs/kernels/notes-triton.md).
 
     It has fewer rows, or more warps if fewer rows would be less than PROGRAM_BYTES.
     """
