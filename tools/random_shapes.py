@@ -32,7 +32,7 @@ SIZES = {"fp32": 4, "bf16": 2}  # fp16 has the plans of bf16
 BYTES = 16e6, 400e6  # of x
 COLUMNS = 2, 1 << 20
 OURS = ("cuda", "triton")
-CELL = ("backend", "direction", "dtype", "M", "N")
+CELL = ("backend", "op", "direction", "dtype", "M", "N", "shape")
 """The columns that tell one cell from another."""
 SETTINGS = """backends = ["cuda", "triton"]
 rounds = 3
@@ -131,7 +131,7 @@ def compile_all(file: Path) -> int:
 def below(files: list[Path], share: float) -> int:
     """Lists cells below a share of the yardstick."""
     rows = (row for file in files for row in csv.DictReader(file.open(encoding="utf-8")) if row["backend"] in OURS)
-    cells = {tuple(row[name] for name in CELL): row for row in rows}
+    cells = {tuple(row.get(name) for name in CELL): row for row in rows}
     measured = [row for row in cells.values() if row["of_copy"]]
     low = sorted((row for row in measured if float(row["of_copy"]) < share), key=lambda row: float(row["of_copy"]))
     for row in low:

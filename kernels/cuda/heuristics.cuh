@@ -14,7 +14,7 @@ constexpr int CLUSTER_BULK_THREADS = 256;
 constexpr int MAX_POLLS = 1 << 16;  // some tens of milliseconds
 constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
-constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a CTA, three CTAs an SM, with 32 KB in registers; the rest of the SM's memory is L1
+constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a forward's CTA with 32 KB in registers. Three count as an SM's, although it may hold four.
 constexpr int LONG_THIRD_OF_SM_VECTORS = 5300;  // of such a CTA of a row of more than THIRD_MAX_ROW vectors
 constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a row: beyond, a fifth more CTAs were slower (16 x 4194304), and no float32 row was timed
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
@@ -23,8 +23,6 @@ constexpr int QUARTER_OF_SM_THREADS = 128;
 constexpr int CLUSTER_CTA_VECTORS = 5800;       // of a gradient's CTA in tier cluster_bulk, unless a rule has another number
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
 constexpr int64_t SHORT_BYTES_OF_FEW_WAVES = 3000000, SHORT_BYTES_OF_MANY_WAVES = 4000000;  // of a row in all tensors read
-// Of all rows of a float32 forward and of a gradient: from here on, the starts of one wave are staggered (launcher.cuh).
-constexpr int64_t FORWARD_ONE_WAVE_VECTORS = ONE_WAVE_FORWARD_BYTES / VECTOR_BYTES, GRADIENT_ONE_WAVE_VECTORS = ONE_WAVE_GRADIENT_BYTES / VECTOR_BYTES;
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 
@@ -171,13 +169,14 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
         return split_any_plan(M, vectors, R, is_16_bit);
     }
     // One wave of four CTAs an SM, with a chunk partly in registers and the rest in shared memory. float32 rows compute the least and use bulk
-    // copies. Longer rows use all that an SM has, and so do large launches whose starts are staggered.
-    if (R == 1 ? !is_16_bit && total_vectors >= FORWARD_ONE_WAVE_VECTORS : M >= 5 && total_vectors >= GRADIENT_ONE_WAVE_VECTORS)
-        return split_any_plan(M, vectors, R, is_16_bit);
+    // copies. Longer rows use all that an SM has. So do gradients and float32 rows whose starts are staggered; fewer than five rows were not timed.
+    const bool staggered = total_vectors * VECTOR_BYTES >= (R == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES);
+    if (M >= 5 && staggered && (R == 2 || (!is_16_bit && row_vectors <= THIRD_MAX_ROW))) return split_any_plan(M, vectors, R, is_16_bit);
     const int64_t ctas = std::min<int64_t>(4 * d.sms / M, 2 * d.sms), per_sm = total_vectors / d.sms;
     if (per_sm <= 13300 || (R == 2 && per_sm <= 16300))
         return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
-    if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1) return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas);
+    if (per_sm <= (M == 1 ? 18300 : 18600) && R == 1)
+        return is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_bulk_plan(R, 8, SPLIT_THREADS, 2 * d.sms / M);
     return split_any_plan(M, vectors, R, is_16_bit);
 }
 
@@ -242,17 +241,21 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth. Long rows of tier split_bulk and more than one wave have a third more. Launches of a few microseconds start all
-// rows together.
+// one row at its peak bandwidth. In tier split_bulk, long rows of more than one wave have a third more, and gradients of one wave and two CTAs an
+// SM have a third of it. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
     if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !(p.tier == SPLIT && p.per_row > 1 && d.clusters())) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
-    const int per_sm = p.threads <= QUARTER_OF_SM_THREADS ? 4 : R == 1 && p.vectors == 8 ? 3 : 2;
-    const bool few_waves = R == 1 || gradient_waves(M, bytes / VECTOR_BYTES) < 2;
-    const bool third_more = p.tier == SPLIT_BULK && waves(M, p.per_row, per_sm) > 1 && bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES);
-    return int(std::min(third_more ? 4 * cycles / 3 : cycles, 1e8));
+    double share = 1;
+    if (p.tier == SPLIT_BULK) {
+        const int per_sm = bulk_min_ctas(p.vectors * R, p.threads);
+        const bool few_waves = R == 1 || gradient_waves(M, bytes / VECTOR_BYTES) < 2;
+        if (waves(M, p.per_row, per_sm) <= 1) share = R == 2 && per_sm == 2 ? 1. / 3 : 1;
+        else if (bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES)) share = 4. / 3;
+    }
+    return int(std::min(share * cycles, 1e8));
 }
 
 // The plan of a launch.

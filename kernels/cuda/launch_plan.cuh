@@ -23,7 +23,7 @@ extern "C" struct SoftbenchPlan {
     int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory; warp: rows of a warp
     int base_alignment;  // bytes: rows count their vectors from a base so aligned, 16 or 128 (sub_warp, aligned: the bytes of an access)
     int max_polls;       // split, split_bulk: polls until a CTA reduces the whole row itself; negative: it always does
-    int stagger_cycles;  // cycles between the starts of the first rows, which `Launcher::stagger` may shorten; 0: all start together
+    int stagger_cycles;  // cycles between the starts of the first rows, unless `Launcher::stagger` lets them start together; 0: all start together
 };
 
 // Calls `with` with the instantiation of a function template for `dtype`: 0 float32, 1 float16, 2 bfloat16.

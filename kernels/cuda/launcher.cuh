@@ -40,9 +40,9 @@ struct Launcher {
         error = cudaLaunchKernelEx(&config, kernel, P(arguments)...);
     }
 
-    // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters still gain by it. Without clusters, large
-    // launches gain, gradients with two CTAs an SM by a third of it; small launches were faster without. Rows of tier split have a stagger only if
-    // the device holds them all. It is a hint: if the driver does not say how many rows fit, all rows start together. `reads`: the tensors read.
+    // The stagger of a plan's rows, as many as the device holds at once. If it holds all rows, clusters and large launches still gain by it; small
+    // launches without clusters were faster without. Rows of tier split have a stagger only if the device holds them all. It is a hint: if the
+    // driver does not say how many rows fit, all rows start together. `reads`: the tensors that are read.
     template <typename... P> Stagger stagger(void (*kernel)(P...), int threads, size_t shared, bool cluster, int64_t M, const Plan& p, int reads) {
         cluster = cluster && p.per_row > 1;
         if (p.stagger_cycles <= 0 || !prepare(kernel, shared, cluster && p.per_row > 8)) return {0, 0};
@@ -67,9 +67,9 @@ struct Launcher {
             else cudaGetLastError();
         }
         const int rows = cluster ? found->second : found->second / p.per_row;
-        if (cluster || (M > rows && p.tier != SPLIT)) return {rows, p.stagger_cycles};
-        if (M > rows || reads * tensor_bytes < (reads == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES)) return {0, 0};
-        return {rows, reads == 2 && p.tier == SPLIT_BULK && p.threads > 128 ? p.stagger_cycles / 3 : p.stagger_cycles};
+        const bool small = reads * tensor_bytes < (reads == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES);
+        const bool together = !cluster && (M > rows ? p.tier == SPLIT : small);
+        return together ? Stagger{0, 0} : Stagger{rows, p.stagger_cycles};
     }
 
 private:

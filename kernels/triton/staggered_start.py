@@ -22,12 +22,14 @@ MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, a
 ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
 MAX_CYCLES = 100_000_000
-# Waits until so many cycles have passed.
-WAIT_CYCLES = tl.constexpr(
+WAIT = (
     "{ .reg .u64 begin, since; .reg .pred p; mov.u64 begin, %clock64;"
     " AGAIN: mov.u64 since, %clock64; sub.u64 since, since, begin; setp.lt.u64 p, since, $1; @p bra AGAIN;"
-    " mov.u32 $0, 0; }"
 )
+WAIT_CYCLES = tl.constexpr(WAIT + " mov.u32 $0, 0; }")
+"""Waits until so many cycles have passed. The result is 0."""
+WAIT_FOR_ZERO = tl.constexpr(WAIT + " shr.u64 since, since, 63; cvt.u32.u64 $0, since; }")
+"""The same. The result is the highest bit of the time that has passed, so no compiler knows that it is 0."""
 
 
 @functools.cache
@@ -50,7 +52,8 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row. It is a third more for the split tier, but not for its gradients if the
-    device holds all rows at once. Split launches that the device holds at once and that read less than ONE_WAVE_BYTES have no delay.
+    device holds all rows at once. Split launches that the device holds at once and that read less than ONE_WAVE_BYTES have no delay. The
+    CUDA kernels differ where other delays were faster for them.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -82,10 +85,10 @@ def staggered_start(row, stagger_rows, stagger_cycles):
 def traceable_start(row, stagger_rows, stagger_cycles):
     """As `staggered_start`, in a kernel that compilers trace, which may have assembly without side effects only.
 
-    The wait happens because the addresses of the row's loads depend on the result.
+    The wait comes before the row's loads, because their addresses depend on its result.
     """
     if INTERPRETED:
         return row
     else:
         wait = tl.where(row < stagger_rows, row * stagger_cycles, 0)
-        return row + tl.inline_asm_elementwise(WAIT_CYCLES, "=r,l", [wait], dtype=tl.int32, is_pure=True, pack=1)
+        return row + tl.inline_asm_elementwise(WAIT_FOR_ZERO, "=r,l", [wait], dtype=tl.int32, is_pure=True, pack=1)

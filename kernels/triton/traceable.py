@@ -2,8 +2,8 @@
 
 The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
-assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and a tier split without assembly
-(`traceable_split.py`).
+assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and a tier split whose assembly
+has no side effects (`traceable_split.py`).
 
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there.
 - For longer rows, a graph that torch.compile runs calls the opaque operator (`calls_operator`). The operator chooses its plan at run time.
@@ -64,7 +64,8 @@ PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
 MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 MAX_PARTS = 512  # of a row, with a partial result each.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
-OTHER_REGISTERS = 32  # of a thread of a split row, beside its tiles
+# Of a thread of a split row: beside its tiles, and in all, as ptxas rounds them up.
+OTHER_REGISTERS, REGISTERS = 32, (80, 96, 128)
 STAGGERED_ROWS = 4  # that the device holds at once: with fewer, rows of packages start together.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
@@ -189,7 +190,8 @@ def _shared_launch(
     block = STEP * plan.warps
     places = max(plan.threads, triton.next_power_of_2(min(ctas, MAX_PARTS)))
     if plan.tier == "split":
-        arguments = *units, N, ctas, chunk, *_stagger(problem, plan), *layout, places, problem.keep_in_l2, block, log
+        start = _stagger(problem, plan) if isinstance(M, int) else (0, 0)
+        arguments = *units, N, ctas, chunk, *start, *layout, places, problem.keep_in_l2, block, log
         return Launch("split", M * ctas, arguments, plan.warps, M * ctas)
     parts = min(ctas, MAX_PARTS)
     part = chunk_vectors(vectors_in_row(problem, plan.vector_elements, plan.base_alignment), parts)
@@ -199,9 +201,14 @@ def _shared_launch(
 
 
 def _stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
-    """The stagger of a split plan. Without a limit ptxas takes about so many registers, which decide how many programs an SM holds."""
-    rows, cycles = stagger(problem, replace(plan, registers=4 * plan.tiles * problem.reads + OTHER_REGISTERS))
+    """The stagger of a split plan. The registers that ptxas takes without a limit decide how many programs an SM holds."""
+    rows, cycles = stagger(problem, replace(plan, registers=split_registers(plan.tiles * problem.reads)))
     return (rows, cycles) if rows >= STAGGERED_ROWS else (0, 0)
+
+
+def split_registers(tiles: int) -> int:
+    """What ptxas takes for a thread of a split row with so many tiles, of all inputs."""
+    return next(most for most in REGISTERS if 4 * tiles + OTHER_REGISTERS <= most)
 
 
 def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:

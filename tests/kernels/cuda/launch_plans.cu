@@ -60,6 +60,11 @@ template <typename Op> bool lacks_threads(int64_t M, int64_t N, const Plan& p) {
     return Op::READS == 2 && M <= device().sms && bytes > MEDIUM_BYTES && bytes < FEW_BYTES && p.tier == BLOCK && p.vectors > 2;
 }
 
+// Whether a large launch of bulk copies leaves SMs without a CTA.
+template <typename Op> bool idles(int64_t M, int64_t N, const Plan& p) {
+    return p.tier == SPLIT_BULK && M * N * int64_t(sizeof(typename Op::Element)) * Op::READS >= 16 << 20 && M * p.per_row < device().sms;
+}
+
 template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
     Tensors<Op> t;
     for (int r = 0; r < Op::READS; ++r) {
@@ -74,7 +79,7 @@ template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t
     const bool needs_clusters = p.tier == CLUSTER || p.tier == CLUSTER_BULK || p.tier == SPLIT_BULK;
     ++tested;
     if (p.tier == AUTO || !plan_fits(t, N, p) || p.threads > 1024 || p.stagger_cycles < 0 || (M == 1 && p.stagger_cycles) || !runs_at_once(t, N, p) ||
-        (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p))
+        (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p) || idles<Op>(M, N, p))
         if (++bad <= 20)
             std::printf("%s %lldx%lld + %lld, %lld apart, device %d: tier %d, %d vectors, %d threads, per_row %d, tier_option %d, base_alignment %d\n", name, (long long)M,
                         (long long)N, (long long)offset, (long long)pad, fake::current, p.tier, p.vectors, p.threads, p.per_row, p.tier_option, p.base_alignment);

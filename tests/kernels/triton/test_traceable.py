@@ -135,6 +135,10 @@ def test_no_lane_has_parts_of_two_short_rows():
         assert plan.tier == "rows"
         assert plan.threads > 32 or plan.rows * plan.threads <= 32 * plan.warps
         assert plan.warps <= 8
+    fewer = traceable.plan_for(Problem(False, 262_144, 36, 2, 8, True, 132, True, 2500.0, True), "NVIDIA H200")
+    assert (fewer.threads, fewer.rows, fewer.warps) == (2, 16, 1)  # 32 rows a program by rule
+    more = traceable.plan_for(Problem(False, 262_144, 230, 2, 4, True, 132, True, 2500.0, True), "NVIDIA H200")
+    assert (more.threads, more.rows, more.warps) == (16, 4, 2)  # one warp by rule: two rows would be less than 2 KiB
 
 
 def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
