@@ -83,6 +83,7 @@ def measure(environment, outside):
     assert "<h2" in (outside / "results" / "latest.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_wheel_works_outside_the_checkout(wheel, environment, tmp_path):
     install(environment, wheel, cwd=tmp_path)
     measure(environment, check(environment, tmp_path, "site-packages"))

@@ -66,6 +66,7 @@ def test_only_some_wrong_findings_of_a_backend_are_told(main, plugins):
 FOUND = ("--json", "found.json", "--junit", "found.xml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_check_writes_its_files_without_its_reader(cli, signum):
     """Ctrl-C of a terminal ends both sides of a pipe, and a program that passes it on sends it twice."""

@@ -180,6 +180,7 @@ def test_doctor_reports_every_part_and_what_to_install(cli):
     assert "apt install gcc" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_missing_compiler_is_an_error_only_by_name(cli):
     cli.env = {**cli.env, "PATH": "/nonexistent", "CC": "", "CXX": ""}
     done = cli("run", *SMALL, "--N", "16")
@@ -323,6 +324,7 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "results"] == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_shows_what_was_measured_and_is_resumed(cli):
     results = cli.folder / "results"
     results.mkdir()

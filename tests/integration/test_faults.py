@@ -3,6 +3,8 @@
 import csv
 import time
 
+import pytest
+
 
 def table(cli):
     with (cli.folder / "results" / "latest.csv").open() as file:
@@ -72,6 +74,7 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
     assert log.name in done.stderr
 
 
+@pytest.mark.slow
 def test_phases_have_deadlines_and_late_faults_fail_one_cell(cli, plugins):
     (cli.folder / "late.toml").write_text(f"""
 plugins = "{plugins / "faulty" / "late_faults.py"}"

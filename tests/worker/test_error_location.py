@@ -51,6 +51,7 @@ def raised(call) -> Exception:
     return caught.value
 
 
+@pytest.mark.slow
 def test_every_phase_names_the_line_of_the_plugin(cli):
     (cli.folder / "mine.py").write_text(PLUGIN)
     (cli.folder / "helper.py").write_text(HELPER)

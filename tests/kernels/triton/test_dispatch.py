@@ -129,6 +129,7 @@ def test_interpreted_tiers_are_right_and_write_only_their_rows(run_interpreted):
     run_interpreted(TIERS + EVERY_TIER, timeout=270)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_interpreted_tiers_have_every_function(run_interpreted):
     run_interpreted(TIERS + POLICIES, timeout=270)

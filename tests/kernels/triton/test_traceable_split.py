@@ -132,7 +132,7 @@ def test_an_sm_holds_four_programs_without_a_register_limit(N, reads, dtype, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("N", "reads"), [(38_400, 1), (50_257, 1), (65_544, 1), (131_072, 1), (50_257, 2), (131_072, 2)])
-def test_rows_wait_before_their_loads_for_as_many_as_the_device_holds(N, reads, tmp_path):
+def test_rows_wait_before_their_loads_and_the_device_holds_them(N, reads, tmp_path):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("Triton has no cuobjdump on this machine")

@@ -52,6 +52,7 @@ def test_right_ways_are_accepted(direction, name, dtype):
         assert found.grade in allowed(name, dtype), (N, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["torch", "two passes", "serial sum", "reversed serial sum", "online", "exp2 and log2"])
 def test_float32_forwards_stay_below_half_of_the_bound(name):
     for N, seed in ((33, 1), (4096, 2), (20011, 3)):

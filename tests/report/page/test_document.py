@@ -468,6 +468,7 @@ def test_report_refuses_what_it_cannot_read_or_write(main):
     assert "a.json: is of another, and a.csv is of" in main("report", "a.csv")[2]
 
 
+@pytest.mark.slow
 def test_run_writes_the_page_beside_its_results(cli):
     done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "4", "--N", "8", "--quick", "--report")
     assert done.returncode == 0, done.stderr

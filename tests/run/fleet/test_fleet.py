@@ -224,6 +224,7 @@ def test_other_versions_are_refused(tmp_path):
         measured(FakeCards(torch={1: "2.9"}), request(tmp_path))
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_cell_is_measured_once_whatever_fails(tmp_path_factory, data):
