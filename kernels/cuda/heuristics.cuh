@@ -241,8 +241,8 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 }
 
 // Cycles between the starts of rows that several CTAs share. `bytes`: of a row in all tensors. The distance is the time in which memory reads
-// one row at its peak bandwidth. In tier split_bulk, long rows of more than one wave have a third more, and gradients of one wave and two CTAs an
-// SM have a third of it. Launches of a few microseconds start all rows together.
+// one row at its peak bandwidth. In tier split_bulk, long rows of more than one wave have a third more. Gradients of one wave with two CTAs an SM
+// have a third of it. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
     if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !(p.tier == SPLIT && p.per_row > 1 && d.clusters())) return 0;
