@@ -175,6 +175,7 @@ class Result:
 
         Raises:
             ResultsError: there is no row, or the file cannot be written.
+            UsageError: the file is a results file or no HTML file, or the results are of several cards.
         """
         from softbench.report.page import document, read
         from softbench.results.parts import apart
@@ -186,6 +187,7 @@ class Result:
         target = options.path(out, "out") if out is not None else self.csv.with_suffix(".html")
         if target.resolve() in (self.csv.resolve(), self.json.resolve()):
             raise UsageError(f"out {target}: is a results file; name another one")
+        document.check_name(target, "out")
         with options.as_arguments():
             return document.write([read.source(self.csv, self.rows)], target, f"softbench report {shlex.quote(str(self.csv))}")
 

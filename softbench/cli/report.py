@@ -46,7 +46,7 @@ def report(
     If two cards measured one cell, each card has a page.
     """
     from softbench.cli.output import command_line
-    from softbench.report.page.document import write
+    from softbench.report.page.document import check_name, write
     from softbench.report.page.read import names, source
     from softbench.report.page.verdicts import read_gate
     from softbench.results.parts import apart, file_of
@@ -57,8 +57,7 @@ def report(
     target = out or files[-1].with_suffix(".html")
     if str(target) == "-":
         raise UsageError("report -o -: writes a file only; name it")
-    if target.suffix.lower() not in (".html", ".htm") and (target.is_file() or not target.exists()):
-        raise UsageError(f"-o {target}: the page is HTML; give a name that ends in .html")
+    check_name(target, "-o")
     parts = [(file, some, name) for file, name in zip(files, names(files), strict=True) for some in apart(read(file))]
     if len(parts) > len(files) > 1:
         raise UsageError("report: a file holds several cards; give it alone for a page of each, or run: softbench compare A B")

@@ -81,6 +81,9 @@ def test_the_page_of_a_result_has_its_cells(tmp_path):
     assert result.report(tmp_path / "own.html").read_text() == (tmp_path / "odd.html").read_text()
     with pytest.raises(UsageError, match="is a results file; name another one"):
         result.report(tmp_path / "odd.csv")
+    with pytest.raises(UsageError, match=r"^out .*page\.pdf: the page is HTML; give a name that ends in \.html$"):
+        result.report(tmp_path / "page.pdf")
+    assert not (tmp_path / "page.pdf").exists()
 
 
 def damaged(change):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from softbench import __version__
-from softbench.core.errors import ResultsError
+from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
 from softbench.core.text import count, one_line
 from softbench.report import forest_plot, matrix, style
@@ -50,6 +50,16 @@ FIXED = (
 COMPARISON, GATE, TREND = Part("comparison", "Comparison"), Part("gate", "Gate"), Part("trend", "Trend")
 COMPARED = 2
 """So many files are compared, and the page shows both. Of more files it shows the last, and compares it with the one before."""
+
+
+def check_name(target: Path, what: str) -> None:
+    """Refuse a page's file of another kind. Devices and pipes have any name.
+
+    Raises:
+        UsageError: the name does not end in .html or .htm. `what` is the argument that the message names.
+    """
+    if target.suffix.lower() not in (".html", ".htm") and (target.is_file() or not target.exists()):
+        raise UsageError(f"{what} {target}: the page is HTML; give a name that ends in .html")
 
 
 def write(sources: Sequence[Source], out: Path, command: str = "softbench report", gate: GateReport | None = None) -> Path:
