@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import cast
 
 from softbench.core import text
@@ -76,11 +77,14 @@ def check_candidate(plan: Plan, candidate: str) -> None:
     """Check before anything is measured that the candidate is a backend. A plan has its reference.
 
     Raises:
-        UsageError: it is the name of a plugin source, which a run takes for all backends of the source.
+        UsageError: it is a pattern, or the name of a plugin source, which a run takes for all backends of the source.
     """
-    if candidate not in (info.name for info in plan.infos):
-        backends = ", ".join(info.name for info in of_source(plan.infos, candidate))
-        raise UsageError(f"--candidate {candidate}: names a plugin source and no backend; name one of its backends: {backends}")
+    if candidate in (info.name for info in plan.infos):
+        return
+    backends = [info.name for info in of_source(plan.infos, candidate)]
+    what = "names a plugin source and no backend; name one of its backends" if backends else "is a pattern; name one backend"
+    found = backends or [info.name for info in plan.infos if fnmatchcase(info.name, candidate)]
+    raise UsageError(f"--candidate {candidate}: {what}: {', '.join(found)}")
 
 
 def plan_text(plan: Plan, rules: Rules) -> str:
