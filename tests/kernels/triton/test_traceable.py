@@ -124,6 +124,9 @@ def test_a_package_has_two_passes_for_few_rows(hopper, packaging, name, N, dtype
 def test_rows_that_a_package_shares_start_apart():
     H200 = Problem(False, 128, 262_144, 2, 16, True, 132, True, 2500.0, True)
     assert traceable._stagger(H200, traceable.shared_plan(H200)) == (5 * 132 // 16, int(2 * 262_144 / 2500 * 4 / 3))
+    for M, together in ((128, False), (ShapeEnv().create_unbacked_symint(), True)):  # a package may be made for any M
+        how = traceable._shared_launch(H200, traceable.shared_plan(H200), (32_768, 32_768), (M, 32_768), False)
+        assert (how.arguments[5:7] == (0, 0)) == together
     long = replace(H200, M=16, N=1 << 22)  # two rows at once
     assert traceable._stagger(long, traceable.shared_plan(long)) == (0, 0)
 
