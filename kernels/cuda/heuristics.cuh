@@ -15,8 +15,8 @@ constexpr int MAX_POLLS = 1 << 16;  // some tens of milliseconds
 constexpr int MEDIUM_BYTES = 4096;
 constexpr int SPLIT_CTA_VECTORS = 8208;         // of a CTA, two CTAs an SM: 128 KB, and what an unaligned row has before its first element
 constexpr int THIRD_OF_SM_VECTORS = 5000;       // of a forward's CTA with 32 KB in registers. Three count as an SM's, although it may hold four.
-constexpr int LONG_THIRD_OF_SM_VECTORS = 5300;  // of such a CTA of a row of more than THIRD_MAX_ROW vectors
-constexpr int64_t THIRD_MAX_ROW = 270000;       // vectors of a row: beyond, a fifth more CTAs were slower (16 x 4194304), and no float32 row was timed
+constexpr int64_t TIMED_ROW = 270000;           // vectors of a forward's row: longer rows have other plans, since a fifth more CTAs were slower (16 x 4194304)
+constexpr int64_t FEWEST_STAGGERED = 5;         // rows of one wave: fewer were not timed
 constexpr int HALF_OF_SM_VECTORS = 10950;       // of a CTA, two CTAs an SM, with 96 KB in registers
 constexpr int QUARTER_OF_SM_VECTORS = 5400;     // of a gradient's CTA of so many threads, four CTAs an SM, with 48 KB in registers
 constexpr int QUARTER_OF_SM_THREADS = 128;
@@ -65,16 +65,18 @@ inline Plan few_waves_gradient_plan(int64_t M, int64_t row_vectors) {
 inline Plan split_any_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
     const Device& d = device();
     const int64_t row_vectors = vectors * R;
-    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, row_vectors > THIRD_MAX_ROW ? LONG_THIRD_OF_SM_VECTORS : THIRD_OF_SM_VECTORS);
+    const bool timed = row_vectors <= TIMED_ROW;
+    const int64_t ctas_at_3 = ceil_div<int64_t>(row_vectors, timed ? THIRD_OF_SM_VECTORS : row_vectors > 400000 ? 5300 : 4700);
     const int64_t ctas_at_2 = ceil_div<int64_t>(row_vectors, HALF_OF_SM_VECTORS);
-    if (d.clusters() && R == 1 && (is_16_bit || row_vectors <= THIRD_MAX_ROW) && ctas_at_3 <= 3 * d.sms) {
+    if (d.clusters() && R == 1 && (is_16_bit || timed || M * row_vectors <= 5000000) && ctas_at_3 <= 3 * d.sms) {
         const double filled = waves(M, ctas_at_3, 3);
-        int64_t ctas = filled <= 1 ? 3 * d.sms / M : ctas_at_3;
-        if (filled > 1 && filled < (is_16_bit ? 5 : 1.3) && row_vectors <= THIRD_MAX_ROW) ctas = ceil_div<int64_t>(6 * row_vectors, 5 * THIRD_OF_SM_VECTORS);
+        int64_t ctas = ctas_at_3;
+        if (timed && filled <= 1) ctas = 3 * d.sms / M;
+        if (timed && filled > 1 && filled < (is_16_bit ? 5 : 1.3)) ctas = ceil_div<int64_t>(6 * row_vectors, 5 * THIRD_OF_SM_VECTORS);
         return split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas);
     }
     if (d.clusters() && ctas_at_2 <= 2 * d.sms) {
-        if (R == 2 && M >= 5 && M <= FEW_ROWS && row_vectors <= 2 * d.sms * QUARTER_OF_SM_VECTORS && gradient_waves(M, row_vectors) < 4)
+        if (R == 2 && M >= FEWEST_STAGGERED && M <= FEW_ROWS && row_vectors <= 2 * d.sms * QUARTER_OF_SM_VECTORS && gradient_waves(M, row_vectors) < 4)
             return few_waves_gradient_plan(M, row_vectors);
         return split_bulk_plan(R, 24, SPLIT_THREADS / 2, R == 2 ? std::max(ctas_at_2, 2 * d.sms / M) : ctas_at_2);
     }
@@ -169,9 +171,9 @@ inline Plan few_rows_plan(int64_t M, int64_t vectors, int R, bool is_16_bit) {
         return split_any_plan(M, vectors, R, is_16_bit);
     }
     // One wave of four CTAs an SM, with a chunk partly in registers and the rest in shared memory. float32 rows compute the least and use bulk
-    // copies. Longer rows use all that an SM has. So do gradients and float32 rows whose starts are staggered; fewer than five rows were not timed.
+    // copies. Longer rows use all that an SM has. So do gradients and float32 rows whose starts are staggered.
     const bool staggered = total_vectors * VECTOR_BYTES >= (R == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES);
-    if (M >= 5 && staggered && (R == 2 || (!is_16_bit && row_vectors <= THIRD_MAX_ROW))) return split_any_plan(M, vectors, R, is_16_bit);
+    if (M >= FEWEST_STAGGERED && staggered && (R == 2 || (!is_16_bit && row_vectors <= TIMED_ROW))) return split_any_plan(M, vectors, R, is_16_bit);
     const int64_t ctas = std::min<int64_t>(4 * d.sms / M, 2 * d.sms), per_sm = total_vectors / d.sms;
     if (per_sm <= 13300 || (R == 2 && per_sm <= 16300))
         return R == 1 && !is_16_bit ? split_bulk_plan(R, 8, SPLIT_THREADS / 2, ctas) : split_plan(vectors, R, 4, SPLIT_THREADS / 2, ctas);
@@ -245,14 +247,15 @@ inline Plan many_rows_plan(int64_t M, int64_t vectors, int R, bool whole_vectors
 // have a third of it. Launches of a few microseconds start all rows together.
 inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     const Device& d = device();
-    if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !(p.tier == SPLIT && p.per_row > 1 && d.clusters())) return 0;
+    const bool staggered_split = p.tier == SPLIT && p.per_row > 1 && d.clusters() && M >= FEWEST_STAGGERED;
+    if (p.tier != CLUSTER && p.tier != CLUSTER_BULK && p.tier != SPLIT_BULK && !staggered_split) return 0;
     if (M == 1 || M * bytes < STAGGER_BYTES || d.memory_clock <= 0 || d.bus <= 0) return 0;
     const double cycles = double(bytes) * d.clock / (2.0 * d.memory_clock * d.bus / 8);
     double share = 1;
     if (p.tier == SPLIT_BULK) {
         const int per_sm = bulk_min_ctas(p.vectors * R, p.threads);
         const bool few_waves = R == 1 || gradient_waves(M, bytes / VECTOR_BYTES) < 2;
-        if (waves(M, p.per_row, per_sm) <= 1) share = R == 2 && per_sm == 2 ? 1. / 3 : 1;
+        if (waves(M, p.per_row, per_sm) <= 1) share = R == 2 && per_sm == 2 ? 1. / 3 : R == 2 || M >= FEWEST_STAGGERED ? 1 : 0;
         else if (bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES)) share = 4. / 3;
     }
     return int(std::min(share * cycles, 1e8));

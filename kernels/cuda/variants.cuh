@@ -116,8 +116,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
         case SPLIT_BULK:
             return device().major >= 9 && p.base_alignment == LINE_ALIGNMENT && (p.tier == SPLIT_BULK || p.per_row <= MAX_CLUSTER) && p.tier_option == 0 &&
                    (p.tier == SPLIT_BULK ? select_bulk<Op, true>(p, [](auto, auto) {}) : select_bulk<Op, false>(p, [](auto, auto) {})) &&
-                   R * (round_up<int64_t>(chunk, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048 &&
-                   round_up<int64_t>(chunk, LINE_VECTORS) <= (p.vectors + MAX_STAGES * 4 / R) * int64_t(p.threads);
+                   R * (round_up<int64_t>(chunk, LINE_VECTORS) - p.vectors * p.threads) * VECTOR_BYTES <= device().shared_block - 2048;
         case SPLIT:
             if (p.vectors != 4 / R && p.vectors != SPLIT_VECTORS<Op> / R &&
                 !(p.vectors == 2 / R && p.tier_option == 0 && round_up<int64_t>(chunk, LINE_VECTORS) <= p.vectors * p.threads))

@@ -21,15 +21,16 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
 ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
+FEWEST_ROWS = 5  # of one wave: fewer were not timed with these delays
 MAX_CYCLES = 100_000_000
 WAIT = (
-    "{ .reg .u64 begin, since; .reg .pred p; mov.u64 begin, %clock64;"
-    " AGAIN: mov.u64 since, %clock64; sub.u64 since, since, begin; setp.lt.u64 p, since, $1; @p bra AGAIN;"
+    "{ .reg .u64 begin, now, since; .reg .pred p; mov.u64 begin, %clock64;"
+    " AGAIN: mov.u64 now, %clock64; sub.u64 since, now, begin; setp.lt.u64 p, since, $1; @p bra AGAIN;"
 )
 WAIT_CYCLES = tl.constexpr(WAIT + " mov.u32 $0, 0; }")
 """Waits until so many cycles have passed. The result is 0."""
-WAIT_FOR_ZERO = tl.constexpr(WAIT + " shr.u64 since, since, 63; cvt.u32.u64 $0, since; }")
-"""The same. The result is the highest bit of the time that has passed, so no compiler knows that it is 0."""
+WAIT_FOR_ZERO = tl.constexpr(WAIT + " shr.u64 now, now, 63; cvt.u32.u64 $0, now; }")
+"""The same. The result is the highest bit of the clock, which is 0 for centuries, so no compiler knows it."""
 
 
 @functools.cache
@@ -52,8 +53,8 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row. It is a third more for the split tier, but not for its gradients if the
-    device holds all rows at once. Split launches that the device holds at once and that read less than ONE_WAVE_BYTES have no delay. The
-    CUDA kernels differ where other delays were faster for them.
+    device holds all rows at once. Split launches that the device holds at once and that read less than ONE_WAVE_BYTES have no delay, and
+    nor have forwards of less than FEWEST_ROWS; such gradients have a third. The CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -65,9 +66,10 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     else:
         rows = programs * problem.sms // plan.split_ctas
         one_wave = problem.M <= rows
-        if one_wave and problem.M * row < ONE_WAVE_BYTES[problem.backward]:
+        few = problem.M < FEWEST_ROWS
+        if one_wave and (problem.M * row < ONE_WAVE_BYTES[problem.backward] or (few and not problem.backward)):
             return 0, 0
-        cycles *= 1 if one_wave and problem.backward else 4 / 3
+        cycles *= 4 / 3 if not (one_wave and problem.backward) else 1 / 3 if few else 1
     return (rows, int(min(MAX_CYCLES, cycles))) if rows else (0, 0)
 
 

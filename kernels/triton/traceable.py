@@ -64,8 +64,8 @@ PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
 MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 MAX_PARTS = 512  # of a row, with a partial result each.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
-# Of a thread of a split row: beside its tiles, and in all, as ptxas rounds them up.
-OTHER_REGISTERS, REGISTERS = 32, (80, 96, 128)
+# Of a thread of a split row: beside its tiles, and in all.
+OTHER_REGISTERS, REGISTERS, MOST_REGISTERS = 32, (80, 96, 128), 168
 STAGGERED_ROWS = 4  # that the device holds at once: with fewer, rows of packages start together.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
@@ -202,13 +202,16 @@ def _shared_launch(
 
 def _stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """The stagger of a split plan. The registers that ptxas takes without a limit decide how many programs an SM holds."""
-    rows, cycles = stagger(problem, replace(plan, registers=split_registers(plan.tiles * problem.reads)))
+    rows, cycles = stagger(problem, replace(plan, registers=split_registers(problem, plan)))
     return (rows, cycles) if rows >= STAGGERED_ROWS else (0, 0)
 
 
-def split_registers(tiles: int) -> int:
-    """What ptxas takes for a thread of a split row with so many tiles, of all inputs."""
-    return next(most for most in REGISTERS if 4 * tiles + OTHER_REGISTERS <= most)
+def split_registers(problem: Problem, plan: Plan) -> int:
+    """The most that ptxas takes for a thread of such a split row: as many programs of an SM as with what it takes."""
+    if plan.base_alignment and problem.element_size == 2 and not problem.backward and plan.tiles in (15, 16):
+        return MOST_REGISTERS
+    needed = 4 * plan.tiles * problem.reads + OTHER_REGISTERS
+    return next((most for most in REGISTERS if needed <= most), MOST_REGISTERS)
 
 
 def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:

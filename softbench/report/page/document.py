@@ -58,7 +58,11 @@ def check_name(target: Path, what: str) -> None:
     Raises:
         UsageError: the name does not end in .html or .htm. `what` is the argument that the message names.
     """
-    if target.suffix.lower() not in (".html", ".htm") and (target.is_file() or not target.exists()):
+    try:
+        any_name = target.exists() and not target.is_file()
+    except OSError:  # whoever writes the file says why it cannot
+        return
+    if target.suffix.lower() not in (".html", ".htm") and not any_name:
         raise UsageError(f"{what} {target}: the page is HTML; give a name that ends in .html")
 
 

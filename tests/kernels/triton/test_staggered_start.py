@@ -27,7 +27,8 @@ def test_large_forwards_of_one_wave_are_staggered_too():
     few = replace(PROBLEM, M=9)
     assert stagger(few, SPLIT) == stagger(PROBLEM, SPLIT)
     assert stagger(few, CLUSTER) == stagger(PROBLEM, CLUSTER)
-    small = replace(PROBLEM, M=3)  # less than 16 MiB
+    assert stagger(replace(few, N=1 << 17, M=9), replace(SPLIT, split_ctas=7)) == (0, 0)  # less than 16 MiB
+    small = replace(PROBLEM, M=4)
     assert stagger(small, SPLIT) == (0, 0)
     assert stagger(small, CLUSTER) == stagger(PROBLEM, CLUSTER)
 
@@ -36,6 +37,7 @@ def test_large_gradients_of_one_wave_are_staggered_by_a_row():
     gradient, row = replace(PROBLEM, backward=True, M=8), 2 * (1 << 20) * 4
     plan = replace(SPLIT, threads=128, registers=96, smem_tiles=10)
     assert stagger(gradient, plan) == (5 * 132 // 56, int(row / 2500))
+    assert stagger(replace(gradient, M=4), plan) == (5 * 132 // 56, int(row / 2500 / 3))
     assert stagger(replace(gradient, M=3), plan) == (0, 0)  # less than 30 MiB
 
 

@@ -391,7 +391,7 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main):
         if (ends := [*map(float, line[5].split(" to "))] if line[5] else [])
     )
     browser.click("#tab-cells")
-    assert [line[-1] for line in shown_rows(browser)] == ["small.csv"] * 108 + ["small-2.csv"] * 120
+    assert [line[1] for line in shown_rows(browser)] == ["small.csv"] * 108 + ["small-2.csv"] * 120
     browser.click("#tab-gate")
     assert "a baseline needs 5 processes" in browser.find("#part-gate .note").text
     assert browser.all("#tab-trend") == []
