@@ -129,14 +129,15 @@ def _split_plans(M: int, vectors: int, reads: int, sms: int, stagger: int) -> It
                     tiles = max(0, -(-_chunk(vectors, ctas) // threads) - total // reads)
                     fits = tiles <= most and programs * threads * 64 <= SM_REGISTERS
                     if fits and total // reads * threads < 2 * _chunk(vectors, ctas):
-                        yield Plan(SPLIT, total // reads, threads, ctas, tiles, LINE, MAX_POLLS)
-        for total, threads in ((8, 256), (8, 512), (24, 256)):
+                        for cycles in sorted({0, stagger if M * ctas <= programs * sms else 0}):
+                            yield Plan(SPLIT, total // reads, threads, ctas, tiles, LINE, MAX_POLLS, cycles)
+        for total, threads in ((8, 256), (8, 512), (24, 256), *([(24, 128)] if reads == 2 else [])):
             registers = total // reads * threads
             for ctas in _shares(M, vectors, programs * sms, registers + SM_SHARED // programs // (16 * reads)):
                 chunk = _chunk(vectors, ctas)
                 fits = programs * threads * (128 if total == 24 else 64) <= SM_REGISTERS
                 if fits and _in_shared(chunk, total, threads, reads) * programs <= SM_SHARED and registers < 2 * chunk:
-                    for cycles in sorted({0, 4 * stagger // 3}):
+                    for cycles in sorted({0, stagger, 4 * stagger // 3}):
                         yield Plan(SPLIT_BULK, total // reads, threads, ctas, 0, LINE, MAX_POLLS, cycles)
 
 

@@ -150,7 +150,8 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
                     continue  # of 16-bit rows forward only
                 if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
                     yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), Operands(backward, dtype, 3, N)
-            for (words, threads), G, max_polls in itertools.product(((8, 256), (8, 512), (24, 256)), (1, 3, 5), (1 << 16, 0)):
+            bulk = (8, 256), (8, 512), (24, 256), *([(24, 128)] if backward else [])
+            for (words, threads), G, max_polls in itertools.product(bulk, (1, 3, 5), (1 << 16, 0)):
                 yield by(tier["split_bulk"], words // R, threads, G, 0, 128, max_polls), Operands(backward, dtype, 3, N)
             # Rows that begin in turns: more of them than the card holds.
             yield by(tier["cluster"], 8 // R, 256, 16, 0, 128, 0, 2000), Operands(backward, dtype, 70, N)
@@ -190,6 +191,10 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
         yield by(tier["cluster_bulk"], 24 // R, 256, 3 * each, 0, 128, 0, 2000), large(backward, dtype, long, offset=1)
         yield by(tier["split_bulk"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)
+        if backward:
+            yield by(tier["split_bulk"], 12, 128, 25 * each, 0, 128, 1 << 16, 2000), large(True, dtype, long, offset=1)
+        # Rows of 2.16 MB that begin in turns; an H200 holds all 16 at once.
+        yield by(tier["split"], 4 // R, 256, 33, 12 // R, 128, 1 << 16, 2000), Operands(backward, dtype, 16, 2160000 // R // dtype.itemsize)
         for words, threads, G, smem, max_polls in (
             (8, 512, 4, 1, 1 << 16),
             (4, 256, 3, 2, -1),

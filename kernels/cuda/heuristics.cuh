@@ -255,8 +255,10 @@ inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
     if (p.tier == SPLIT_BULK) {
         const int per_sm = bulk_min_ctas(p.vectors * R, p.threads);
         const bool few_waves = R == 1 || gradient_waves(M, bytes / VECTOR_BYTES) < 2;
-        if (waves(M, p.per_row, per_sm) <= 1) share = R == 2 && per_sm == 2 ? 1. / 3 : R == 2 || M >= FEWEST_STAGGERED ? 1 : 0;
-        else if (bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES)) share = 4. / 3;
+        const bool one_wave = waves(M, p.per_row, per_sm) <= 1;
+        if (one_wave && R == 1 && M < FEWEST_STAGGERED) return 0;
+        if (one_wave && R == 2 && per_sm == 2) share = 1. / 3;
+        if (!one_wave && bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES)) share = 4. / 3;
     }
     return int(std::min(share * cycles, 1e8));
 }

@@ -52,9 +52,9 @@ def bytes_per_cycle(index: int) -> float:
 def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
-    The delay is the time in which memory at its peak reads a row. It is a third more for the split tier, but not for its gradients if the
-    device holds all rows at once. Split launches that the device holds at once and that read less than ONE_WAVE_BYTES have no delay, and
-    nor have forwards of less than FEWEST_ROWS; such gradients have a third. The CUDA kernels differ where other delays were faster.
+    The delay is the time in which memory at its peak reads a row, and a third more for the split tier. If the device holds all rows of the
+    split tier at once, gradients do not have a third more, and launches of less than ONE_WAVE_BYTES have no delay. With fewer than
+    FEWEST_ROWS there, forwards have no delay, and gradients a third of it. The CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -65,11 +65,13 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
         rows = max(1, programs * GPC_SMS // plan.cluster_ctas) * (problem.sms // GPC_SMS)
     else:
         rows = programs * problem.sms // plan.split_ctas
-        one_wave = problem.M <= rows
-        few = problem.M < FEWEST_ROWS
+        one_wave, few = problem.M <= rows, problem.M < FEWEST_ROWS
         if one_wave and (problem.M * row < ONE_WAVE_BYTES[problem.backward] or (few and not problem.backward)):
             return 0, 0
-        cycles *= 4 / 3 if not (one_wave and problem.backward) else 1 / 3 if few else 1
+        if one_wave and problem.backward:
+            cycles /= 3 if few else 1
+        else:
+            cycles *= 4 / 3
     return (rows, int(min(MAX_CYCLES, cycles))) if rows else (0, 0)
 
 

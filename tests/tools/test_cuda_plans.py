@@ -1,6 +1,7 @@
 """The plans that tools/cuda_plans.py times: each covers its row, and each tier is among them."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -39,6 +40,19 @@ def test_rows_have_the_tiers_that_take_them(tool):
     assert tiers(2, 640, 2) >= {"block", "cluster"}
     assert tiers(48, 37984, 2) >= {"cluster_bulk", "split_bulk"}
     assert "block" not in tiers(48, 37984, 2)
+
+
+def test_every_kernel_of_split_bulk_is_timed(tool):
+    source = (Path(__file__).parents[2] / "kernels" / "cuda" / "variants.cuh").read_text()
+    (body,) = re.findall(r"bool select_bulk\(.*?\n}", source, re.DOTALL)
+    kernels = {(int(words), int(threads)) for words, threads in re.findall(r"int, (\d+)>\(\), integral_constant<int, (\d+)>", body)}
+    timed = {
+        (plan.vectors * reads, plan.threads)
+        for M, vectors, reads in ((12, 50_000, 2), (12, 100_000, 1), (64, 50_000, 2), (4, 50_000, 1))
+        for plan in tool.softmax_plans(M, vectors, reads, 132, 200)
+        if TIERS[plan.tier] == "split_bulk"
+    }
+    assert timed == kernels == {(8, 256), (8, 512), (24, 256), (24, 128)}
 
 
 def test_only_launches_of_many_bytes_are_staggered(tool, monkeypatch):
