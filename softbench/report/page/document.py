@@ -60,7 +60,7 @@ def check_name(target: Path, what: str) -> None:
     """
     try:
         any_name = target.exists() and not target.is_file()
-    except OSError:  # whoever writes the file says why it cannot
+    except OSError:  # the write fails too, and its error has the reason
         return
     if target.suffix.lower() not in (".html", ".htm") and not any_name:
         raise UsageError(f"{what} {target}: the page is HTML; give a name that ends in .html")
