@@ -22,7 +22,6 @@ never for its value, and none for M.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,10 +30,10 @@ from torch.library import wrap_triton
 
 from .devices import device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
-from .heuristics import LONG_ROW, choose
-from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
-from .staggered_start import stagger
+from .heuristics import LONG_ROW
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
 from .traceable_passes import dots_traceable, gradients_traceable, normalize_traceable, partials_traceable
+from .traceable_plans import plan_for, shared_plan, split_stagger
 from .traceable_rows import (
     backward_traceable,
     forward_traceable,
@@ -49,24 +48,7 @@ SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
 """Bytes of all inputs: rows of a symbolic N have the plan of the next of these lengths. With the call for longer rows, six graphs of
 torch.compile cover all N; it allows a function eight by default. A plan for four times the row has idle lanes, but moves no more bytes."""
 TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
-MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
-PROGRAM_BYTES = 2048  # that a program of short rows reads and writes at least
-BLOCK_THREADS = (64, 128, 256, 512, 1024)
-SHARED_THREADS = 128  # of a program that has a part of a row
-# Tiles of each tensor. False is the forward, True the gradient. The first number is for aligned rows, the second for other and long rows.
-SPLIT_TILES = {False: (16, 22), True: (8, 10)}
-LONG_SPLIT = 32  # programs of a row: if it has more, they are larger.
-SPLIT_PROGRAMS = 4  # that an SM surely holds: with these tiles a thread has at most 128 registers.
-MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and that delays their loads and stores.
-PASS_BYTES = 12 << 20  # of all inputs: up to here, a second pass that finds them in L2 takes less time than the exchange.
-PASS_TILES = 8  # of all inputs, the most of a thread in a pass
-PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
-MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 MAX_PARTS = 512  # of a row, with a partial result each.
-PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
-# Of a thread of a split row: beside its tiles, and in all.
-OTHER_REGISTERS, REGISTERS, MOST_REGISTERS = 32, (80, 96, 128), 168
-STAGGERED_ROWS = 4  # that the device holds at once: with fewer, rows of packages start together.
 STEP = 128  # columns that each warp takes at once of rows that vectors cannot move.
 
 
@@ -94,66 +76,6 @@ def _packaging() -> bool:
         return bool(V.aot_compilation)
     except (ImportError, AttributeError):
         return True
-
-
-def plan_for(problem: Problem, device: str) -> Plan:
-    """The plan for a problem, among those that compilers can launch."""
-    plan = _one_row_a_lane(problem, choose(problem, device))
-    if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
-        return replace(plan, registers=None)
-    elements, base, vectors = _vectors(problem)
-    for threads in BLOCK_THREADS:
-        tiles = math.ceil(vectors / threads)
-        if tiles * 4 * problem.reads <= MAX_WORDS:
-            return Plan("rows", tiles, threads, 4, elements, base, threads // 32)
-    return Plan("loop")
-
-
-def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
-    """A plan of short unaligned rows, without lanes that have parts of two rows, which were slow (docs/kernels/notes-triton.md).
-
-    It has fewer rows, or more warps if fewer rows would be less than PROGRAM_BYTES.
-    """
-    lanes = WARP * plan.warps
-    if plan.tier != "rows" or problem.alignment == VECTOR_BYTES or not 1 < plan.threads <= WARP or plan.rows * plan.threads <= lanes:
-        return plan
-    rows = lanes // plan.threads
-    if rows * problem.N * problem.element_size * (problem.reads + 1) >= PROGRAM_BYTES:
-        return replace(plan, rows=rows)
-    return replace(plan, warps=plan.rows * plan.threads // WARP)
-
-
-def shared_plan(problem: Problem) -> Plan | None:
-    """The plan for rows of a static N that several programs share, of a package of AOTInductor; None for other rows.
-
-    All programs of a split row must run at once. Those of two passes need not.
-    """
-    row = problem.N * problem.element_size * problem.reads
-    if not problem.congruent or row <= LONG_ROW or (row <= PROGRAM_ROW[problem.element_size] and problem.M > problem.sms):
-        return None
-    if problem.N > MOST_COLUMNS:
-        return None
-    elements, base, vectors = _vectors(problem)
-    threads = SHARED_THREADS
-    usual, most = SPLIT_TILES[problem.backward]
-    ctas = math.ceil(vectors / (threads * (most if base else usual)))
-    if ctas > LONG_SPLIT:
-        ctas = math.ceil(vectors / (threads * most))
-    ctas, tier = max(2, ctas), "split"
-    if problem.M * row <= PASS_BYTES or ctas > min(SPLIT_PROGRAMS * problem.sms, MOST_SPLIT):
-        tier, tiles = "passes", 1
-        while 2 * tiles * problem.reads <= PASS_TILES and problem.M * vectors > tiles * threads * PASS_PROGRAMS * problem.sms:
-            tiles *= 2
-        ctas = math.ceil(vectors / (tiles * threads))
-    tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
-    return Plan(tier, tiles, threads, 4, elements, base, threads // 32, split_ctas=ctas)
-
-
-def _vectors(problem: Problem) -> tuple[int, int, int]:
-    """(elements of a vector, base alignment, the most vectors that a row touches) of rows that no table decides on."""
-    elements = VECTOR_BYTES // problem.element_size
-    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
-    return elements, base, vectors_in_row(problem, elements, base)
 
 
 def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device | None = None) -> Launch:
@@ -190,7 +112,7 @@ def _shared_launch(
     block = STEP * plan.warps
     places = max(plan.threads, triton.next_power_of_2(min(ctas, MAX_PARTS)))
     if plan.tier == "split":
-        start = _stagger(problem, plan) if isinstance(M, int) else (0, 0)
+        start = split_stagger(problem, plan) if isinstance(M, int) else (0, 0)
         arguments = *units, N, ctas, chunk, *start, *layout, places, problem.keep_in_l2, block, log
         return Launch("split", M * ctas, arguments, plan.warps, M * ctas)
     parts = min(ctas, MAX_PARTS)
@@ -198,20 +120,6 @@ def _shared_launch(
     first = *units[:-1], N, parts, part, *layout, block, *((log,) if problem.backward else ())
     arguments = *units, N, parts, ctas, chunk, *layout, places, block, log
     return Launch("passes", M * ctas, arguments, plan.warps, M * parts, (M * parts, first))
-
-
-def _stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
-    """The stagger of a split plan. The registers that ptxas takes without a limit decide how many programs an SM holds."""
-    rows, cycles = stagger(problem, replace(plan, registers=split_registers(problem, plan)))
-    return (rows, cycles) if rows >= STAGGERED_ROWS else (0, 0)
-
-
-def split_registers(problem: Problem, plan: Plan) -> int:
-    """The most that ptxas takes for a thread of such a split row: as many programs of an SM as with what it takes."""
-    if plan.base_alignment and problem.element_size == 2 and not problem.backward and plan.tiles in (15, 16):
-        return MOST_REGISTERS
-    needed = 4 * plan.tiles * problem.reads + OTHER_REGISTERS
-    return next((most for most in REGISTERS if needed <= most), MOST_REGISTERS)
 
 
 def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymInt, ...], traits: tuple[Any, ...]) -> Problem:

@@ -7,12 +7,19 @@ import math
 import random
 import types
 import warnings
-from dataclasses import replace
 
 import pytest
 import torch
 from pairs import OF_FUNCTION, PAIRS, both, run_and_differentiate
-from softbench.kernels.triton import generic, operator, traceable, traceable_passes, traceable_rows, traceable_split
+from softbench.kernels.triton import (
+    generic,
+    operator,
+    traceable,
+    traceable_passes,
+    traceable_plans as plans,
+    traceable_rows,
+    traceable_split,
+)
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
 from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
 from torch._inductor.virtualized import V
@@ -121,27 +128,11 @@ def test_a_package_has_two_passes_for_few_rows(hopper, packaging, name, N, dtype
         assert not any("zeros" in str(node.target) or "full" in str(node.target) for node in graph.nodes)
 
 
-def test_rows_that_a_package_shares_start_apart():
+def test_rows_of_a_package_for_any_count_start_together():
     H200 = Problem(False, 128, 262_144, 2, 16, True, 132, True, 2500.0, True)
-    assert traceable._stagger(H200, traceable.shared_plan(H200)) == (5 * 132 // 16, int(2 * 262_144 / 2500 * 4 / 3))
-    for M, together in ((128, False), (ShapeEnv().create_unbacked_symint(), True)):  # a package may be made for any M
-        how = traceable._shared_launch(H200, traceable.shared_plan(H200), (32_768, 32_768), (M, 32_768), False)
+    for M, together in ((128, False), (ShapeEnv().create_unbacked_symint(), True)):
+        how = traceable._shared_launch(H200, plans.shared_plan(H200), (32_768, 32_768), (M, 32_768), False)
         assert (how.arguments[5:7] == (0, 0)) == together
-    long = replace(H200, M=16, N=1 << 22)  # two rows at once
-    assert traceable._stagger(long, traceable.shared_plan(long)) == (0, 0)
-
-
-def test_no_lane_has_parts_of_two_short_rows():
-    for N, backward in itertools.product((36, 60, 77, 100, 197, 230, 333), (False, True)):
-        problem = Problem(backward, 262_144, N, 2, math.gcd(16, 2 * N), True, 132, True, 2500.0, True)
-        plan = traceable.plan_for(problem, "NVIDIA H200")
-        assert plan.tier == "rows"
-        assert plan.threads > 32 or plan.rows * plan.threads <= 32 * plan.warps
-        assert plan.warps <= 8
-    fewer = traceable.plan_for(Problem(False, 262_144, 36, 2, 8, True, 132, True, 2500.0, True), "NVIDIA H200")
-    assert (fewer.threads, fewer.rows, fewer.warps) == (2, 16, 1)  # 32 rows a program by rule
-    more = traceable.plan_for(Problem(False, 262_144, 230, 2, 4, True, 132, True, 2500.0, True), "NVIDIA H200")
-    assert (more.threads, more.rows, more.warps) == (16, 4, 2)  # one warp by rule: two rows would be less than 2 KiB
 
 
 def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
@@ -172,7 +163,7 @@ def test_plans_that_compilers_launch_need_no_option_but_the_warps():
             aligned = math.gcd(16, N * size) if alignment == 16 else alignment
             problem = Problem(backward, 4096, N, size, aligned, True, 132, True, hopper=True)
             for device in ("", "NVIDIA H200"):
-                plan = traceable.plan_for(problem, device)
+                plan = plans.plan_for(problem, device)
                 tiers[plan.tier] += 1
                 assert plan.registers is None
                 assert plan.tier in ("rows", "tile", "loop")

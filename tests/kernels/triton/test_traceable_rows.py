@@ -4,7 +4,8 @@ import pytest
 
 LAUNCHES = """
 import torch
-from softbench.kernels.triton import traceable, traceable_passes as passes, traceable_rows as kernels, traceable_split as split
+from softbench.kernels.triton import traceable, traceable_passes as passes, traceable_plans as plans
+from softbench.kernels.triton import traceable_rows as kernels, traceable_split as split
 from softbench.kernels.triton.interpreter import round_to_nearest
 torch.manual_seed(0)
 UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
@@ -67,23 +68,23 @@ assert {tier for tier, _ in seen} == {"rows", "tile", "passes"}, seen
 UNIT[torch.float64] = UNIT[torch.float32]
 check(1, 140000, torch.float64, 0, 0, 0, False)
 assert ("loop", 2) in seen and ("loop", 3) in seen, seen
-in_l2, most_parts = traceable.PASS_BYTES, traceable.MAX_PARTS
+in_l2, most_parts = plans.PASS_BYTES, traceable.MAX_PARTS
 ADDRESSES = (0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 16)
 # Programs run one after the other, so only a split row's last one finds all partial results. The others reduce the whole row.
-for traceable.PASS_BYTES in (in_l2, 0):
+for plans.PASS_BYTES in (in_l2, 0):
     for dtype in (torch.float32, torch.float16, torch.bfloat16) if THOROUGH else [torch.bfloat16]:
         for M, N in ((2, 20000), (1, 33001), (1, 40000)) if THOROUGH else [(1, 33001)]:
             for x_offset, y_offset, pad in ADDRESSES:
                 check(M, N, dtype, x_offset, y_offset, pad, N == 33001)
 assert seen >= {(tier, tensors) for tier in ("split", "passes") for tensors in (2, 3)}, seen
-traceable.PASS_BYTES, traceable.MAX_PARTS = in_l2, 2  # a part then takes several steps
+plans.PASS_BYTES, traceable.MAX_PARTS = in_l2, 2  # a part then takes several steps
 for x_offset, y_offset, pad in ADDRESSES if THOROUGH else ADDRESSES[::3]:
     check(2, 20001 - pad // 16, torch.bfloat16, x_offset, y_offset, pad, bool(pad))
 traceable.MAX_PARTS = most_parts
 few_tiles, many_tiles = 132, 4  # SMs
 devices = [(sms, in_l2_bytes) for sms in (few_tiles, many_tiles) for in_l2_bytes in (in_l2, 0)]
 for sms, bytes_in_l2 in devices if THOROUGH else devices[2:]:
-    traceable.PASS_BYTES, traceable.device_traits = bytes_in_l2, lambda device: ("", sms, False, 0.0, False)
+    plans.PASS_BYTES, traceable.device_traits = bytes_in_l2, lambda device: ("", sms, False, 0.0, False)
     check(1, 20000, torch.float32, 0, 0, 0, False)
     check(1, 40000, torch.bfloat16, 1, 1, 0, True)
     for value in (float("nan"), float("inf"), -float("inf"), "all", "half"):  # half: parts of -inf, and low values in the others

@@ -1,4 +1,4 @@
-"""Plans of rows that several programs of a package share, and machine code of split rows. `test_traceable_rows.py` runs the kernels."""
+"""Launches and machine code of rows that several programs of a package share. `test_traceable_rows.py` runs the kernels."""
 
 import itertools
 import math
@@ -10,67 +10,14 @@ import pytest
 import torch
 import triton
 from sampled import with_dtypes
-from softbench.kernels.triton import generic, traceable, traceable_split
-from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
+from softbench.kernels.triton import generic, traceable, traceable_plans as plans, traceable_split
+from softbench.kernels.triton.launch_plan import Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
-COLUMNS = (9217, 20_000, 32_768, 50_257, 131_073, 262_144, 1 << 20, 1 << 22, 1 << 23)
 KERNELS = {1: traceable_split.forward_split_traceable, 2: traceable_split.backward_split_traceable}
-
-
-def problems():
-    for backward, size, sms, M, N in itertools.product((False, True), (2, 4), (20, 108, 132), (1, 8, 64, 132, 4096), COLUMNS):
-        yield Problem(backward, M, N, size, math.gcd(16, N * size), True, sms, True)
-
-
-def test_parts_cover_a_row_and_fit_registers():
-    seen = set()
-    for problem in problems():
-        if (plan := traceable.shared_plan(problem)) is not None:
-            seen.add((plan.tier, problem.backward))
-            chunk = chunk_of(problem, plan)
-            assert plan.split_ctas >= 2
-            most = traceable.SPLIT_TILES[problem.backward][1] if plan.tier == "split" else 8 // problem.reads
-            assert plan.tiles <= most
-            assert plan.threads == 32 * plan.warps
-            assert chunk <= plan.tiles * plan.threads
-            assert chunk * plan.split_ctas >= vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
-    assert seen == set(itertools.product(("split", "passes"), (False, True)))
-
-
-def test_programs_of_a_split_row_all_run_at_once():
-    """An SM holds four programs of 128 threads, which have at most 128 registers each."""
-    for problem in problems():
-        if (plan := traceable.shared_plan(problem)) is not None and plan.tier == "split":
-            assert plan.threads == 128
-            assert plan.split_ctas <= min(problem.sms * 4, 256)
-
-
-def test_few_rows_occupy_the_whole_device():
-    for M, N in itertools.product((1, 8, 64), (32_768, 128_256)):
-        plan = traceable.shared_plan(Problem(False, M, N, 2, 16, True, 132, True))
-        assert plan.tier == ("passes" if M * N * 2 <= traceable.PASS_BYTES else "split")
-        assert plan.split_ctas * M >= min(132, M * N // 1024)
-
-
-def test_rows_are_shared_as_their_bytes_demand():
-    for problem in problems():
-        row = problem.N * problem.element_size * problem.reads
-        short = row <= traceable.LONG_ROW or (row <= traceable.PROGRAM_ROW[problem.element_size] and problem.sms < problem.M)
-        plan = traceable.shared_plan(problem)
-        assert (plan is None) == short, problem
-        programs = min(problem.sms * 4, 256)
-        if row * problem.M <= traceable.PASS_BYTES or row > programs * (44 << 10):
-            assert short or plan.tier == "passes"
-        elif row <= programs * (40 << 10) - 256:
-            assert short or plan.tier == "split"
-    assert traceable.shared_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
-    assert traceable.shared_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
-    for N, shared in ((2**31 - 2**14, True), (2**31 - 2**14 + 1, False), (2**31 + 4096, False), (2**32, False)):
-        assert (traceable.shared_plan(Problem(False, 1, N, 2, 2, True, 132, True)) is not None) == shared
 
 
 def test_the_second_pass_reads_every_part_once():
@@ -125,7 +72,7 @@ def test_an_sm_holds_four_programs_without_a_register_limit(N, reads, dtype, tmp
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     told = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
     assert how.num_warps == 4
-    assert how.arguments[reads + 6] == traceable.SPLIT_TILES[reads == 2][N != 131_072]
+    assert how.arguments[reads + 6] == plans.SPLIT_TILES[reads == 2][(131_072, 131_073, 1 << 20).index(N)]
     assert int(re.search(r"REG:(\d+)", told)[1]) <= 128
     assert (re.search(r"STACK:(\d+)", told)[1], re.search(r"LOCAL:(\d+)", told)[1]) == ("0", "0")
 
@@ -145,15 +92,15 @@ def test_rows_wait_before_their_loads_and_the_device_holds_them(N, reads, tmp_pa
         for option in ("--dump-resource-usage", "--dump-sass")
     ]
     problem = Problem(reads == 2, 4096, N, 2, math.gcd(16, 2 * N), True, 132, True)
-    counted = traceable.split_registers(problem, traceable.shared_plan(problem))
+    counted = plans.split_registers(problem, plans.shared_plan(problem))
     assert 65_536 // (128 * int(re.search(r"REG:(\d+)", told[0])[1])) == 65_536 // (128 * counted)
     assert 0 < told[1].index("SR_CLOCK") < told[1].index("LDG")
 
 
 EXCHANGE = """
 import torch
-from softbench.kernels.triton import traceable, traceable_split as split
-traceable.PASS_BYTES = 0
+from softbench.kernels.triton import traceable, traceable_plans, traceable_split as split
+traceable_plans.PASS_BYTES = 0
 torch.manual_seed(0)
 x, dy = torch.randn(2, 1, 40000)
 y = torch.softmax(x, -1)

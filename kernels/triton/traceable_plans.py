@@ -1,0 +1,124 @@
+"""Plans of the kernels that compilers trace: those of `heuristics.py` that a compiler can launch, and those of packages."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from .heuristics import LONG_ROW, choose
+from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+from .staggered_start import stagger
+
+MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
+PROGRAM_BYTES = 2048  # that a program of short rows reads and writes at least
+BLOCK_THREADS = (64, 128, 256, 512, 1024)
+SHARED_THREADS = 128  # of a program that has a part of a row
+# Tiles of each tensor. False is the forward, True the gradient. The numbers are for aligned rows, for unaligned ones, and for aligned ones
+# of more than LONG_SPLIT programs.
+SPLIT_TILES = {False: (16, 22, 24), True: (8, 10, 10)}
+LONG_SPLIT = 32
+FEW_WAVES_BYTES = 34 << 20  # of an aligned forward's input: up to here, half the tiles, if a row then has at most LONG_SPLIT programs.
+USUAL_BYTES, USUAL_SPLIT = 64 << 20, 128  # of an aligned forward's input, and programs of a row: up to both, the usual tiles.
+SPLIT_PROGRAMS = 4  # that an SM surely holds: with these tiles a thread has at most 128 registers.
+MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and that delays their loads and stores.
+PASS_BYTES = 12 << 20  # of all inputs: up to here, a second pass that finds them in L2 takes less time than the exchange.
+PASS_TILES = 8  # of all inputs, the most of a thread in a pass
+PASS_PROGRAMS = 4  # for each SM: beyond, threads have more tiles.
+MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
+PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
+# Of a thread of a split row: beside its tiles, and in all.
+OTHER_REGISTERS, REGISTERS, MOST_REGISTERS = 32, (64, 80, 96, 128), 168
+STAGGERED_ROWS = 3  # that the device holds at once: with fewer, rows of packages start together.
+
+
+def plan_for(problem: Problem, device: str) -> Plan:
+    """The plan for a problem, among those that compilers can launch."""
+    plan = _one_row_a_lane(problem, choose(problem, device))
+    if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
+        return replace(plan, registers=None)
+    elements, base, vectors = row_layout(problem)
+    for threads in BLOCK_THREADS:
+        tiles = math.ceil(vectors / threads)
+        if tiles * 4 * problem.reads <= MAX_WORDS:
+            return Plan("rows", tiles, threads, 4, elements, base, threads // 32)
+    return Plan("loop")
+
+
+def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
+    """A plan of short unaligned rows, without lanes that have parts of two rows, which were slow (docs/kernels/notes-triton.md).
+
+    It has fewer rows, or more warps if fewer rows would be less than PROGRAM_BYTES.
+    """
+    lanes = WARP * plan.warps
+    if plan.tier != "rows" or problem.alignment == VECTOR_BYTES or not 1 < plan.threads <= WARP or plan.rows * plan.threads <= lanes:
+        return plan
+    rows = lanes // plan.threads
+    if rows * problem.N * problem.element_size * (problem.reads + 1) >= PROGRAM_BYTES:
+        return replace(plan, rows=rows)
+    return replace(plan, warps=plan.rows * plan.threads // WARP)
+
+
+def shared_plan(problem: Problem) -> Plan | None:
+    """The plan for rows of a static N that several programs share, of a package of AOTInductor; None for other rows.
+
+    All programs of a split row must run at once. Those of two passes need not.
+    """
+    row = problem.N * problem.element_size * problem.reads
+    if not problem.congruent or row <= LONG_ROW or (row <= PROGRAM_ROW[problem.element_size] and problem.M > problem.sms):
+        return None
+    if problem.N > MOST_COLUMNS:
+        return None
+    elements, base, vectors = row_layout(problem)
+    threads = SHARED_THREADS
+    ctas, tier = _split_programs(problem, vectors, bool(base)), "split"
+    if problem.M * row <= PASS_BYTES or ctas > min(SPLIT_PROGRAMS * problem.sms, MOST_SPLIT):
+        tier, tiles = "passes", 1
+        while 2 * tiles * problem.reads <= PASS_TILES and problem.M * vectors > tiles * threads * PASS_PROGRAMS * problem.sms:
+            tiles *= 2
+        ctas = math.ceil(vectors / (tiles * threads))
+    tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
+    return Plan(tier, tiles, threads, 4, elements, base, threads // 32, split_ctas=ctas)
+
+
+def _split_programs(problem: Problem, vectors: int, unaligned: bool) -> int:
+    """How many programs share a split row of `vectors` vectors (docs/kernels/notes-triton.md has the measurements)."""
+    usual, other, most = SPLIT_TILES[problem.backward]
+
+    def programs(tiles: int) -> int:
+        return max(2, math.ceil(vectors / (SHARED_THREADS * tiles)))
+
+    if unaligned:
+        return programs(other)
+    size = problem.M * problem.N * problem.element_size
+    if not problem.backward and size <= FEW_WAVES_BYTES and programs(usual // 2) <= LONG_SPLIT:
+        return programs(usual // 2)
+    keeps = USUAL_SPLIT if not problem.backward and size <= USUAL_BYTES else LONG_SPLIT
+    return programs(usual) if programs(usual) <= keeps else programs(most)
+
+
+def row_layout(problem: Problem) -> tuple[int, int, int]:
+    """(elements of a vector, base alignment, the most vectors that a row touches) of rows that no table decides on."""
+    elements = VECTOR_BYTES // problem.element_size
+    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
+    return elements, base, vectors_in_row(problem, elements, base)
+
+
+def split_stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
+    """The stagger of a split plan. The registers that ptxas takes without a limit decide how many programs an SM holds.
+
+    With half the tiles, it is the time in which memory at its peak reads a row, in launches of one wave too.
+    """
+    registers = split_registers(problem, plan)
+    rows, cycles = stagger(problem, replace(plan, registers=registers))
+    if not problem.backward and not plan.base_alignment and plan.tiles <= SPLIT_TILES[False][0] // 2 and problem.bytes_per_cycle > 0:
+        rows = resident_programs(plan.threads, registers) * problem.sms // plan.split_ctas
+        cycles = int(problem.N * problem.element_size / problem.bytes_per_cycle)
+    return (rows, cycles) if rows >= STAGGERED_ROWS else (0, 0)
+
+
+def split_registers(problem: Problem, plan: Plan) -> int:
+    """The most that ptxas takes for a thread of such a split row: as many programs of an SM as with what it takes."""
+    if plan.base_alignment and problem.element_size == 2 and not problem.backward and plan.tiles in (15, 16):
+        return MOST_REGISTERS
+    needed = 4 * plan.tiles * problem.reads + OTHER_REGISTERS
+    return next((most for most in REGISTERS if needed <= most), MOST_REGISTERS)
