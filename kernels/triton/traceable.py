@@ -10,10 +10,11 @@ has no side effects (`traceable_split.py`).
 - Packages of AOTInductor call no Python, so they have traced kernels for longer rows too (`shared_plan`). One program holds a row of up to
   64 KiB in 16 bits, or of up to 128 KiB in float32, counted over all inputs. Several programs share a longer row. A fill zeroes the places
   where they exchange partial results.
-- Two passes, each a kernel, take the place of the fill and the exchange for inputs of up to 12 MiB, which stay in L2 between them. Rows
-  that more than 256 programs would share (beyond 11 MiB) have them too. Few rows have two passes from LONG_ROW on.
-- No programs share rows of a symbolic N, of float64 or of two dtypes, or rows whose offsets from a 16-byte boundary differ between tensors.
-  What one program cannot hold, it reads in a loop.
+- Two passes, each a kernel, take the place of the fill and the exchange for inputs of up to 12 MiB, which stay in L2 between them. Few rows
+  have two passes from LONG_ROW on. So have rows that more than 256 programs would share: an aligned forward's from 12 MiB on, an unaligned
+  one's from 11 MiB, and a gradient's from 10 MiB of both inputs.
+- No programs share rows of a symbolic N, of float64 or of two dtypes. Nor do they share rows whose offsets from a 16-byte boundary differ
+  between tensors. What one program cannot hold, it reads in a loop.
 
 Sizes may be symbols. N is compared only with the ranges of SYMBOLIC_BYTES, and M with nothing. So a graph has guards for a range of N,
 never for its value, and none for M.

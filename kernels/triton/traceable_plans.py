@@ -13,12 +13,11 @@ MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 regist
 PROGRAM_BYTES = 2048  # that a program of short rows reads and writes at least
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SHARED_THREADS = 128  # of a program that has a part of a row
-# Tiles of each tensor. False is the forward, True the gradient. The numbers are for aligned rows, for unaligned ones, and for aligned ones
-# of more than LONG_SPLIT programs.
+# Tiles of each tensor that a thread of a split row holds: usual, of unaligned rows, of long rows. False is the forward, True the gradient.
 SPLIT_TILES = {False: (16, 22, 24), True: (8, 10, 10)}
-LONG_SPLIT = 32
-FEW_WAVES_BYTES = 34 << 20  # of an aligned forward's input: up to here, half the tiles, if a row then has at most LONG_SPLIT programs.
-USUAL_BYTES, USUAL_SPLIT = 64 << 20, 128  # of an aligned forward's input, and programs of a row: up to both, the usual tiles.
+LONG_SPLIT = 32  # programs of an aligned row: if the usual tiles need more, the row has the tiles of long rows.
+USUAL_BYTES, USUAL_SPLIT = 64 << 20, 128  # A forward's input of up to so many bytes has the usual tiles up to so many programs a row.
+FEW_WAVES_BYTES = 34 << 20  # of an aligned forward's input: up to here, half the usual tiles, if at most LONG_SPLIT programs share a row.
 SPLIT_PROGRAMS = 4  # that an SM surely holds: with these tiles a thread has at most 128 registers.
 MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and that delays their loads and stores.
 PASS_BYTES = 12 << 20  # of all inputs: up to here, a second pass that finds them in L2 takes less time than the exchange.
@@ -104,9 +103,9 @@ def row_layout(problem: Problem) -> tuple[int, int, int]:
 
 
 def split_stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
-    """The stagger of a split plan. The registers that ptxas takes without a limit decide how many programs an SM holds.
+    """(rows, cycles) of a split plan, as `stagger` returns. The registers that ptxas takes decide how many programs an SM holds.
 
-    With half the tiles, it is the time in which memory at its peak reads a row, in launches of one wave too.
+    A forward with half the usual tiles waits the time in which memory reads a row, without the third more. It waits in one wave too.
     """
     registers = split_registers(problem, plan)
     rows, cycles = stagger(problem, replace(plan, registers=registers))
