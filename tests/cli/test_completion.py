@@ -14,6 +14,17 @@ sys.argv = ["softbench"]
 from softbench.cli.main import main
 main()
 """
+FORKS = """
+import os, sys
+import softbench.cli.main
+for line in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        print("LINE", line, flush=True)
+        exec(os.environ["CODE"])
+    os.waitpid(child, 0)
+"""
 PLUGIN = """
 raise SystemExit("completion must not run a plugin")
 def softmax(x): pass
@@ -35,31 +46,42 @@ def complete(tmp_path):
     return ask
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            "softbench ",
-            ["run", "check", "show", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect"],
-        ),
-        ("softbench run --dev", ["--device", "--devices"]),
-        ("softbench run --backends nai", ["naive"]),
-        ("softbench run --backends torch,nai", ["torch,naive"]),
-        ("softbench run --plugin mine.py --backends min", ["mine"]),
-        ("softbench run --plugin new=mine.py --backends new", ["new"]),
-        ("softbench run --plugin none.py --backends nai", []),
-        ("softbench check --dtype fp32,", ["fp32,fp16", "fp32,bf16"]),
-        ("softbench gate --direction b", ["backward", "both"]),
-        ("softbench gate --candidate nai", ["naive"]),
-        ("softbench run --config t", ["tutorial"]),
-        ("softbench run --timer d", ["do_bench", "device"]),
-        ("softbench show --direction forward --dtype bf", ["bf16"]),
-        ("softbench inspect nai", ["naive"]),
-        ("softbench list al", ["all"]),
+COMPLETED = {
+    "softbench ": [
+        *("run", "check", "show", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect"),
     ],
-)
-def test_names_are_completed_without_torch(complete, line, expected):
-    assert complete(line) == expected
+    "softbench run --dev": ["--device", "--devices"],
+    "softbench run --backends nai": ["naive"],
+    "softbench run --backends torch,nai": ["torch,naive"],
+    "softbench run --plugin mine.py --backends min": ["mine"],
+    "softbench run --plugin new=mine.py --backends new": ["new"],
+    "softbench run --plugin none.py --backends nai": [],
+    "softbench check --dtype fp32,": ["fp32,fp16", "fp32,bf16"],
+    "softbench gate --direction b": ["backward", "both"],
+    "softbench gate --candidate nai": ["naive"],
+    "softbench run --config t": ["tutorial"],
+    "softbench run --timer d": ["do_bench", "device"],
+    "softbench show --direction forward --dtype bf": ["bf16"],
+    "softbench inspect nai": ["naive"],
+    "softbench list al": ["all"],
+}
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory):
+    """What a new shell would get for each line: forks of one process that has imported the command line, and no more."""
+    folder = tmp_path_factory.mktemp("completion")
+    (folder / "mine.py").write_text(PLUGIN)
+    env = {**os.environ, "_SOFTBENCH_COMPLETE": "complete_bash", "CODE": CODE}
+    done = subprocess.run([sys.executable, "-c", FORKS, *COMPLETED], cwd=folder, env=env, capture_output=True, text=True, check=True)
+    assert done.stderr == "HEAVY []\n" * len(COMPLETED)
+    answers = (text.split("\n", 1) for text in done.stdout.split("LINE ")[1:])
+    return {line: words.split() for line, words in answers}
+
+
+@pytest.mark.parametrize("line", COMPLETED)
+def test_names_are_completed_without_torch(completed, line):
+    assert completed[line] == COMPLETED[line]
 
 
 def test_completion_takes_at_most_half_a_second_of_cpu(complete):
