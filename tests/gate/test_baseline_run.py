@@ -22,6 +22,8 @@ from softbench.run.request import Request
 RULES = Rules(margin=unpaired.MARGIN)
 UNLIKE = ("quiet", "tau 4 %", "half 3.8 %", "machine 4 %", "bad process")
 """A noise of each kind."""
+MOST_UNLIKE = ("tau 4 %", "machine 4 %", "bad process")
+"""Of these, one of processes, one of the machine and one of a single process."""
 
 
 def asked(**flags):
@@ -127,7 +129,7 @@ def test_the_plan_says_what_it_finds():
     assert result.found >= 0.9 * result.slow
 
 
-@pytest.mark.parametrize("noise", sampled(STORED, lambda noise: noise in UNLIKE))
+@pytest.mark.parametrize("noise", sampled(STORED, lambda noise: noise in MOST_UNLIKE))
 def test_identical_cells_raise_no_alarm(noise):
     result = families(60, STORED[noise], 20, 0.0, 3, RULES.margin, 3, Stored)
     assert result.exits[1] == 0
@@ -138,7 +140,7 @@ def test_identical_cells_raise_no_alarm(noise):
 SLOWER = ["quiet", "tau 1 %", "slow batches", "machine 4 %", "bad process", "sitting .3 %"]
 
 
-@pytest.mark.parametrize("noise", sampled(SLOWER, lambda noise: noise in UNLIKE))
+@pytest.mark.parametrize("noise", sampled(SLOWER, lambda noise: noise in MOST_UNLIKE))
 def test_slower_cells_are_found(noise):
     """With `bad process` one of ten stored processes is twice as slow in the cells that are slower, which hid them."""
     result = families(40, STORED[noise], 20, 0.10, 3, RULES.margin, 4, Stored)

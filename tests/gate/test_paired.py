@@ -134,7 +134,9 @@ def test_a_cell_faster_in_one_order_stays_undecided():
 
 
 @pytest.mark.parametrize("noise", sampled(["tau 2 %", "half 10 %", "slow batches"], lambda noise: noise == "half 10 %"))
-@pytest.mark.parametrize("speed", [0.0, 1 / 1.03 - 1], ids=["unchanged", "at the margin"])
+@pytest.mark.parametrize(
+    "speed", [pytest.param(0.0, marks=pytest.mark.slow, id="unchanged"), pytest.param(1 / 1.03 - 1, id="at the margin")]
+)
 def test_noise_is_not_called_faster(monkeypatch, noise, speed):
     """At most 0.5 % of the families and three standard errors: 2 of 100. The whole error rate for each cell gives more than 15."""
     monkeypatch.setattr("simulate_gate.SLOW_CELLS", 1)

@@ -268,7 +268,7 @@ def test_nothing_in_common_is_no_success():
     assert all(v.state is State.MISSING for v in report.verdicts)
 
 
-@pytest.mark.parametrize(("process_sd", "runs"), [(0.002, 60), (0.01, 60)])
+@pytest.mark.parametrize(("process_sd", "runs"), [pytest.param(0.002, 60, marks=pytest.mark.slow), (0.01, 60)])
 def test_simulated_identical_runs_do_not_alarm(process_sd, runs):
     """With a margin of 5 % the test is far inside its 5 % level; 60 runs of 40 cells each, 3 % outliers."""
     rng = dice(26)
