@@ -20,7 +20,7 @@ OF_CALLS = [item for item in CASES if item.repeat or item.name.startswith("shape
 """The cases that call a backend in a special way, and small shapes: a habit is about calls, not about values."""
 
 
-shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(6, id="every sixth")])
+shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(12, id="every twelfth")])
 
 
 @shares

@@ -37,7 +37,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(3, id="every third")])
+@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(6, id="every sixth")])
 @pytest.mark.parametrize("what", sampled(CASES, lambda what: what == "causal order and sinks"))
 def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what, share):
     every, given = CASES[what]
@@ -49,8 +49,8 @@ def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what, share):
     found = by_cell(cli.folder / "results" / "latest.csv")
     expected = [way for way in (*WRONG_WAYS, *RIGHT_WAYS) if way.name in names]
     assert len(expected) == len(names)
-    assert sum(name.startswith("wrong-") for name in names) >= 10 // share
-    assert sum(name.startswith("right-") for name in names) >= 5 // share
+    assert sum(name.startswith("wrong-") for name in names) >= max(1, 10 // share)
+    assert sum(name.startswith("right-") for name in names) >= max(1, 5 // share)
     for way in expected:
         for direction in way.makers:
             row = found[way.name, direction]

@@ -29,7 +29,12 @@ def test_a_bug_is_wrong_where_correct_implementations_pass(bug):
         assert grade(honest, bug.item, bug.direction, bug.dtype, "cpu") == ("pass", ""), honest.name
 
 
-@pytest.mark.parametrize("trick", [trick for trick in TRICKS if not trick.cuda], ids=lambda trick: trick.name)
+TRIED = [trick for trick in TRICKS if not trick.cuda]
+FIRST = list({(trick.stage, str(trick.rule)): trick for trick in reversed(TRIED)}.values())
+"""The first trick of each stage and rule that finds it."""
+
+
+@pytest.mark.parametrize("trick", sampled(TRIED, lambda trick: trick in FIRST), ids=lambda trick: trick.name)
 def test_a_trick_is_detected_by_its_stage_and_rule(pool, trick):
     stage, verdict, reason = tried(pool, trick.name, "cpu", pause=0.05)
     assert (stage, verdict) == (trick.stage, "wrong"), reason
@@ -40,7 +45,7 @@ def test_a_trick_is_detected_by_its_stage_and_rule(pool, trick):
     ("direction", "name"),
     sampled(
         itertools.product((Direction.FORWARD, Direction.BACKWARD), [honest.name for honest in HONEST]),
-        lambda direction, name: (name == HONEST[0].name) == (direction is Direction.FORWARD),
+        lambda direction, name: (direction, name) in ((Direction.FORWARD, HONEST[0].name), (Direction.BACKWARD, HONEST[-1].name)),
     ),
 )
 def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name, direction):

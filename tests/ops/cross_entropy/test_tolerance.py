@@ -33,7 +33,7 @@ def ways(of_names, every=1):
     return with_dtypes("name direction", [(name, way) for name, made in of_names.items() for way in made[-1]], every)
 
 
-@ways(RIGHT, every=2)
+@ways(RIGHT, every=4)
 def test_right_ways_are_accepted(name, direction, dtype):
     for M, N, op in ((8, 1, OP), (40, 2, OP), (64, 257, OP), (48, 65, ALL_SET)):
         if name == "torch in 16 bits" and op != OP:
