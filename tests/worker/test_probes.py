@@ -1,5 +1,6 @@
 """Probes find tricks that rely on constant inputs or late reading, leave inputs as they were, and distort no sample."""
 
+import itertools
 import random
 import time
 from functools import partial
@@ -55,8 +56,13 @@ def test_tricks_within_a_batch_are_found_in_most_batches(trick):
     assert sum(found) >= 8
 
 
-@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
-@pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.name)
+@pytest.mark.parametrize(
+    ("honest", "direction"),
+    sampled(
+        itertools.product(HONEST, (Direction.FORWARD, Direction.BACKWARD)),
+        lambda honest, direction: (direction is Direction.FORWARD) == (HONEST.index(honest) % 2 == 0),
+    ),
+)
 def test_honest_backends_pass_probes_at_any_shape(honest, direction):
     for M, N in ((64, 256), (1, 3000), (5, 2), (7, 1)):
         case = Case(M, N, "bf16", direction, "cpu")

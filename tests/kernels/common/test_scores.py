@@ -57,7 +57,10 @@ def test_results_and_gradients_are_those_of_torch(x, sink, name, causal, sinks):
         assert one.shape == other.shape and torch.allclose(one, other, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "causal", "sinks"), SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "causal", "sinks"),
+    sampled(SETTINGS, lambda name, causal, sinks: ([*MASKS].index(name) + causal + sinks) % 2 == 0),
+)
 def test_gradients_in_float64_are_those_of_finite_differences(x, sink, name, causal, sinks):
     given = {"scale": -1.7, "mask": MASKS[name], "causal": causal}
     leaves = (x, sink) if sinks else (x,)

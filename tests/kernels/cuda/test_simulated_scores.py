@@ -7,6 +7,7 @@ import pytest
 import torch
 from masked_softmaxes import B, F, case_of
 from nvcc import needs_nvcc
+from sampled import sampled
 from simulated import scores_library, simulate_scores
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
@@ -196,8 +197,10 @@ def test_threads_without_an_element_change_nothing(simulated, N, dtype):
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-5 if dtype is torch.float32 else 1e-2, equal_nan=True)
 
 
-@pytest.mark.parametrize("N", [128, 256])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "N"),
+    sampled(itertools.product((torch.bfloat16, torch.float16), (128, 256)), lambda dtype, N: (dtype is torch.bfloat16) == (N == 256)),
+)
 def test_masks_that_all_queries_share(simulated, N, dtype):
     """Also with elements that are not finite, or so large that their product with the scale is not."""
     torch.manual_seed(N)
@@ -217,8 +220,7 @@ def test_masks_that_all_queries_share(simulated, N, dtype):
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=2e-3 if dtype is torch.float16 else 1e-2, equal_nan=True)
 
 
-@pytest.mark.parametrize("S", [1, 5, 33, 64])
-@pytest.mark.parametrize("N", [128, 256])
+@pytest.mark.parametrize(("N", "S"), sampled(itertools.product((128, 256), (1, 5, 33, 64)), lambda N, S: (N == 128) == (S in (1, 64))))
 def test_whole_rows_with_a_mask_write_nothing_else(simulated, S, N):
     """Masks that all queries share and masks of each query, with a sink and without, causal or not, and in another order of rows."""
     torch.manual_seed(S + N)

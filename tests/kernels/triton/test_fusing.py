@@ -1,5 +1,6 @@
 """Whether Inductor fuses a pointwise producer or consumer with the kernels that it traces. Its scheduler decides without a GPU."""
 
+import itertools
 import types
 from unittest import mock
 
@@ -8,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 from pairs import OPS
+from sampled import sampled
 from softbench.kernels.triton import generic
 from torch._inductor import config
 from torch._inductor.debug import DebugContext
@@ -92,8 +94,7 @@ def test_a_consumer_of_one_store_is_fused_if_asked():
     assert scheduled(function, False, (37, 300)) == APART
 
 
-@pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("N", [64, 781])
+@pytest.mark.parametrize(("fuse", "N"), sampled(itertools.product((False, True), (64, 781)), lambda fuse, N: fuse == (N == 781)))
 def test_traced_kernels_are_fused_with_nothing(fuse, N):
     """Their stores are in functions that they call, and there Inductor finds none to put a consumer in."""
     backward = OPS.triton_softmax_backward
