@@ -32,7 +32,7 @@ def cells(records):
     return {(record.unit, record.backend, record.case): record for record in records}
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 7), st.randoms(use_true_random=False), st.sets(st.sampled_from(range(len(CASES))), min_size=7))
 def test_shards_merge_to_what_was_sharded(count, random, chosen):
     """Whatever the number of shards and their order, and whichever cards measured them, every record with its samples is there once."""
