@@ -18,7 +18,7 @@ SPLIT_TILES = {False: (16, 22, 24), True: (8, 10, 10)}
 LONG_SPLIT = 32  # programs of an aligned row: if the usual tiles need more, the row has the tiles of long rows.
 USUAL_BYTES, USUAL_SPLIT = 64 << 20, 128  # A forward's input of up to so many bytes has the usual tiles up to so many programs a row.
 FEW_WAVES_BYTES = 34 << 20  # of an aligned forward's input: up to here, half the usual tiles, if at most LONG_SPLIT programs share a row.
-SPLIT_PROGRAMS = 4  # that an SM surely holds: with these tiles a thread has at most 128 registers.
+SPLIT_PROGRAMS = 3  # that an SM surely holds: with these tiles a thread has at most 168 registers, as on sm_100; on sm_90 it has 128.
 MOST_SPLIT = 256  # programs of a row. Each polls the results of all others, and that delays their loads and stores.
 PASS_BYTES = 12 << 20  # of all inputs: up to here, a second pass that finds them in L2 takes less time than the exchange.
 PASS_TILES = 8  # of all inputs, the most of a thread in a pass
@@ -27,7 +27,7 @@ MOST_COLUMNS = 2**31 - 2**14  # kernels of shared rows count columns in 32 bits.
 PROGRAM_ROW = {2: 64 << 10, 4: 128 << 10}  # bytes of all inputs, by element size: above it, several programs share a row.
 # Of a thread of a split row: beside its tiles, and in all.
 OTHER_REGISTERS, REGISTERS, MOST_REGISTERS = 32, (64, 80, 96, 128), 168
-STAGGERED_ROWS = 3  # that the device holds at once: with fewer, rows of packages start together.
+STAGGERED_ROWS = {False: 3, True: 4}  # that the device holds at once, of a forward and of a gradient: with fewer, rows start together.
 
 
 def plan_for(problem: Problem, device: str) -> Plan:
@@ -88,11 +88,12 @@ def _split_programs(problem: Problem, vectors: int, unaligned: bool) -> int:
 
     if unaligned:
         return programs(other)
+    at_once = SPLIT_PROGRAMS * problem.sms
     size = problem.M * problem.N * problem.element_size
-    if not problem.backward and size <= FEW_WAVES_BYTES and programs(usual // 2) <= LONG_SPLIT:
+    if not problem.backward and size <= FEW_WAVES_BYTES and programs(usual // 2) <= min(LONG_SPLIT, at_once):
         return programs(usual // 2)
     keeps = USUAL_SPLIT if not problem.backward and size <= USUAL_BYTES else LONG_SPLIT
-    return programs(usual) if programs(usual) <= keeps else programs(most)
+    return programs(usual) if programs(usual) <= min(keeps, at_once) else programs(most)
 
 
 def row_layout(problem: Problem) -> tuple[int, int, int]:
@@ -112,7 +113,7 @@ def split_stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     if not problem.backward and not plan.base_alignment and plan.tiles <= SPLIT_TILES[False][0] // 2 and problem.bytes_per_cycle > 0:
         rows = resident_programs(plan.threads, registers) * problem.sms // plan.split_ctas
         cycles = int(problem.N * problem.element_size / problem.bytes_per_cycle)
-    return (rows, cycles) if rows >= STAGGERED_ROWS else (0, 0)
+    return (rows, cycles) if rows >= STAGGERED_ROWS[problem.backward] else (0, 0)
 
 
 def split_registers(problem: Problem, plan: Plan) -> int:

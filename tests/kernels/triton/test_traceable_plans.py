@@ -22,7 +22,8 @@ def test_parts_cover_a_row_and_fit_registers():
             seen.add((plan.tier, problem.backward))
             chunk = chunk_of(problem, plan)
             assert plan.split_ctas >= 2
-            most = max(plans.SPLIT_TILES[problem.backward]) if plan.tier == "split" else 8 // problem.reads
+            of_split = plans.SPLIT_TILES[problem.backward]
+            most = (of_split[1] if plan.base_alignment else max(of_split)) if plan.tier == "split" else 8 // problem.reads
             assert plan.tiles <= most
             assert plan.threads == 32 * plan.warps
             assert chunk <= plan.tiles * plan.threads
@@ -31,11 +32,11 @@ def test_parts_cover_a_row_and_fit_registers():
 
 
 def test_programs_of_a_split_row_all_run_at_once():
-    """An SM holds four programs of 128 threads, which have at most 128 registers each."""
+    """An SM holds three programs of 128 threads, which have at most 168 registers each."""
     for problem in problems():
         if (plan := plans.shared_plan(problem)) is not None and plan.tier == "split":
             assert plan.threads == 128
-            assert plan.split_ctas <= min(problem.sms * 4, 256)
+            assert plan.split_ctas <= min(problem.sms * 3, 256)
 
 
 def test_few_rows_occupy_the_whole_device():
@@ -51,9 +52,9 @@ def test_rows_are_shared_as_their_bytes_demand():
         short = row <= plans.LONG_ROW or (row <= plans.PROGRAM_ROW[problem.element_size] and problem.sms < problem.M)
         plan = plans.shared_plan(problem)
         assert (plan is None) == short, problem
-        programs = min(problem.sms * 4, 256)
+        programs = min(problem.sms * 3, 256)
         if row * problem.M <= plans.PASS_BYTES or row > programs * (44 << 10):
-            assert short or plan.tier == "passes" or (not problem.backward and row <= programs * (48 << 10))
+            assert short or plan.tier == "passes" or (not problem.backward and problem.alignment == 16 and row <= programs * (48 << 10))
         elif row <= programs * (40 << 10) - 256:
             assert short or plan.tier == "split"
     assert plans.shared_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
@@ -63,26 +64,44 @@ def test_rows_are_shared_as_their_bytes_demand():
 
 
 def test_parts_of_long_rows_depend_on_bytes_and_programs():
-    """Aligned forwards of 12 to 34 MiB have parts of 16 KiB, unless that is more than 32 programs a row. Tiles are of 128 vectors."""
+    """(M, N, element size) of aligned forwards, then tiles and programs. A program has 128 threads."""
     forwards = (
         ((64, 128_256, 2), (8, 16)),
         ((32, 262_144, 2), (8, 32)),
-        ((64, 262_144, 2), (8, 32)),
         ((100, 65_536, 4), (8, 16)),
-        ((72, 262_144, 2), (16, 16)),  # 36 MiB
+        ((68, 262_144, 2), (8, 32)),  # 34 MiB
+        ((69, 262_144, 2), (16, 16)),
         ((31, 270_336, 2), (16, 17)),  # 33 programs of 8 tiles
         ((16, 1 << 20, 4), (16, 128)),
-        ((17, 1 << 20, 4), (24, 86)),
+        ((15, 1_048_832, 4), (24, 86)),  # 129 programs of 16 tiles
+        ((62, 270_336, 4), (16, 33)),  # 63.9 MiB
+        ((63, 270_336, 4), (24, 22)),
+        ((4096, 1 << 18, 4), (16, 32)),
+        ((4096, 262_400, 4), (24, 22)),  # 33 programs of 16 tiles
         ((128, 1 << 19, 4), (24, 43)),
         ((16, 1 << 22, 2), (24, 171)),
     )
     for (M, N, size), expected in forwards:
         plan = plans.shared_plan(Problem(False, M, N, size, 16, True, 132, True))
         assert (plan.tier, plan.tiles, plan.split_ctas) == ("split", *expected), (M, N)
-    for M, N, expected in ((64, 128_257, (21, 6)), (16, 1 << 19, (10, 52))):  # unaligned, and a gradient
-        backward = N == 1 << 19
-        plan = plans.shared_plan(Problem(backward, M, N, 2, 16 if backward else 2, True, 132, True))
-        assert (plan.tiles, plan.split_ctas) == expected
+
+
+def test_unaligned_rows_and_gradients_have_parts_of_their_own():
+    for problem, expected in (
+        (Problem(False, 64, 128_257, 2, 2, True, 132, True), (21, 6)),
+        (Problem(False, 64, 140_801, 2, 2, True, 132, True), (20, 7)),
+        (Problem(True, 64, 65_536, 2, 16, True, 132, True), (8, 8)),  # 8 MiB in each input
+        (Problem(True, 16, 1 << 19, 2, 16, True, 132, True), (10, 52)),
+        (Problem(True, 16, 1 << 19, 2, 2, True, 132, True), (10, 52)),
+    ):
+        plan = plans.shared_plan(problem)
+        assert (plan.tier, plan.tiles, plan.split_ctas) == ("split", *expected), problem
+
+
+def test_few_processors_keep_rows_in_one_kernel():
+    """With 4 SMs, 12 programs run at once: 17 parts of 8 tiles would not."""
+    plan = plans.shared_plan(Problem(False, 64, 66_000, 4, 16, True, 4, True))
+    assert (plan.tier, plan.split_ctas) == ("split", 9)
 
 
 def test_rows_that_a_package_shares_start_apart():
@@ -91,12 +110,18 @@ def test_rows_that_a_package_shares_start_apart():
     def start(problem):
         return plans.split_stagger(problem, plans.shared_plan(problem))
 
-    assert start(H200) == (5 * 132 // 16, int(2 * 262_144 / 2500 * 4 / 3))
+    row = 2 * 262_144 / 2500
+    assert start(H200) == (5 * 132 // 16, int(row * 4 / 3))
     few = replace(H200, M=32)  # all rows at once, 8 programs an SM
-    assert start(few) == (8 * 132 // 32, int(2 * 262_144 / 2500))
+    assert start(few) == (8 * 132 // 32, int(row))
+    assert start(replace(few, sms=66)) == (8 * 66 // 32, int(row))
     assert start(replace(few, bytes_per_cycle=0.0)) == (0, 0)
-    assert start(replace(H200, M=16, N=1 << 22)) == (3, int(2 * (1 << 22) / 2500 * 4 / 3))
+    assert start(replace(few, M=72)) == (5 * 132 // 16, int(row * 4 / 3))  # 16 tiles
+    assert start(replace(H200, M=16, N=1 << 22)) == (3, int(16 * row * 4 / 3))
     assert start(replace(H200, M=16, N=5 << 20)) == (0, 0)  # two rows at once
+    gradient = replace(H200, backward=True, M=64, N=65_536)
+    assert start(gradient) == (0, 0)  # all rows at once, and less than 30 MiB
+    assert start(replace(gradient, N=1_400_000)) == (0, 0)  # three rows at once
 
 
 def test_no_lane_has_parts_of_two_short_rows():

@@ -1,6 +1,5 @@
 """Launches and machine code of rows that several programs of a package share. `test_traceable_rows.py` runs the kernels."""
 
-import itertools
 import math
 import re
 import subprocess
@@ -63,35 +62,45 @@ def test_each_thread_polls_places_of_its_own(reads, N):
     assert int(each) * 32 * how.num_warps <= int(places)
 
 
-@with_dtypes("N reads", itertools.product((131_072, 131_073, 1 << 20), (1, 2)))
-def test_an_sm_holds_four_programs_without_a_register_limit(N, reads, dtype, tmp_path):
+TILES = {(4096, 131_072): (16, 8), (4096, 131_073): (22, 10), (4096, 1 << 20): (24, 10), (64, 131_072): (8, 8)}
+"""Of a forward and of a gradient, by M and N. In float32 64 x 131072 is 32 MiB."""
+
+
+@with_dtypes("M N reads", [(*size, reads) for size in TILES for reads in (1, 2)])
+def test_an_sm_holds_four_programs_without_a_register_limit(M, N, reads, dtype, tmp_path):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("Triton has no cuobjdump on this machine")
-    how, compiled = launch_on_hopper(4096, N, reads, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+    how, compiled = launch_on_hopper(M, N, reads, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     told = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
     assert how.num_warps == 4
-    assert how.arguments[reads + 6] == plans.SPLIT_TILES[reads == 2][(131_072, 131_073, 1 << 20).index(N)]
-    assert int(re.search(r"REG:(\d+)", told)[1]) <= 128
+    assert how.arguments[reads + 6] == TILES[M, N][reads - 1]
+    assert int(re.search(r"REG:(\d+)", told)[1]) <= (64 if how.arguments[reads + 6] * reads == 8 else 128)
     assert (re.search(r"STACK:(\d+)", told)[1], re.search(r"LOCAL:(\d+)", told)[1]) == ("0", "0")
+
+
+ONE_WAVE = [(64, 128_256, 1), (64, 70_000, 1), (4096, 1 << 20, 1)]
+"""Forwards with 8 tiles, with fewer, and with 24."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("N", "reads"), [(38_400, 1), (45_065, 1), (48_001, 1), (50_257, 1), (65_544, 1), (131_072, 1), (50_257, 2), (131_072, 2)]
+    ("M", "N", "reads"),
+    [*ONE_WAVE, *((4096, N, 1) for N in (38_400, 45_065, 48_001, 50_257, 65_544, 131_072)), (4096, 50_257, 2), (4096, 131_072, 2)],
 )
-def test_rows_wait_before_their_loads_and_the_device_holds_them(N, reads, tmp_path):
+def test_rows_wait_before_their_loads_and_the_device_holds_them(M, N, reads, tmp_path):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("Triton has no cuobjdump on this machine")
-    _, compiled = launch_on_hopper(4096, N, reads, torch.bfloat16)
+    dtype = torch.float32 if N == 70_000 else torch.bfloat16
+    _, compiled = launch_on_hopper(M, N, reads, dtype)
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     told = [
         subprocess.run([tool, option, tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
         for option in ("--dump-resource-usage", "--dump-sass")
     ]
-    problem = Problem(reads == 2, 4096, N, 2, math.gcd(16, 2 * N), True, 132, True)
+    problem = Problem(reads == 2, M, N, dtype.itemsize, math.gcd(16, dtype.itemsize * N), True, 132, True)
     counted = plans.split_registers(problem, plans.shared_plan(problem))
     assert 65_536 // (128 * int(re.search(r"REG:(\d+)", told[0])[1])) == 65_536 // (128 * counted)
     assert 0 < told[1].index("SR_CLOCK") < told[1].index("LDG")
