@@ -11,8 +11,8 @@ has no side effects (`traceable_split.py`).
   64 KiB in 16 bits, or of up to 128 KiB in float32, counted over all inputs. Several programs share a longer row. A fill zeroes the places
   where they exchange partial results.
 - Two passes, each a kernel, take the place of the fill and the exchange for inputs of up to 12 MiB, which stay in L2 between them. Few rows
-  have two passes from LONG_ROW on. So have rows that more than 256 programs would share: an aligned forward's from 12 MiB on, an unaligned
-  one's from 11 MiB, and a gradient's from 10 MiB of both inputs.
+  have two passes from LONG_ROW on. So have rows that more than 256 programs would share. These begin at 12 MiB in aligned forwards, at
+  11 MiB in unaligned ones, and at 10 MiB of both inputs in gradients.
 - No programs share rows of a symbolic N, of float64 or of two dtypes. Nor do they share rows whose offsets from a 16-byte boundary differ
   between tensors. What one program cannot hold, it reads in a loop.
 
