@@ -49,12 +49,13 @@ def bytes_per_cycle(index: int) -> float:
     return 2 * memory_khz * bits / 8 / khz
 
 
-def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
+def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
-    The delay is the time in which memory at its peak reads a row, and a third more for the split tier. If the device holds all rows of the
-    split tier at once, gradients do not have a third more, and launches of less than ONE_WAVE_BYTES have no delay. With fewer than
-    FEWEST_ROWS there, forwards have no delay, and gradients a third of it. The CUDA kernels differ where other delays were faster.
+    The delay is the time in which memory at its peak reads a row, and a third more for the split tier. It differs if the device holds all
+    rows of the split tier at once. Then gradients do not have a third more, and launches of less than ONE_WAVE_BYTES have no delay. With
+    fewer than FEWEST_ROWS there, forwards have no delay, and gradients a third of it. For the split tier, `share` of that time takes the
+    place of these rules. The CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -65,14 +66,20 @@ def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
         rows = max(1, programs * GPC_SMS // plan.cluster_ctas) * (problem.sms // GPC_SMS)
     else:
         rows = programs * problem.sms // plan.split_ctas
-        one_wave, few = problem.M <= rows, problem.M < FEWEST_ROWS
-        if one_wave and (problem.M * row < ONE_WAVE_BYTES[problem.backward] or (few and not problem.backward)):
+        cycles *= _share(problem, rows) if share is None else share
+        if not cycles:
             return 0, 0
-        if one_wave and problem.backward:
-            cycles /= 3 if few else 1
-        else:
-            cycles *= 4 / 3
     return (rows, int(min(MAX_CYCLES, cycles))) if rows else (0, 0)
+
+
+def _share(problem: Problem, rows: int) -> float:
+    """The delay between rows of the split tier as a share of a row's time, if the device holds `rows` rows at once."""
+    if problem.M > rows:
+        return 4 / 3
+    few, size = problem.M < FEWEST_ROWS, problem.M * problem.N * problem.element_size * problem.reads
+    if size < ONE_WAVE_BYTES[problem.backward] or (few and not problem.backward):
+        return 0
+    return (1 / 3 if few else 1) if problem.backward else 4 / 3
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
 assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and a tier split whose assembly
-has no side effects (`traceable_split.py`).
+has no side effects (`traceable_split.py`). `traceable_plans.py` chooses the plans.
 
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there.
 - For longer rows, a graph that torch.compile runs calls the opaque operator (`calls_operator`). The operator chooses its plan at run time.

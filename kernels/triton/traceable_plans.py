@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from .heuristics import LONG_ROW, choose
-from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
 from .staggered_start import stagger
 
 MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
@@ -69,7 +69,7 @@ def shared_plan(problem: Problem) -> Plan | None:
         return None
     elements, base, vectors = row_layout(problem)
     threads = SHARED_THREADS
-    ctas, tier = _split_programs(problem, vectors, bool(base)), "split"
+    ctas, tier = _split_programs(problem, vectors), "split"
     if problem.M * row <= PASS_BYTES or ctas > min(SPLIT_PROGRAMS * problem.sms, MOST_SPLIT):
         tier, tiles = "passes", 1
         while 2 * tiles * problem.reads <= PASS_TILES and problem.M * vectors > tiles * threads * PASS_PROGRAMS * problem.sms:
@@ -79,21 +79,21 @@ def shared_plan(problem: Problem) -> Plan | None:
     return Plan(tier, tiles, threads, 4, elements, base, threads // 32, split_ctas=ctas)
 
 
-def _split_programs(problem: Problem, vectors: int, unaligned: bool) -> int:
+def _split_programs(problem: Problem, vectors: int) -> int:
     """How many programs share a split row of `vectors` vectors (docs/kernels/notes-triton.md has the measurements)."""
-    usual, other, most = SPLIT_TILES[problem.backward]
+    usual, unaligned, long = SPLIT_TILES[problem.backward]
 
     def programs(tiles: int) -> int:
         return max(2, math.ceil(vectors / (SHARED_THREADS * tiles)))
 
-    if unaligned:
-        return programs(other)
+    if problem.alignment != VECTOR_BYTES:
+        return programs(unaligned)
     at_once = SPLIT_PROGRAMS * problem.sms
-    size = problem.M * problem.N * problem.element_size
-    if not problem.backward and size <= FEW_WAVES_BYTES and programs(usual // 2) <= min(LONG_SPLIT, at_once):
+    size = math.inf if problem.backward else problem.M * problem.N * problem.element_size  # only forwards have rules by size
+    if size <= FEW_WAVES_BYTES and programs(usual // 2) <= min(LONG_SPLIT, at_once):
         return programs(usual // 2)
-    keeps = USUAL_SPLIT if not problem.backward and size <= USUAL_BYTES else LONG_SPLIT
-    return programs(usual) if programs(usual) <= min(keeps, at_once) else programs(most)
+    keeps = min(USUAL_SPLIT if size <= USUAL_BYTES else LONG_SPLIT, at_once)
+    return programs(usual if programs(usual) <= keeps else long)
 
 
 def row_layout(problem: Problem) -> tuple[int, int, int]:
@@ -106,13 +106,10 @@ def row_layout(problem: Problem) -> tuple[int, int, int]:
 def split_stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles) of a split plan, as `stagger` returns. The registers that ptxas takes decide how many programs an SM holds.
 
-    A forward with half the usual tiles waits the time in which memory reads a row, without the third more. It waits in one wave too.
+    A forward with half the usual tiles waits the time in which memory reads a row, in launches of one wave too.
     """
-    registers = split_registers(problem, plan)
-    rows, cycles = stagger(problem, replace(plan, registers=registers))
-    if not problem.backward and not plan.base_alignment and plan.tiles <= SPLIT_TILES[False][0] // 2 and problem.bytes_per_cycle > 0:
-        rows = resident_programs(plan.threads, registers) * problem.sms // plan.split_ctas
-        cycles = int(problem.N * problem.element_size / problem.bytes_per_cycle)
+    half = not problem.backward and not plan.base_alignment and plan.tiles <= SPLIT_TILES[False][0] // 2
+    rows, cycles = stagger(problem, replace(plan, registers=split_registers(problem, plan)), 1 if half else None)
     return (rows, cycles) if rows >= STAGGERED_ROWS[problem.backward] else (0, 0)
 
 
