@@ -9,6 +9,7 @@ For example:
 
     python tools/random_shapes.py write 3/10 -o three.toml
     python tools/random_shapes.py compile three.toml
+
     softbench run --config three.toml --output random/3 --resume
     python tools/random_shapes.py below random/*/latest.csv
 """
