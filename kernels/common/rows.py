@@ -41,11 +41,19 @@ def apply_to_rows(launch: Launch, inputs: tuple[torch.Tensor, ...], axis: int, d
     like = inputs[-1]
     if like.numel() == 0:
         return like.new_empty(like.shape, dtype=dtype)
-    given = [tensor if _has_row_layout(tensor, axis) else as_rows(tensor, axis) for tensor in inputs]
+    given = row_inputs(inputs, axis)
     out = given[-1].new_empty(given[-1].shape, dtype=dtype)
     launch(*given, out)
-    if given[-1] is like:
-        return out
+    return out if given[-1] is like else result_of_rows(out, like, axis)
+
+
+def row_inputs(inputs: tuple[torch.Tensor, ...], axis: int) -> list[torch.Tensor]:
+    """The inputs as (M, N) with `axis` last and stride 1 there: views where the strides allow it, else copies."""
+    return [tensor if _has_row_layout(tensor, axis) else as_rows(tensor, axis) for tensor in inputs]
+
+
+def result_of_rows(out: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
+    """A fresh contiguous (M, N) result along `axis` of `like`, contiguous in the shape of `like`."""
     if axis == max(1, like.dim()) - 1:
         return out.view(like.shape)
     result = from_rows(out, like, axis)

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 MAX_CACHED = 4096  # launches
 LINE_BYTES = 128
+IN_SHARED_MEMORY = (forward_split, backward_split, forward_staged, backward_staged)
+"""The kernels that keep rows in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def compiled_call(
 
 
 def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
-    if launch.kernel in (forward_split, backward_split, forward_staged, backward_staged):  # the kernels that have rows in shared memory
+    if launch.kernel in IN_SHARED_MEMORY:
         carveout.prefer_shared_memory(compiled, tensors[0].device)
     return compiled[(launch.programs, 1, 1)]
 

@@ -4,6 +4,7 @@
   or for long rows a call of the opaque pair (`traceable.py`).
 - `softbench::triton_softmax_opaque` and its backward (`torch.library.custom_op`): a compiler sees opaque calls.
 - `softbench::triton_log_softmax` and its backward, `softbench::triton_log_softmax_opaque` and its backward: likewise.
+- `softbench::triton_softmax_packaged` and others: packages of AOTInductor call them as C functions (`c_shims.py`).
 
 A pair and its opaque pair compute the same, and differ in what a compiler sees. On devices other than CUDA, the operators call torch's
 own functions. They do so by a branch in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
@@ -15,19 +16,22 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.library import custom_op, triton_op, wrap_triton
 
 from ..common import registration, rows
-from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same
+from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same, result_of_rows, row_inputs
 from ..common.softmax import Softmax
-from . import dispatch
+from . import c_shims, dispatch
 from .generic import INTERPRETED, forward_tile
+from .static_launch import large_staged
 from .traceable import (
     calls_operator,
     launch_backward_traceable,
     launch_forward_traceable,
     launch_log_backward_traceable,
     launch_log_forward_traceable,
+    packaging,
 )
 
 DTYPES = (*rows.DTYPES, torch.float64)
@@ -78,9 +82,9 @@ class Function:
     torchs_backward: Callable[..., Tensor]
     formulas: registration.Formulas
 
-    def opaque(self) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-        """The operators that compilers do not see into: the forward and the backward."""
-        name = f"triton_{self.kernels.name}_opaque"
+    def operators(self, kind: str) -> tuple[OpOverload, OpOverload]:
+        """The forward and the backward that compilers do not see into. `kind`: opaque, or packaged for packages of AOTInductor."""
+        name = f"triton_{self.kernels.name}_{kind}"
         return getattr(torch.ops.softbench, name).default, getattr(torch.ops.softbench, f"{name}_backward").default
 
     def forward(self, x: Tensor, y: Tensor) -> None:
@@ -148,9 +152,8 @@ def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
     axis = _axis(function, x, dim)
     if x.device.type != "cuda":
         return function.torchs(x, axis)
-    traced = launch != function.forward
-    if traced and x.dim() and calls_operator(x.shape[axis], x.element_size(), 1):
-        return function.opaque()[0](x, axis)
+    if launch != function.forward and (called := _call_of_operator(function, (x,), axis)) is not None:
+        return called
     return apply_to_rows(launch, (x,), axis)
 
 
@@ -159,10 +162,27 @@ def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: in
     axis = _axis(function, y, dim)
     if y.device.type != "cuda":
         return function.torchs_backward(dy, y, axis, y.dtype)
-    traced = launch != function.backward
-    if traced and y.dim() and calls_operator(y.shape[axis], y.element_size(), 2):
-        return function.opaque()[1](dy, y, axis)
+    if launch != function.backward and (called := _call_of_operator(function, (dy, y), axis)) is not None:
+        return called
     return apply_to_rows(launch, (dy, y), axis)
+
+
+def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int) -> Tensor | None:
+    """The result by an operator that launches what a compiler cannot launch; None if the kernels themselves are traced."""
+    like = inputs[-1]
+    static = all(isinstance(size, int) for size in like.shape)
+    if static and like.numel() == 0:
+        return None
+    if not packaging():
+        long = like.dim() and calls_operator(like.shape[axis], like.element_size(), len(inputs))
+        if long or (static and large_staged(tuple(row_inputs(inputs, axis)))):
+            return function.operators("opaque")[len(inputs) - 1](*inputs, axis)
+    elif static and (shims := c_shims.active()) is not None:
+        given = row_inputs(inputs, axis)
+        number = shims.number(tuple(given), function.kernels.name == "log_softmax")
+        if number is not None:
+            return result_of_rows(function.operators("packaged")[len(inputs) - 1](*given, number), like, axis)
+    return None
 
 
 def _axis(function: Function, x: Tensor, dim: int) -> int:
@@ -198,6 +218,37 @@ def _define_opaque(function: Function) -> None:
         return y.new_empty(y.shape)
 
 
+def _define_packaged(function: Function) -> None:
+    """Defines the pair that packages call. `launch` is the number of a launch in the package's table; other callers' kernels need none."""
+    name = f"softbench::triton_{function.kernels.name}_packaged"
+
+    @custom_op(name, mutates_args=())
+    def forward(x: Tensor, launch: int) -> Tensor:
+        return _forward(function, function.forward, x, -1)
+
+    @custom_op(f"{name}_backward", mutates_args=())
+    def backward(dy: Tensor, y: Tensor, launch: int) -> Tensor:
+        return _backward(function, function.backward, dy, y, -1)
+
+    @forward.register_fake
+    def _(x: Tensor, launch: int) -> Tensor:
+        return x.new_empty(x.shape)
+
+    @backward.register_fake
+    def _(dy: Tensor, y: Tensor, launch: int) -> Tensor:
+        return y.new_empty(y.shape)
+
+
+def c_functions() -> dict[OpOverload, str]:
+    """The operators that packages call, and for each the declaration of its function in `c_shims.cpp`."""
+    declarations = {}
+    for function in (SOFTMAX, LOG_SOFTMAX):
+        for operator, inputs in zip(function.operators("packaged"), ("x", "dy, AtenTensorHandle y"), strict=True):
+            name = f"aoti_torch_cuda_{operator.name().partition('::')[2]}"
+            declarations[operator] = f"AOTITorchError {name}(AtenTensorHandle {inputs}, int64_t launch, AtenTensorHandle* result)"
+    return declarations
+
+
 def _register(name: str, formulas: registration.Formulas) -> None:
     """Registers autograd, vmap and flops of the operators `name` and `name`_backward."""
     forward, backward = (getattr(torch.ops.softbench, which) for which in (name, f"{name}_backward"))
@@ -209,5 +260,6 @@ def _register(name: str, formulas: registration.Formulas) -> None:
 
 for _function in (SOFTMAX, LOG_SOFTMAX):
     _define_opaque(_function)
+    _define_packaged(_function)
     for _kind in ("", "_opaque"):
         _register(f"triton_{_function.kernels.name}{_kind}", _function.formulas)

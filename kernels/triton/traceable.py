@@ -65,11 +65,11 @@ class Launch(NamedTuple):
 
 
 def calls_operator(N: int | torch.SymInt, element_size: int, reads: int) -> bool:
-    """Whether a traced graph calls the opaque operator for rows of N columns, of `reads` inputs."""
-    return bool(N * (element_size * reads) > LONG_ROW) and not _packaging()
+    """Whether a graph of torch.compile calls the opaque operator for rows of N columns, of `reads` inputs."""
+    return bool(N * (element_size * reads) > LONG_ROW)
 
 
-def _packaging() -> bool:
+def packaging() -> bool:
     """Whether the graph is for AOTInductor. True if torch does not say so: traced kernels are right everywhere."""
     try:
         from torch._inductor.virtualized import V

@@ -1,0 +1,27 @@
+// One launch of a compiled Triton kernel, as a package of AOTInductor holds it. c_shim_library.py writes a table of them.
+#pragma once
+#include <cstdint>
+
+namespace softbench {
+
+struct Launch {
+    const unsigned char* cubin;
+    const char* kernel;  // its name in the cubin
+    int inputs;  // 1 or 2 tensors of `rows` x `columns` elements
+    int64_t rows, columns;
+    int64_t row_strides[2];  // elements, of each input
+    unsigned programs;
+    unsigned ctas;  // of a program: a cluster if more than one
+    unsigned threads;  // of a CTA
+    unsigned shared_bytes;  // of a CTA
+    int64_t workspace_words;  // int64 words of the counter and the slots; 0: the kernel takes neither
+    bool keeps_rows_in_shared_memory;
+    int argument_count;
+    const int64_t* arguments;  // after the tensors; the kernel reads the low bytes of a 32-bit one
+};
+
+extern const Launch launches[];
+extern const int launch_count;
+extern const int64_t counter_words;  // words of the workspace before its slots
+
+}  // namespace softbench

@@ -1,0 +1,173 @@
+"""Packages of AOTInductor with C functions, as far as a machine without a GPU can show them: what is traced, and for which rows."""
+
+import os
+import re
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from softbench.kernels.triton import c_shims, generic, operator
+from softbench.kernels.triton.static_launch import static_launch
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from softbench.kernels import triton as kernels
+
+pytestmark = [
+    pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: tests/gpu/test_c_shims_gpu.py"),
+]
+OPERATORS = torch.ops.softbench
+CALLS = {
+    "softmax": (lambda x: OPERATORS.triton_softmax(x, -1), OPERATORS.triton_softmax_packaged),
+    "log_softmax": (lambda x: OPERATORS.triton_log_softmax(x, -1), OPERATORS.triton_log_softmax_packaged),
+    "softmax_backward": (lambda x: OPERATORS.triton_softmax_backward(x, x, -1), OPERATORS.triton_softmax_packaged_backward),
+    "log_softmax_backward": (lambda x: OPERATORS.triton_log_softmax_backward(x, x, -1), OPERATORS.triton_log_softmax_packaged_backward),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """What torch asks Triton's driver, for an H200."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    monkeypatch.setattr(triton.runtime.driver, "_active", types.SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+
+
+class Recorder:
+    """A library that only records what is added."""
+
+    def __init__(self):
+        self.added = []
+
+    def add(self, launch, compiled, inputs):
+        self.added.append((launch, [(tuple(tensor.shape), tensor.stride()) for tensor in inputs]))
+        return len(self.added) - 1
+
+
+@pytest.fixture
+def library(monkeypatch):
+    recorder = Recorder()
+    monkeypatch.setattr(c_shims, "compiled_kernel", lambda launch, inputs: None)
+    token = c_shims._active.set(c_shims.Shims(recorder))
+    with V.set_aot_compilation(True):
+        yield recorder
+    c_shims._active.reset(token)
+
+
+def fake(*shape, dtype=torch.bfloat16):
+    with FakeTensorMode():
+        return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def calls(function, *given):
+    """The nodes of the traced graph that call an operator of packages, and how many kernels it launches."""
+    graph = make_fx(dispatch_functionalize(function), tracing_mode="fake")(*given).graph
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    return [node for node in nodes if "_packaged" in str(node.target)], sum("triton_kernel_wrapper" in str(node.target) for node in nodes)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_package_calls_a_function_where_compilers_lack_the_kernel(name, library):
+    function, target = CALLS[name]
+    found, kernels = calls(function, fake(16, 1 << 22))
+    assert [node.target for node in found] == [target.default]
+    assert kernels == 0
+    assert found[0].args[-1] == 0
+    ((launch, inputs),) = library.added
+    assert inputs == [((16, 1 << 22), (1 << 22, 1))] * (1 + name.endswith("backward"))
+    assert launch.kernel.__name__ == ("backward_split" if name.endswith("backward") else "forward_split")
+    assert launch.arguments[-1] is name.startswith("log") or launch.slots
+
+
+@pytest.mark.parametrize(("shape", "kernel"), [((1, 32768), "forward_cluster"), ((262144, 100), "forward_staged"), ((37, 300), None)])
+def test_each_tier_that_compilers_lack_has_a_function(shape, kernel, library):
+    found, kernels = calls(CALLS["softmax"][0], fake(*shape))
+    assert (len(found), kernels) == ((0, 1) if kernel is None else (1, 0))
+    assert [launch.kernel.__name__ for launch, _ in library.added] == ([] if kernel is None else [kernel])
+
+
+def test_calls_for_equal_rows_share_a_launch(library):
+    def function(x):
+        y = kernels.softmax(x, -1)
+        return kernels.softmax(y, -1), kernels.log_softmax(y, -1), kernels.softmax(y.narrow(0, 0, 1), -1)
+
+    found, _ = calls(function, fake(64, 128_256))
+    assert [node.args[-1] for node in found] == [0, 0, 1, 2]
+
+
+def test_rows_of_any_dimension_keep_their_shape(library):
+    def over_the_middle(x):
+        y = kernels.softmax(x, 1)
+        assert y.shape == x.shape
+        return y
+
+    found, _ = calls(over_the_middle, fake(2, 65_536, 3))
+    assert len(found) == 1
+    assert [inputs for _, inputs in library.added] == [[((6, 65_536), (65_536, 1))]]
+
+
+@pytest.mark.parametrize("shape", [(0, 70_000), (4, 0)])
+def test_empty_tensors_call_nothing(shape, library):
+    assert calls(CALLS["softmax"][0], fake(*shape)) == ([], 0)
+
+
+def test_symbolic_sizes_and_views_at_odd_addresses_have_traced_kernels(library):
+    sizes = ShapeEnv()
+    with FakeTensorMode(shape_env=sizes):
+        symbolic = torch.empty(sizes.create_unbacked_symint(), 128_256, device="cuda")
+    assert static_launch((symbolic,)) is None
+    odd = fake(64 * 128_256 + 1)
+    found, launched = calls(lambda x: kernels.softmax(x.narrow(0, 1, 64 * 128_256).view(64, 128_256), -1), odd)
+    assert found == []
+    assert launched > 0
+    assert library.added == []
+
+
+def test_without_the_context_a_package_has_traced_kernels():
+    with V.set_aot_compilation(True):
+        found, launched = calls(CALLS["softmax"][0], fake(64, 128_256))
+    assert found == []
+    assert launched > 0
+
+
+def test_large_inputs_of_tier_staged_call_the_opaque_operator():
+    """A graph that torch.compile runs; smaller inputs cost less of the host's time as traced kernels."""
+    for shape, opaque in (((262_144, 100), True), ((20_000, 100), False), ((262_144, 128), False)):
+        graph = make_fx(dispatch_functionalize(CALLS["softmax"][0]), tracing_mode="fake")(fake(*shape)).graph
+        assert any("triton_softmax_opaque" in str(node.target) for node in graph.nodes) is opaque
+
+
+def test_declarations_are_those_of_the_source():
+    source = Path(c_shims.__file__).with_name("c_shims.cpp").read_text()
+    external = re.sub(r"\s+", " ", source[source.index('extern "C" {') :])
+    declared = operator.c_functions()
+    assert list(declared) == [
+        target.default for _, target in (CALLS[name] for name in ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward"))
+    ]
+    for declaration in declared.values():
+        name, arguments = re.fullmatch(r"AOTITorchError (\w+)\((.*)\)", declaration).groups()
+        found = re.search(rf"AOTITorchError {name}\(\s*(.*?)\)", external).group(1)
+        types_of = [[argument.split()[0] + "*" * argument.count("*") for argument in text.split(", ")] for text in (arguments, found)]
+        assert types_of[0] == types_of[1]
+
+
+def test_the_context_restores_what_it_sets(monkeypatch):
+    monkeypatch.setattr(c_shims, "Library", lambda *given: given)
+    for before in (None, "/some/folder"):
+        monkeypatch.delenv("LIBRARY_PATH", raising=False) if before is None else monkeypatch.setenv("LIBRARY_PATH", before)
+        with c_shims.c_shims("g++") as configs:
+            folder, *rest = os.environ["LIBRARY_PATH"].split(os.pathsep)
+            assert Path(folder).is_dir()
+            assert rest == ([] if before is None else [before])
+            assert c_shims.active() is not None
+            assert configs["aot_inductor.custom_op_libs"][0].startswith("softbench_")
+            assert list(configs["aot_inductor.custom_ops_to_c_shims"]) == list(operator.c_functions())
+        assert not Path(folder).exists()
+        assert os.environ.get("LIBRARY_PATH") == before
+        assert c_shims.active() is None
