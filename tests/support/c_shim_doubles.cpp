@@ -1,0 +1,184 @@
+// Stands in for torch and CUDA's driver, and calls the C functions of c_shims.cpp. Prints a line of JSON for each thing that they ask for.
+#include <cuda.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <cstdio>
+#include <cstring>
+#include <iostream>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "c_shims.h"
+
+struct AtenTensorOpaque {
+    std::vector<int64_t> sizes, strides;
+    uintptr_t address;
+};
+using Tensor = AtenTensorOpaque;
+
+static std::set<Tensor*> alive;
+static uintptr_t next_address = 1 << 20;
+static CUstream current_stream;
+static bool capturing;
+static CUresult failure = CUDA_SUCCESS;  // of the next launch
+static int module_loads;
+
+static Tensor* made(std::vector<int64_t> sizes, std::vector<int64_t> strides, uintptr_t odd = 0) {
+    next_address += 1 << 20;
+    auto* tensor = new Tensor{sizes, strides, next_address + odd};
+    alive.insert(tensor);
+    return tensor;
+}
+
+extern "C" {
+
+AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor) {
+    if (!alive.erase(tensor)) throw std::logic_error("deleted twice");
+    delete tensor;
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** data) {
+    *data = reinterpret_cast<void*>(tensor->address);
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dimensions) {
+    *dimensions = tensor->sizes.size();
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** sizes) {
+    *sizes = tensor->sizes.data();
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** strides) {
+    *strides = tensor->strides.data();
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_dtype(AtenTensorHandle, int32_t* dtype) {
+    *dtype = 15;
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_device_index(AtenTensorHandle, int32_t* device) {
+    *device = 3;
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
+    *stream = current_stream;
+    return device == 3 ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
+}
+int32_t aoti_torch_device_type_cuda() { return 1; }
+int32_t aoti_torch_dtype_int64() { return 4; }
+AOTITorchError aoti_torch_empty_strided(
+    int64_t dimensions, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t type, int32_t device, AtenTensorHandle* result) {
+    *result = made({sizes, sizes + dimensions}, {strides, strides + dimensions});
+    std::printf("{\"made\": [");
+    for (int i = 0; i < dimensions; ++i) std::printf("%s[%lld, %lld]", i ? ", " : "", (long long)sizes[i], (long long)strides[i]);
+    std::printf("], \"dtype\": %d, \"device\": [%d, %d], \"address\": %llu}\n", dtype, type, device, (unsigned long long)(*result)->address);
+    return AOTI_TORCH_SUCCESS;
+}
+AOTITorchError aoti_torch_clone_preserve_strides(AtenTensorHandle tensor, AtenTensorHandle* result) {
+    *result = made(tensor->sizes, tensor->strides);
+    std::printf("{\"cloned\": %llu, \"address\": %llu}\n", (unsigned long long)tensor->address, (unsigned long long)(*result)->address);
+    return AOTI_TORCH_SUCCESS;
+}
+
+CUresult cuGetErrorString(CUresult, const char** text) {
+    *text = "the driver says no";
+    return CUDA_SUCCESS;
+}
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+    ++module_loads;
+    *module = reinterpret_cast<CUmodule>(const_cast<void*>(image));
+    return std::memcmp(image, "\x7f" "ELF", 4) ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
+}
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char*) {
+    *function = reinterpret_cast<CUfunction>(module);
+    return CUDA_SUCCESS;
+}
+CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) {
+    *value = 16;
+    return CUDA_SUCCESS;
+}
+CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, int value) {
+    std::printf("{\"attribute\": %d, \"value\": %d}\n", attribute, value);
+    return CUDA_SUCCESS;
+}
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* programs, CUfunction, int, size_t) {
+    *programs = 3;
+    return CUDA_SUCCESS;
+}
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
+    *value = 233472;
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+    *status = capturing ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char byte, size_t bytes, CUstream stream) {
+    std::printf("{\"set\": %llu, \"to\": %d, \"bytes\": %zu, \"stream\": %zu}\n", address, byte, bytes, size_t(stream));
+    return CUDA_SUCCESS;
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
+    const softbench::Launch* launch = softbench::launches;
+    while (launch->cubin != reinterpret_cast<const unsigned char*>(function)) ++launch;
+    const int operands = launch->inputs + 1 + (launch->workspace_words ? 2 : 0);
+    std::printf("{\"kernel\": \"%s\", \"grid\": %u, \"threads\": %u, \"shared\": %u, \"stream\": %zu, \"operands\": [", launch->kernel,
+        config->gridDimX, config->blockDimX, config->sharedMemBytes, size_t(config->hStream));
+    for (int i = 0; i < operands; ++i) std::printf("%s%llu", i ? ", " : "", *(unsigned long long*)parameters[i]);
+    std::printf("], \"arguments\": [");
+    for (int i = 0; i < launch->argument_count; ++i) std::printf("%s%lld", i ? ", " : "", *(long long*)parameters[operands + i]);
+    std::printf("], \"scratch\": [");
+    for (int i = 0; i < 2; ++i) std::printf("%s%llu", i ? ", " : "", *(unsigned long long*)parameters[operands + launch->argument_count + i]);
+    std::printf("], \"cluster\": [");
+    for (unsigned i = 0; i < config->numAttrs; ++i)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) std::printf("%u", config->attrs[i].value.clusterDim.x);
+    std::printf("], \"extra\": %zu}\n", size_t(extra));
+    const CUresult result = failure;
+    failure = CUDA_SUCCESS;
+    return result;
+}
+
+AOTITorchError aoti_torch_cuda_triton_softmax_packaged(AtenTensorHandle, int64_t, AtenTensorHandle*);
+AOTITorchError aoti_torch_cuda_triton_log_softmax_packaged_backward(AtenTensorHandle, AtenTensorHandle, int64_t, AtenTensorHandle*);
+
+}  // extern "C"
+
+static void call(const char* what, int64_t number, uintptr_t odd = 0, int64_t more_rows = 0) {
+    std::printf("{\"call\": \"%s\", \"launch\": %lld}\n", what, (long long)number);
+    const auto& launch = softbench::launches[number < softbench::launch_count && number >= 0 ? number : 0];
+    std::vector<Tensor*> inputs;
+    for (int i = 0; i < launch.inputs; ++i)
+        inputs.push_back(made({launch.rows + more_rows, launch.columns}, {launch.row_strides[i], 1}, odd));
+    const size_t before = alive.size();
+    Tensor* result = nullptr;
+    try {
+        const AOTITorchError error = launch.inputs == 1
+            ? aoti_torch_cuda_triton_softmax_packaged(inputs[0], number, &result)
+            : aoti_torch_cuda_triton_log_softmax_packaged_backward(inputs[0], inputs[1], number, &result);
+        std::printf("{\"inputs\": [%llu", (unsigned long long)inputs[0]->address);
+        for (size_t i = 1; i < inputs.size(); ++i) std::printf(", %llu", (unsigned long long)inputs[i]->address);
+        std::printf("], \"result\": %llu, \"error\": %d, \"kept\": %zu}\n", (unsigned long long)result->address, error, alive.size() - before - 1);
+    } catch (const std::runtime_error& error) {
+        std::printf("{\"raised\": \"%s\", \"kept\": %zu}\n", error.what(), alive.size() - before);
+    }
+}
+
+int main() {
+    for (int i = 0; i < softbench::launch_count; ++i) call("first", i);
+    current_stream = CUstream(8);
+    for (int i = 0; i < softbench::launch_count; ++i) call("other stream", i);
+    for (int i = 0; i < softbench::launch_count; ++i) call("odd address", i, 2);
+    capturing = true;
+    for (int i = 0; i < softbench::launch_count; ++i) call("captured", i);
+    capturing = false;
+    for (int i = 0; i < softbench::launch_count; ++i) call("more rows", i, 0, 1);
+    for (int i = 0; i < softbench::launch_count; ++i) {
+        failure = CUDA_ERROR_LAUNCH_FAILED;
+        call("failing", i);
+    }
+    call("no such launch", softbench::launch_count);
+    call("no such launch", -1);
+    std::printf("{\"module_loads\": %d}\n", module_loads);
+}
