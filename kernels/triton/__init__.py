@@ -5,6 +5,7 @@
 - `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of `scores.py`
   and `causal_rows.py`.
 - `traceable.py`: the launches that compilers trace.
+- `c_shims.py`: C functions that launch the same kernels in packages of AOTInductor.
 - `user_defined.py`: raw kernels as functions for torch.compile.
 - `tutorial.py`: Triton's fused-softmax tutorial, a row per program on a persistent grid.
 - `tiled.py`: several rows per program, autotuned, with tensor descriptors if the strides allow them.

@@ -48,7 +48,8 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     - Gradients: of any order, by autograd; those of the first two orders run the kernels. torch.vmap is supported. Forward mode and
       torch.func's gradients are not supported, as for all custom operators of PyTorch.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Graphs of torch.compile
-      call the opaque operator for rows of more than 36 KiB, since compilers cannot launch its kernels. Ranges guard a dynamic size of `dim`
+      call the opaque operator where compilers cannot launch its kernels: for rows of more than 36 KiB, and for large inputs of short
+      unaligned rows with fixed sizes. For packages see `c_shims.py`. Ranges guard a dynamic size of `dim`
       (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
     - Devices: CUDA. On others, and under TRITON_INTERPRET=1, it is `torch.softmax`.
 

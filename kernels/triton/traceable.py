@@ -5,11 +5,14 @@ clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative laun
 assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and a tier split whose assembly
 has no side effects (`traceable_split.py`). `traceable_plans.py` chooses the plans.
 
-- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there.
-- For longer rows, a graph that torch.compile runs calls the opaque operator (`calls_operator`). The operator chooses its plan at run time.
-- Packages of AOTInductor call no Python, so they have traced kernels for longer rows too (`shared_plan`). One program holds a row of up to
-  64 KiB in 16 bits, or of up to 128 KiB in float32, counted over all inputs. Several programs share a longer row. A fill zeroes the places
-  where they exchange partial results.
+- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there. Only the tier staged is faster for short unaligned
+  rows. So a graph that torch.compile runs calls the opaque operator for large inputs of that tier (`static_launch.py`).
+- For longer rows, such a graph calls the opaque operator (`calls_operator`). The operator chooses its plan at run time.
+- Packages of AOTInductor call no Python. C functions launch what compilers cannot, if the user wants them and sizes are fixed
+  (`c_shims.py`).
+- Else packages have traced kernels for longer rows too (`shared_plan`). One program holds a row of up to 64 KiB in 16 bits, or of up to
+  128 KiB in float32, counted over all inputs. Several programs share a longer row. A fill zeroes the places where they exchange partial
+  results.
 - Two passes, each a kernel, take the place of the fill and the exchange for inputs of up to 12 MiB, which stay in L2 between them. Few rows
   have two passes from LONG_ROW on. So have rows that more than 256 programs would share. These begin at 12 MiB in aligned forwards, at
   11 MiB in unaligned ones, and at 10 MiB of both inputs in gradients.
