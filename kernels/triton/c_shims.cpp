@@ -202,17 +202,17 @@ AOTITorchError backward(AtenTensorHandle dy, AtenTensorHandle y, int64_t launch,
 
 extern "C" {
 
-AOTITorchError aoti_torch_cuda_triton_softmax_packaged(AtenTensorHandle x, int64_t launch, AtenTensorHandle* y) {
+AOTITorchError aoti_torch_cuda_triton_softmax_rows(AtenTensorHandle x, int64_t launch, AtenTensorHandle* y) {
     return softbench::forward(x, launch, y);
 }
-AOTITorchError aoti_torch_cuda_triton_log_softmax_packaged(AtenTensorHandle x, int64_t launch, AtenTensorHandle* y) {
+AOTITorchError aoti_torch_cuda_triton_log_softmax_rows(AtenTensorHandle x, int64_t launch, AtenTensorHandle* y) {
     return softbench::forward(x, launch, y);
 }
-AOTITorchError aoti_torch_cuda_triton_softmax_packaged_backward(
+AOTITorchError aoti_torch_cuda_triton_softmax_rows_backward(
     AtenTensorHandle dy, AtenTensorHandle y, int64_t launch, AtenTensorHandle* dx) {
     return softbench::backward(dy, y, launch, dx);
 }
-AOTITorchError aoti_torch_cuda_triton_log_softmax_packaged_backward(
+AOTITorchError aoti_torch_cuda_triton_log_softmax_rows_backward(
     AtenTensorHandle dy, AtenTensorHandle y, int64_t launch, AtenTensorHandle* dx) {
     return softbench::backward(dy, y, launch, dx);
 }

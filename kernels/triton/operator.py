@@ -1,18 +1,20 @@
 """Softmax and log-softmax as PyTorch operators: differentiable twice, and traced by torch.compile, torch.export and AOTInductor.
 
 - `softbench::triton_softmax` and `softbench::triton_softmax_backward` (`torch.library.triton_op`): a compiler sees the kernels themselves,
-  or for long rows a call of the opaque pair (`traceable.py`).
+  or a call of the next pair where it cannot launch them (`traceable.py`).
+- `softbench::triton_softmax_rows` and `softbench::triton_softmax_rows_backward`: what compiled graphs call, on (M, N) rows. They have no
+  autograd. Packages of AOTInductor call them as C functions (`c_shims.py`).
 - `softbench::triton_softmax_opaque` and its backward (`torch.library.custom_op`): a compiler sees opaque calls.
-- `softbench::triton_log_softmax` and its backward, `softbench::triton_log_softmax_opaque` and its backward: likewise.
-- `softbench::triton_softmax_packaged` and others: packages of AOTInductor call them as C functions (`c_shims.py`).
+- `softbench::triton_log_softmax` and others with `log_`: likewise.
 
-A pair and its opaque pair compute the same, and differ in what a compiler sees. On devices other than CUDA, the operators call torch's
+The pairs of a function compute the same, and differ in what a compiler sees. On devices other than CUDA, the operators call torch's
 own functions. They do so by a branch in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
 """
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +50,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     - Gradients: of any order, by autograd; those of the first two orders run the kernels. torch.vmap is supported. Forward mode and
       torch.func's gradients are not supported, as for all custom operators of PyTorch.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Graphs of torch.compile
-      call the opaque operator where compilers cannot launch its kernels: for rows of more than 36 KiB, and for large inputs of short
+      call an operator where compilers cannot launch the kernels: for rows of more than 36 KiB, and for large inputs of short
       unaligned rows with fixed sizes. For packages see `c_shims.py`. Ranges guard a dynamic size of `dim`
       (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
     - Devices: CUDA. On others, and under TRITON_INTERPRET=1, it is `torch.softmax`.
@@ -83,20 +85,10 @@ class Function:
     torchs_backward: Callable[..., Tensor]
     formulas: registration.Formulas
 
-    def operators(self, kind: str) -> tuple[OpOverload, OpOverload]:
-        """The forward and the backward that compilers do not see into. `kind`: opaque, or packaged for packages of AOTInductor."""
-        name = f"triton_{self.kernels.name}_{kind}"
+    def operators(self, kind: str = "") -> tuple[OpOverload, OpOverload]:
+        """The forward and the backward with `kind` after the function's name: _rows or _opaque."""
+        name = f"triton_{self.kernels.name}{kind}"
         return getattr(torch.ops.softbench, name).default, getattr(torch.ops.softbench, f"{name}_backward").default
-
-    def forward(self, x: Tensor, y: Tensor) -> None:
-        """Launches the kernel; see `softbench.kernels.common.rows.Launch`."""
-        with torch.cuda.device_of(y):  # Triton launches on the current device
-            self.kernels.launch_forward(x, y)
-
-    def backward(self, dy: Tensor, y: Tensor, dx: Tensor) -> None:
-        """As `forward`."""
-        with torch.cuda.device_of(dx):
-            self.kernels.launch_backward(dy, y, dx)
 
 
 SOFTMAX = Function(dispatch.softmax, torch.softmax, torch.ops.aten._softmax_backward_data, registration.SOFTMAX)
@@ -107,28 +99,28 @@ LOG_SOFTMAX = Function(dispatch.log_softmax, torch.log_softmax, torch.ops.aten._
 @triton_op("softbench::triton_softmax", mutates_args=())
 def triton_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `softmax`."""
-    launch = launch_forward_traceable if _tracing() else SOFTMAX.forward
+    launch = launch_forward_traceable if _tracing() else SOFTMAX.kernels.launch_forward
     return _forward(SOFTMAX, launch, x, dim)
 
 
 @triton_op("softbench::triton_softmax_backward", mutates_args=())
 def triton_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = y * (dy - sum(dy * y)) over `dim`, contiguous. `dy` and `y` have one shape, dtype and device. Raises as `softmax`."""
-    launch = launch_backward_traceable if _tracing() else SOFTMAX.backward
+    launch = launch_backward_traceable if _tracing() else SOFTMAX.kernels.launch_backward
     return _backward(SOFTMAX, launch, dy, y, dim)
 
 
 @triton_op("softbench::triton_log_softmax", mutates_args=())
 def triton_log_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `log_softmax`."""
-    launch = launch_log_forward_traceable if _tracing() else LOG_SOFTMAX.forward
+    launch = launch_log_forward_traceable if _tracing() else LOG_SOFTMAX.kernels.launch_forward
     return _forward(LOG_SOFTMAX, launch, x, dim)
 
 
 @triton_op("softbench::triton_log_softmax_backward", mutates_args=())
 def triton_log_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = dy - exp(y) * sum(dy) over `dim`; otherwise as `triton_softmax_backward`."""
-    launch = launch_log_backward_traceable if _tracing() else LOG_SOFTMAX.backward
+    launch = launch_log_backward_traceable if _tracing() else LOG_SOFTMAX.kernels.launch_backward
     return _backward(LOG_SOFTMAX, launch, dy, y, dim)
 
 
@@ -153,7 +145,7 @@ def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
     axis = _axis(function, x, dim)
     if x.device.type != "cuda":
         return function.torchs(x, axis)
-    if launch != function.forward and (called := _call_of_operator(function, (x,), axis)) is not None:
+    if launch != function.kernels.launch_forward and (called := _call_of_operator(function, (x,), axis)) is not None:
         return called
     return apply_to_rows(launch, (x,), axis)
 
@@ -163,27 +155,28 @@ def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: in
     axis = _axis(function, y, dim)
     if y.device.type != "cuda":
         return function.torchs_backward(dy, y, axis, y.dtype)
-    if launch != function.backward and (called := _call_of_operator(function, (dy, y), axis)) is not None:
+    if launch != function.kernels.launch_backward and (called := _call_of_operator(function, (dy, y), axis)) is not None:
         return called
     return apply_to_rows(launch, (dy, y), axis)
 
 
 def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int) -> Tensor | None:
-    """The result by an operator that launches what a compiler cannot launch; None if the kernels themselves are traced."""
+    """The result by an operator on rows, which launches what a compiler cannot launch; None if the kernels themselves are traced."""
     like = inputs[-1]
     static = all(isinstance(size, int) for size in like.shape)
-    if static and like.numel() == 0:
+    if like.dim() == 0 or (static and like.numel() == 0):
         return None
-    if not packaging():
-        long = like.dim() and calls_operator(like.shape[axis], like.element_size(), len(inputs))
-        if long or (static and large_staged(tuple(row_inputs(inputs, axis)))):
-            return function.operators("opaque")[len(inputs) - 1](*inputs, axis)
-    elif static and (shims := c_shims.active()) is not None:
-        given = row_inputs(inputs, axis)
-        number = shims.number(tuple(given), function.kernels.name == "log_softmax")
-        if number is not None:
-            return result_of_rows(function.operators("packaged")[len(inputs) - 1](*given, number), like, axis)
-    return None
+    given = tuple(row_inputs(inputs, axis))
+    number: int | None = None
+    if packaging():
+        shims = c_shims.active()
+        number = shims.number(given, function.kernels.name == "log_softmax") if shims else None
+    elif calls_operator(like.shape[axis], like.element_size(), len(inputs)) or (static and large_staged(given)):
+        number = 0
+    if number is None:
+        return None
+    out = function.operators("_rows")[len(inputs) - 1](*given, number)
+    return out if given[-1] is like else result_of_rows(out, like, axis)
 
 
 def _axis(function: Function, x: Tensor, dim: int) -> int:
@@ -196,16 +189,16 @@ def _axis(function: Function, x: Tensor, dim: int) -> int:
 
 
 def _define_opaque(function: Function) -> None:
-    """Defines the pair that compilers do not see into: as the other pair, with `_opaque` after the function's name."""
+    """Defines the pair of `torch.library.custom_op`: as the traced pair, with `_opaque` after the function's name."""
     name = f"softbench::triton_{function.kernels.name}_opaque"
 
     @custom_op(name, mutates_args=())
     def forward(x: Tensor, dim: int) -> Tensor:
-        return _forward(function, function.forward, x, dim)
+        return _forward(function, function.kernels.launch_forward, x, dim)
 
     @custom_op(f"{name}_backward", mutates_args=())
     def backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-        return _backward(function, function.backward, dy, y, dim)
+        return _backward(function, function.kernels.launch_backward, dy, y, dim)
 
     @forward.register_fake
     def _(x: Tensor, dim: int) -> Tensor:
@@ -219,32 +212,38 @@ def _define_opaque(function: Function) -> None:
         return y.new_empty(y.shape)
 
 
-def _define_packaged(function: Function) -> None:
-    """Defines the pair that packages call. `launch` is the number of a launch in the package's table; other callers' kernels need none."""
-    name = f"softbench::triton_{function.kernels.name}_packaged"
+_library = torch.library.Library("softbench", "FRAGMENT")
 
-    @custom_op(name, mutates_args=())
+
+def _define_rows(function: Function) -> None:
+    """Defines the pair that compiled graphs call. `launch` is the number of a launch in a package's table, and has no meaning elsewhere.
+
+    The pair belongs to a `torch.library.Library`, since `torch.library.custom_op` runs more Python in each call
+    (`docs/kernels/notes-triton.md`, "Operators on rows").
+    """
+    kernels, name = function.kernels, f"triton_{function.kernels.name}_rows"
+
     def forward(x: Tensor, launch: int) -> Tensor:
-        return _forward(function, function.forward, x, -1)
+        return apply_to_rows(kernels.launch_forward, (x,), 1)
 
-    @custom_op(f"{name}_backward", mutates_args=())
     def backward(dy: Tensor, y: Tensor, launch: int) -> Tensor:
-        return _backward(function, function.backward, dy, y, -1)
+        return apply_to_rows(kernels.launch_backward, (dy, y), 1)
 
-    @forward.register_fake
-    def _(x: Tensor, launch: int) -> Tensor:
-        return x.new_empty(x.shape)
+    def fake(*given: Any) -> Tensor:
+        *_, last, _launch = given
+        return last.new_empty(last.shape)
 
-    @backward.register_fake
-    def _(dy: Tensor, y: Tensor, launch: int) -> Tensor:
-        return y.new_empty(y.shape)
+    for which, tensors, kernel in ((name, "Tensor x", forward), (f"{name}_backward", "Tensor dy, Tensor y", backward)):
+        _library.define(f"{which}({tensors}, int launch) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        _library.impl(which, kernel, "CUDA")
+        torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
 
 
 def c_functions() -> dict[OpOverload, str]:
-    """The operators that packages call, and for each the declaration of its function in `c_shims.cpp`."""
+    """The operators that a package calls as C functions, and for each the declaration of its function in `c_shims.cpp`."""
     declarations = {}
     for function in (SOFTMAX, LOG_SOFTMAX):
-        for operator, inputs in zip(function.operators("packaged"), ("x", "dy, AtenTensorHandle y"), strict=True):
+        for operator, inputs in zip(function.operators("_rows"), ("x", "dy, AtenTensorHandle y"), strict=True):
             name = f"aoti_torch_cuda_{operator.name().partition('::')[2]}"
             declarations[operator] = f"AOTITorchError {name}(AtenTensorHandle {inputs}, int64_t launch, AtenTensorHandle* result)"
     return declarations
@@ -261,6 +260,6 @@ def _register(name: str, formulas: registration.Formulas) -> None:
 
 for _function in (SOFTMAX, LOG_SOFTMAX):
     _define_opaque(_function)
-    _define_packaged(_function)
+    _define_rows(_function)
     for _kind in ("", "_opaque"):
         _register(f"triton_{_function.kernels.name}{_kind}", _function.formulas)

@@ -14,8 +14,8 @@ from .staged import backward_staged, forward_staged
 SHIMMED = ("staged", "cluster", "split")
 """The tiers whose kernels compilers cannot launch (`traceable.py` says why)."""
 STAGED_BYTES = 32 << 20
-"""Of all inputs: from here on, a graph that torch.compile runs calls the opaque operator for the tier staged. The call takes some 40 us
-more of the host's time than a traced kernel. Below, the host may take longer than the GPU."""
+"""Of all inputs: from here on, a graph that torch.compile runs calls an operator on rows for the tier staged. The call takes the
+host longer than a traced kernel. Below, the host may take longer than the GPU."""
 
 
 @dataclass(frozen=True)

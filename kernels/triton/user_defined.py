@@ -3,7 +3,7 @@
 There is no operator and no autograd: Dynamo sees the launches themselves.
 
 - Rows of up to LONG_ROW bytes: the launch of `traceable.py`, which Dynamo takes as constants.
-- Rows that need several programs, and large inputs of tier staged: a call of the opaque operator, as in `traceable.py`.
+- Rows that need several programs, and large inputs of tier staged: a call of an operator on rows, as in `traceable.py`.
 
 Compile with static sizes (`dynamic=False`), because the plan is for one shape.
 """
@@ -35,7 +35,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     if M * N == 0:
         return y
     if N * x.element_size() > LONG_ROW or _staged(M, N, x.dtype, 1):
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_opaque.default(x, -1)
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, 0)
         return result
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
     kernel = forward_traceable if tier == "rows" else loop_traceable if tier == "loop" else tile_traceable
@@ -50,7 +50,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if M * N == 0:
         return dx
     if 2 * N * y.element_size() > LONG_ROW or _staged(M, N, y.dtype, 2):
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_opaque_backward.default(dy, y, -1)
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, 0)
         return result
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
     kernel = backward_traceable if tier == "rows" else gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
@@ -67,5 +67,5 @@ def _constants(M: int, N: int, dtype: torch.dtype, reads: int) -> Constants:
 
 @torch.compiler.assume_constant_result
 def _staged(M: int, N: int, dtype: torch.dtype, reads: int) -> bool:
-    """Whether only the opaque operator has the launch for contiguous rows."""
+    """Whether only the operator on rows has the launch for contiguous rows."""
     return large_staged((torch.empty(M, N, dtype=dtype, device="meta"),) * reads, torch.device("cuda"))

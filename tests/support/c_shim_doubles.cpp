@@ -140,8 +140,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     return result;
 }
 
-AOTITorchError aoti_torch_cuda_triton_softmax_packaged(AtenTensorHandle, int64_t, AtenTensorHandle*);
-AOTITorchError aoti_torch_cuda_triton_log_softmax_packaged_backward(AtenTensorHandle, AtenTensorHandle, int64_t, AtenTensorHandle*);
+AOTITorchError aoti_torch_cuda_triton_softmax_rows(AtenTensorHandle, int64_t, AtenTensorHandle*);
+AOTITorchError aoti_torch_cuda_triton_log_softmax_rows_backward(AtenTensorHandle, AtenTensorHandle, int64_t, AtenTensorHandle*);
 
 }  // extern "C"
 
@@ -155,8 +155,8 @@ static void call(const char* what, int64_t number, uintptr_t odd = 0, int64_t mo
     Tensor* result = nullptr;
     try {
         const AOTITorchError error = launch.inputs == 1
-            ? aoti_torch_cuda_triton_softmax_packaged(inputs[0], number, &result)
-            : aoti_torch_cuda_triton_log_softmax_packaged_backward(inputs[0], inputs[1], number, &result);
+            ? aoti_torch_cuda_triton_softmax_rows(inputs[0], number, &result)
+            : aoti_torch_cuda_triton_log_softmax_rows_backward(inputs[0], inputs[1], number, &result);
         std::printf("{\"inputs\": [%llu", (unsigned long long)inputs[0]->address);
         for (size_t i = 1; i < inputs.size(); ++i) std::printf(", %llu", (unsigned long long)inputs[i]->address);
         std::printf("], \"result\": %llu, \"error\": %d, \"kept\": %zu}\n", (unsigned long long)result->address, error, alive.size() - before - 1);

@@ -23,10 +23,10 @@ pytestmark = [
 ]
 OPERATORS = torch.ops.softbench
 CALLS = {
-    "softmax": (lambda x: OPERATORS.triton_softmax(x, -1), OPERATORS.triton_softmax_packaged),
-    "log_softmax": (lambda x: OPERATORS.triton_log_softmax(x, -1), OPERATORS.triton_log_softmax_packaged),
-    "softmax_backward": (lambda x: OPERATORS.triton_softmax_backward(x, x, -1), OPERATORS.triton_softmax_packaged_backward),
-    "log_softmax_backward": (lambda x: OPERATORS.triton_log_softmax_backward(x, x, -1), OPERATORS.triton_log_softmax_packaged_backward),
+    "softmax": (lambda x: OPERATORS.triton_softmax(x, -1), OPERATORS.triton_softmax_rows),
+    "log_softmax": (lambda x: OPERATORS.triton_log_softmax(x, -1), OPERATORS.triton_log_softmax_rows),
+    "softmax_backward": (lambda x: OPERATORS.triton_softmax_backward(x, x, -1), OPERATORS.triton_softmax_rows_backward),
+    "log_softmax_backward": (lambda x: OPERATORS.triton_log_softmax_backward(x, x, -1), OPERATORS.triton_log_softmax_rows_backward),
 }
 
 
@@ -69,7 +69,7 @@ def calls(function, *given):
     """The nodes of the traced graph that call an operator of packages, and how many kernels it launches."""
     graph = make_fx(dispatch_functionalize(function), tracing_mode="fake")(*given).graph
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    return [node for node in nodes if "_packaged" in str(node.target)], sum("triton_kernel_wrapper" in str(node.target) for node in nodes)
+    return [node for node in nodes if "_rows" in str(node.target)], sum("triton_kernel_wrapper" in str(node.target) for node in nodes)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -136,11 +136,11 @@ def test_without_the_context_a_package_has_traced_kernels():
     assert launched > 0
 
 
-def test_large_inputs_of_tier_staged_call_the_opaque_operator():
+def test_large_inputs_of_tier_staged_call_an_operator_on_rows():
     """A graph that torch.compile runs; smaller inputs cost less of the host's time as traced kernels."""
-    for shape, opaque in (((262_144, 100), True), ((20_000, 100), False), ((262_144, 128), False)):
+    for shape, called in (((262_144, 100), True), ((20_000, 100), False), ((262_144, 128), False)):
         graph = make_fx(dispatch_functionalize(CALLS["softmax"][0]), tracing_mode="fake")(fake(*shape)).graph
-        assert any("triton_softmax_opaque" in str(node.target) for node in graph.nodes) is opaque
+        assert any("triton_softmax_rows" in str(node.target) for node in graph.nodes) is called
 
 
 def test_declarations_are_those_of_the_source():

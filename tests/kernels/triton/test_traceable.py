@@ -22,12 +22,13 @@ from softbench.kernels.triton import (
     traceable_split,
 )
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
+from torch._dynamo.source import ConstantSource
 from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.library import triton_op
 
 from softbench.kernels import triton as kernels
@@ -152,16 +153,35 @@ def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
 
 @pytest.mark.parametrize("name", OF_FUNCTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_beyond_36_kib_call_the_opaque_operator(name, dtype):
-    (forward, backward), opaque = OF_FUNCTION[name]["triton_op"], OF_FUNCTION[name]["custom_op"]
+def test_rows_beyond_36_kib_call_an_operator_on_rows(name, dtype):
+    (forward, backward), rows = OF_FUNCTION[name]["triton_op"], operator.SOFTMAX if name == "softmax" else operator.LOG_SOFTMAX
     longest = traceable.LONG_ROW // dtype.itemsize
     for M in (1, 4096):
         graph, launches = graph_of(lambda x: forward(x, -1), (M, longest + 1), dtype=dtype)
         assert not launches
-        assert [node.target for node in graph.nodes if node.op == "call_function"] == [opaque[0]]
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows.operators("_rows")[0]]
         graph, launches = graph_of(lambda dy, y: backward(dy, y, -1), (M, longest), (M, longest), dtype=dtype)
         assert not launches
-        assert [node.target for node in graph.nodes if node.op == "call_function"] == [opaque[1]]
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows.operators("_rows")[1]]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: kernels.softmax(x, -1),
+        lambda x: kernels.softmax(x.transpose(0, 1), 0),
+        lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1),
+        lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1),
+    ],
+)
+def test_any_number_of_long_rows_is_one_call_without_guards(function):
+    sizes = ShapeEnv()
+    with FakeTensorMode(shape_env=sizes):
+        symbol = sizes.create_symbol(37, source=ConstantSource("M"), dynamic_dim=DimDynamic.DYNAMIC)
+        x = torch.empty(sizes.create_symintnode(symbol, hint=37), 70_000, device="cuda")
+    nodes = make_fx(dispatch_functionalize(function), tracing_mode="symbolic")(x).graph.nodes
+    assert sum("_rows" in str(node.target) for node in nodes) == 1
+    assert sizes.guards == []
 
 
 def test_plans_that_compilers_launch_need_no_option_but_the_warps():
