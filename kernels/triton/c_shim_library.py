@@ -36,7 +36,7 @@ class Library:
     """The library lib`name`.a in `folder`. `compiler` is the path of a C++ compiler, such as g++.
 
     Raises:
-        BuildError: there is no CUDA toolkit, or a program fails.
+        BuildError: there is no CUDA toolkit, or the compiler or `ar` fails.
     """
 
     def __init__(self, folder: Path, name: str, compiler: str) -> None:
@@ -52,7 +52,7 @@ class Library:
         """The number of a new launch in the table. `inputs` are (M, N) tensors that the kernel reads; only their layout is used.
 
         Raises:
-            BuildError: a program fails.
+            BuildError: the compiler or `ar` fails.
         """
         number = len(self._launches)
         (self.folder / f"{number}.cubin").write_bytes(compiled.asm["cubin"])

@@ -16,8 +16,8 @@ namespace softbench {
 namespace {
 
 constexpr uintptr_t ALIGNMENT = 16;  // bytes; the plans assume that each input starts at such a boundary
-constexpr unsigned STATIC_SHARED_BYTES = 48 << 10;  // more must be asked for
-constexpr unsigned PORTABLE_CTAS = 8;  // of a cluster; more must be asked for
+constexpr unsigned STATIC_SHARED_BYTES = 48 << 10;  // more needs an attribute
+constexpr unsigned PORTABLE_CTAS = 8;  // of a cluster; more need an attribute
 constexpr int RESERVED_SHARED_BYTES = 1024;  // of each CTA, which the driver takes
 
 void check(CUresult result, const char* call) {
@@ -99,9 +99,9 @@ char* zeros(AtenTensorHandle tensor, int64_t words, CUstream stream) {
     return data;
 }
 
-// The counter and slots for a launch on `stream`: zero at first, never cleared, as in workspace.py. Launches on one stream follow each
-// other, so they share them until the process ends. A captured launch may be replayed beside others. It has words of its own, which the
-// graph zeroes; `captured` owns them until the launch is recorded.
+// The counter and slots for a launch on `stream`, as in workspace.py. Launches on one stream follow each other, so they share a workspace,
+// which is zeroed once and kept until the process ends. A captured launch may be replayed beside others. It has a workspace of its own,
+// which each replay zeroes; `captured` owns it until the launch is recorded.
 char* workspace(const Launch& launch, int32_t device, CUstream stream, Owned& captured) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     check(cuStreamIsCapturing(stream, &status), "cuStreamIsCapturing");
@@ -163,7 +163,7 @@ AOTITorchError run(const AtenTensorHandle* inputs, int64_t number, AtenTensorHan
         operands[count + 1] = operands[count] + counter_words * sizeof(int64_t);
         count += 2;
     }
-    void* scratch = nullptr;  // Triton's kernels end with the addresses of two areas, which these ones do not have
+    void* scratch = nullptr;  // the last two parameters are Triton's scratch memories, which these kernels do not have
     std::vector<void*> parameters;
     for (int i = 0; i < count; ++i) parameters.push_back(&operands[i]);
     for (int i = 0; i < launch.argument_count; ++i) parameters.push_back(const_cast<int64_t*>(&launch.arguments[i]));

@@ -11,13 +11,13 @@ struct Launch {
     int64_t rows, columns;
     int64_t row_strides[2];  // elements, of each input
     unsigned programs;
-    unsigned ctas;  // of a program: a cluster if more than one
+    unsigned ctas;  // of a cluster, which is a program then; 1: no clusters
     unsigned threads;  // of a CTA
     unsigned shared_bytes;  // of a CTA
     int64_t workspace_words;  // int64 words of the counter and the slots; 0: the kernel takes neither
     bool keeps_rows_in_shared_memory;
     int argument_count;
-    const int64_t* arguments;  // after the tensors; the kernel reads the low bytes of a 32-bit one
+    const int64_t* arguments;  // after the tensors and the workspace; of a 32-bit argument, the kernel reads the low 4 bytes
 };
 
 extern const Launch launches[];

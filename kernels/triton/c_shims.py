@@ -3,8 +3,8 @@
     with c_shims() as configs:
         torch._inductor.aoti_compile_and_package(exported, package_path="model.pt2", inductor_configs=configs)
 
-AOTInductor cannot launch clusters, and it gives kernels no memory that lasts from call to call. So without these functions, a package has
-the slower kernels of `traceable.py` for some shapes.
+AOTInductor cannot launch clusters, gives kernels no workspace, and takes no kernel whose assembly has side effects. The tiers cluster,
+split and staged need one of these. Without these functions, such calls have slower kernels (`traceable.py`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 DRIVER = ":libcuda.so"
-"""CUDA's driver for the linker, after what needs it. A linker drops a library that nothing before it needs, such as Inductor's own `cuda`.
+"""The name of the driver's library for the linker. It follows the functions, which need it.
 
-Inductor keeps only the first of two equal names, so this one differs.
+A linker drops a library that nothing before it needs, such as Inductor's own `cuda`. Inductor keeps only the first of two equal names.
 """
 
 
@@ -42,7 +42,7 @@ class Shims:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def number(self, inputs: tuple[torch.Tensor, ...], log: bool) -> int | None:
-        """The number that makes a C function launch the kernel for these rows; None if the compiler launches it as well."""
+        """The number of the launch for these rows in the package's table; None if their tier needs no C function."""
         launch = static_launch(inputs, log)
         if launch is None:
             return None
@@ -53,7 +53,7 @@ class Shims:
 
 
 def compiled_kernel(launch: dispatch.PreparedLaunch, inputs: tuple[torch.Tensor, ...]) -> CompiledKernel:
-    """The kernel of a launch, for the GPU of `inputs`, without a launch."""
+    """Compiles the kernel of a launch for the GPU of `inputs`, and launches nothing."""
     operands = [inputs[0].dtype] * (len(inputs) + 1) + [torch.int64] * (2 if launch.slots else 0)
     with torch.cuda.device(inputs[0].device):
         found: CompiledKernel = launch.kernel.warmup(*operands, *launch.arguments, None, grid=(launch.programs,), **launch.options)
@@ -72,10 +72,10 @@ def active() -> Shims | None:
 def c_shims(compiler: str | None = None) -> Iterator[dict[str, Any]]:
     """Inductor's configuration for packages with C functions; compile the package inside the context.
 
-    - Calls of softbench's Triton softmax and log-softmax with fixed sizes get the kernels of `dispatch.py`: those with clusters, those that
-      share rows through memory, and those that move rows through shared memory. Other calls are compiled as without the context.
-    - The package launches them on the current stream, also while a CUDA graph is captured. It keeps some megabytes for each stream on which
-      programs share rows, until the process ends.
+    - Calls of softbench's Triton softmax and log-softmax with fixed sizes launch the kernels of eager calls if their tier is cluster, split
+      or staged. Other calls, and calls on unaligned views, are compiled as without the context.
+    - The package launches them on the current stream, also while a CUDA graph is captured. For launches of tier split it keeps a workspace
+      for each stream until the process ends: 256 bytes for each program, at most as many as the largest launch has.
     - `compiler`: the path of a C++ compiler; by default Inductor's.
 
     A package is for one GPU architecture, as without the context. If a configuration of yours has `custom_ops_to_c_shims` or
@@ -89,7 +89,7 @@ def c_shims(compiler: str | None = None) -> Iterator[dict[str, Any]]:
     from . import operator
 
     with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
-        name = f"softbench_{uuid.uuid4().hex[:16]}"  # Inductor may keep a linked library by the name of what it was linked with
+        name = f"softbench_{uuid.uuid4().hex[:16]}"  # Inductor names a linked library by its command, and may keep it
         library = Library(Path(folder), name, compiler or get_cpp_compiler())
         token = _active.set(Shims(library))
         before = os.environ.get("LIBRARY_PATH")

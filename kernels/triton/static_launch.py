@@ -13,14 +13,14 @@ from .staged import backward_staged, forward_staged
 
 SHIMMED = ("staged", "cluster", "split")
 """The tiers whose kernels compilers cannot launch (`traceable.py` says why)."""
-STAGED_BYTES = 32 << 20
-"""Of all inputs: from here on, a graph that torch.compile runs calls an operator on rows for the tier staged. The call takes the
-host longer than a traced kernel. Below, the host may take longer than the GPU."""
+STAGED_BYTES = 192 << 20
+"""The least size of all inputs for which a graph that torch.compile runs calls an operator on rows for the tier staged. The call takes the
+host longer than a traced kernel: on an H200, calls of 98 MiB were bound by the host, and calls of 197 MiB were not (notes-triton.md)."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor's layout, as the choice of a launch looks at it. Its address counts as aligned."""
+    """The properties of a tensor that `choose_plan` reads. Its address counts as aligned."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -40,9 +40,9 @@ class Operand:
 def static_launch(
     inputs: tuple[torch.Tensor, ...], log: bool = False, device: torch.device | None = None
 ) -> dispatch.PreparedLaunch | None:
-    """The launch for (M, N) rows if its tier is in SHIMMED; None for another tier, for symbolic sizes, and for views at odd addresses.
+    """The launch for (M, N) rows if its tier is in SHIMMED; None for another tier, for symbolic sizes, and for unaligned views.
 
-    `inputs` are a forward's x or a backward's (dy, y), of which only the layout is used. `device` takes the place of theirs.
+    `inputs` are a forward's x or a backward's (dy, y), of which only the layout is used. `device` is used in place of theirs.
     """
     numbers = [number for tensor in inputs for number in (*tensor.shape, *tensor.stride(), tensor.storage_offset())]
     if not all(isinstance(number, int) for number in numbers):

@@ -72,7 +72,7 @@ def same(got, want):
 
 @pytest.fixture(scope="module")
 def toolkit():
-    """AOTInductor's C++ includes CUDA's headers. torch looks in the folder above `nvcc`, which may be a script elsewhere."""
+    """AOTInductor's C++ includes CUDA's headers. torch takes the folder above `nvcc`. If `nvcc` is a script, they are not there."""
     if (home := cuda_home()) is None:
         pytest.skip("no CUDA toolkit")
     with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
@@ -143,7 +143,7 @@ def test_a_cuda_graph_replays_a_package_on_fresh_input(every):
 
 
 def test_a_process_without_python_kernels_runs_a_package(path, tmp_path):
-    """It imports neither softbench nor Triton."""
+    """It does not import softbench."""
     inputs = all_inputs()
     torch.save((inputs, expected(inputs)), tmp_path / "tensors.pt")
     code = """
