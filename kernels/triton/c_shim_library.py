@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 SOURCES = Path(__file__).parent
+DTYPES = {torch.float16: 5, torch.float32: 6, torch.bfloat16: 15}
+"""PyTorch's numbers of the dtypes (c10/core/ScalarType.h)."""
 FLAGS = ("-O1", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-DUSE_CUDA")
 CUBIN = """asm(".pushsection .rodata\\n.balign 16\\nsoftbench_cubin_{0}: .incbin \\"{0}.cubin\\"\\n.popsection");
 extern "C" __attribute__((visibility("hidden"))) const unsigned char softbench_cubin_{0}[];
@@ -48,17 +50,19 @@ class Library:
         self._compile("c_shims.o", SOURCES / "c_shims.cpp", f"-I{Path(torch.__file__).parent / 'include'}", f"-I{home / 'include'}")
         self._archive()
 
-    def add(self, launch: PreparedLaunch, compiled: CompiledKernel, inputs: tuple[torch.Tensor, ...]) -> int:
+    def add(self, launch: PreparedLaunch, compiled: CompiledKernel, inputs: tuple[torch.Tensor, ...], log: bool) -> int:
         """The number of a new launch in the table. `inputs` are (M, N) tensors that the kernel reads; only their layout is used.
 
         Raises:
-            BuildError: the compiler or `ar` fails.
+            BuildError: the compiler or `ar` fails, or the kernel needs scratch memory.
         """
         number = len(self._launches)
+        if any(getattr(compiled.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
+            raise BuildError(f"{compiled.metadata.name} needs scratch memory, which packages lack; turn instrumentation of Triton off")
         (self.folder / f"{number}.cubin").write_bytes(compiled.asm["cubin"])
         arguments = arguments_of(launch, compiled)
         data = CUBIN.format(number, ", ".join(map(str, arguments)) or "0")
-        self._launches.append((data, _fields(number, launch, compiled, inputs, len(arguments))))
+        self._launches.append((data, _fields(number, launch, compiled, inputs, log, len(arguments))))
         self._archive()
         return number
 
@@ -93,14 +97,17 @@ def arguments_of(launch: PreparedLaunch, compiled: CompiledKernel) -> list[int]:
     return [int(value) for name, value in zip(names, launch.arguments, strict=True) if kinds[name] != "constexpr"]
 
 
-def _fields(number: int, launch: PreparedLaunch, compiled: CompiledKernel, inputs: tuple[torch.Tensor, ...], arguments: int) -> str:
+def _fields(
+    number: int, launch: PreparedLaunch, compiled: CompiledKernel, inputs: tuple[torch.Tensor, ...], log: bool, arguments: int
+) -> str:
     """A line of the table, in the order of `Launch` in `c_shims.h`."""
     found: Any = compiled.metadata
     M, N = inputs[0].shape
     strides = ", ".join(str(tensor.stride(0)) for tensor in inputs)
     fields = (
         *(f"softbench_cubin_{number}", json.dumps(found.name)),
-        *(len(inputs), M, N, f"{{{strides}}}"),
+        *(len(inputs), str(log).lower(), DTYPES[inputs[0].dtype], found.target.arch),
+        *(M, N, f"{{{strides}}}"),
         *(launch.programs, found.num_ctas, WARP * found.num_warps, found.shared),
         COUNTER_WORDS + launch.slots if launch.slots else 0,
         str(launch.kernel in IN_SHARED_MEMORY).lower(),

@@ -7,7 +7,10 @@ namespace softbench {
 struct Launch {
     const unsigned char* cubin;
     const char* kernel;  // its name in the cubin
-    int inputs;  // 1 or 2 tensors of `rows` x `columns` elements
+    int inputs;  // 1 for a forward, 2 for a backward: tensors of `rows` x `columns` elements
+    bool log;  // of log_softmax
+    int dtype;  // of inputs and result, as PyTorch numbers dtypes
+    int architecture;  // that the cubin is for, such as 90
     int64_t rows, columns;
     int64_t row_strides[2];  // elements, of each input
     unsigned programs;

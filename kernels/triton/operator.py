@@ -26,7 +26,6 @@ from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same, resu
 from ..common.softmax import Softmax
 from . import c_shims, dispatch
 from .generic import INTERPRETED, forward_tile
-from .static_launch import large_staged
 from .traceable import (
     calls_operator,
     launch_backward_traceable,
@@ -50,9 +49,8 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     - Gradients: of any order, by autograd; those of the first two orders run the kernels. torch.vmap is supported. Forward mode and
       torch.func's gradients are not supported, as for all custom operators of PyTorch.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Graphs of torch.compile
-      call an operator where compilers cannot launch the kernels: for rows of more than 36 KiB, and for large inputs of short
-      unaligned rows with fixed sizes. For packages see `c_shims.py`. Ranges guard a dynamic size of `dim`
-      (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
+      call an operator for rows of more than 36 KiB, since compilers cannot launch the kernels. For packages see `c_shims.py`. Ranges
+      guard a dynamic size of `dim` (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
     - Devices: CUDA. On others, and under TRITON_INTERPRET=1, it is `torch.softmax`.
 
     Raises:
@@ -166,14 +164,15 @@ def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int)
     static = all(isinstance(size, int) for size in like.shape)
     if like.dim() == 0 or (static and like.numel() == 0):
         return None
-    given = tuple(row_inputs(inputs, axis))
-    number: int | None = None
     if packaging():
         shims = c_shims.active()
-        number = shims.number(given, function.kernels.name == "log_softmax") if shims else None
-    elif calls_operator(like.shape[axis], like.element_size(), len(inputs)) or (static and large_staged(given)):
-        number = 0
-    if number is None:
+        given = row_inputs(inputs, axis) if shims and static else []
+        number = shims.number(tuple(given), function.kernels.name == "log_softmax") if shims and given else None
+        if number is None:
+            return None
+    elif calls_operator(like.shape[axis], like.element_size(), len(inputs)):
+        given, number = row_inputs(inputs, axis), NOT_PACKAGED
+    else:
         return None
     out = function.operators("_rows")[len(inputs) - 1](*given, number)
     return out if given[-1] is like else result_of_rows(out, like, axis)
@@ -213,10 +212,13 @@ def _define_opaque(function: Function) -> None:
 
 
 _library = torch.library.Library("softbench", "FRAGMENT")
+ROWS_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+"""A launch is for the strides that were traced, and Inductor may pad those of its own tensors."""
+NOT_PACKAGED = -1  # the number of a launch of a graph that is not in a package
 
 
 def _define_rows(function: Function) -> None:
-    """Defines the pair that compiled graphs call. `launch` is the number of a launch in a package's table, and has no meaning elsewhere.
+    """Defines the pair that compiled graphs call. `launch` is the number of a launch in a package's table, or NOT_PACKAGED.
 
     The pair belongs to a `torch.library.Library`, since `torch.library.custom_op` runs more Python in each call
     (`docs/kernels/notes-triton.md`, "Operators on rows").
@@ -234,7 +236,7 @@ def _define_rows(function: Function) -> None:
         return last.new_empty(last.shape)
 
     for which, tensors, kernel in ((name, "Tensor x", forward), (f"{name}_backward", "Tensor dy, Tensor y", backward)):
-        _library.define(f"{which}({tensors}, int launch) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+        _library.define(f"{which}({tensors}, int launch) -> Tensor", tags=ROWS_TAGS)
         _library.impl(which, kernel, "CUDA")
         torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
 

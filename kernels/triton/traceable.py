@@ -6,8 +6,8 @@ assumes that the kernel writes its inputs. So compilers trace the tiers rows, ti
 has no side effects (`traceable_split.py`). `traceable_plans.py` chooses the plans.
 
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there. Only the tier staged is faster for short unaligned
-  rows. So a graph that torch.compile runs calls an operator on rows for large inputs of that tier (`static_launch.py`).
-- For longer rows, such a graph calls the operator too (`calls_operator`). It chooses its plan at run time.
+  rows, but a call would take the host longer than most such kernels take the GPU.
+- For longer rows, a graph that torch.compile runs calls an operator on rows (`calls_operator`). It chooses its plan at run time.
 - Packages of AOTInductor call no Python. C functions launch what compilers cannot, if the user wants them and sizes are fixed
   (`c_shims.py`).
 - Else packages have traced kernels for longer rows too (`shared_plan`). One program holds a row of up to 64 KiB in 16 bits, or of up to

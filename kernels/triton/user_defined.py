@@ -3,7 +3,7 @@
 There is no operator and no autograd: Dynamo sees the launches themselves.
 
 - Rows of up to LONG_ROW bytes: the launch of `traceable.py`, which Dynamo takes as constants.
-- Rows that need several programs, and large inputs of tier staged: a call of an operator on rows, as in `traceable.py`.
+- Rows that need several programs: a call of an operator on rows, as in `traceable.py`.
 
 Compile with static sizes (`dynamic=False`), because the plan is for one shape.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import torch
 
 from . import operator as operator  # defines torch.ops.softbench
-from .static_launch import large_staged
 from .traceable import LONG_ROW, launch_of
 from .traceable_rows import (
     backward_traceable,
@@ -34,8 +33,8 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     M, N = x.shape
     if M * N == 0:
         return y
-    if N * x.element_size() > LONG_ROW or _staged(M, N, x.dtype, 1):
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, 0)
+    if N * x.element_size() > LONG_ROW:
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, operator.NOT_PACKAGED)
         return result
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
     kernel = forward_traceable if tier == "rows" else loop_traceable if tier == "loop" else tile_traceable
@@ -49,8 +48,8 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     M, N = y.shape
     if M * N == 0:
         return dx
-    if 2 * N * y.element_size() > LONG_ROW or _staged(M, N, y.dtype, 2):
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, 0)
+    if 2 * N * y.element_size() > LONG_ROW:
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, operator.NOT_PACKAGED)
         return result
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
     kernel = backward_traceable if tier == "rows" else gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
@@ -63,9 +62,3 @@ def _constants(M: int, N: int, dtype: torch.dtype, reads: int) -> Constants:
     """The launch for contiguous rows."""
     how = launch_of((torch.empty(M, N, dtype=dtype, device="meta"),) * (reads + 1), False, torch.device("cuda"))
     return how.tier, int(how.programs), how.num_warps, how.arguments  # type: ignore[return-value]
-
-
-@torch.compiler.assume_constant_result
-def _staged(M: int, N: int, dtype: torch.dtype, reads: int) -> bool:
-    """Whether only the operator on rows has the launch for contiguous rows."""
-    return large_staged((torch.empty(M, N, dtype=dtype, device="meta"),) * reads, torch.device("cuda"))

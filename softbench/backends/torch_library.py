@@ -168,9 +168,8 @@ class TritonAoti(OperatorBackend):
         with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
             inductor = importlib.import_module("torch._inductor")
             shims = importlib.import_module("softbench.kernels.triton.c_shims")
-            with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}), shims.c_shims() as configs:
-                path = str(Path(folder) / "softmax.pt2")
-                package = inductor.aoti_compile_and_package(exported, package_path=path, inductor_configs=configs)
+            with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}), shims.c_shims():
+                package = inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "softmax.pt2"))
             # a package has one instance, and otherwise a call waits on the host until the GPU has ended the call before
             call: Call = inductor.aoti_load_package(package, run_single_threaded=True)
         return call

@@ -82,9 +82,9 @@ def toolkit():
 
 
 def package(module, given, path, shapes=None):
-    with c_shims() as configs:
-        exported = torch.export.export(module, tuple(given), dynamic_shapes=shapes)
-        return torch._inductor.aoti_compile_and_package(exported, package_path=str(path), inductor_configs=configs)
+    exported = torch.export.export(module, tuple(given), dynamic_shapes=shapes)
+    with c_shims():
+        return torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c_shims.h"
@@ -15,6 +16,7 @@
 struct AtenTensorOpaque {
     std::vector<int64_t> sizes, strides;
     uintptr_t address;
+    int32_t dtype = 15, device = 3;
 };
 using Tensor = AtenTensorOpaque;
 
@@ -23,7 +25,9 @@ static uintptr_t next_address = 1 << 20;
 static CUstream current_stream;
 static bool capturing;
 static CUresult failure = CUDA_SUCCESS;  // of the next launch
+static AOTITorchError refusal = AOTI_TORCH_SUCCESS;  // of the next allocation
 static int module_loads;
+static bool context;  // whether one is current
 
 static Tensor* made(std::vector<int64_t> sizes, std::vector<int64_t> strides, uintptr_t odd = 0) {
     next_address += 1 << 20;
@@ -55,22 +59,23 @@ AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** strides
     *strides = tensor->strides.data();
     return AOTI_TORCH_SUCCESS;
 }
-AOTITorchError aoti_torch_get_dtype(AtenTensorHandle, int32_t* dtype) {
-    *dtype = 15;
+AOTITorchError aoti_torch_get_dtype(AtenTensorHandle tensor, int32_t* dtype) {
+    *dtype = tensor->dtype;
     return AOTI_TORCH_SUCCESS;
 }
-AOTITorchError aoti_torch_get_device_index(AtenTensorHandle, int32_t* device) {
-    *device = 3;
+AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* device) {
+    *device = tensor->device;
     return AOTI_TORCH_SUCCESS;
 }
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device, void** stream) {
     *stream = current_stream;
-    return device == 3 ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
+    return device == 3 || device == 4 ? AOTI_TORCH_SUCCESS : AOTI_TORCH_FAILURE;
 }
 int32_t aoti_torch_device_type_cuda() { return 1; }
 int32_t aoti_torch_dtype_int64() { return 4; }
 AOTITorchError aoti_torch_empty_strided(
     int64_t dimensions, const int64_t* sizes, const int64_t* strides, int32_t dtype, int32_t type, int32_t device, AtenTensorHandle* result) {
+    if (refusal) return std::exchange(refusal, AOTI_TORCH_SUCCESS);
     *result = made({sizes, sizes + dimensions}, {strides, strides + dimensions});
     std::printf("{\"made\": [");
     for (int i = 0; i < dimensions; ++i) std::printf("%s[%lld, %lld]", i ? ", " : "", (long long)sizes[i], (long long)strides[i]);
@@ -85,6 +90,19 @@ AOTITorchError aoti_torch_clone_preserve_strides(AtenTensorHandle tensor, AtenTe
 
 CUresult cuGetErrorString(CUresult, const char** text) {
     *text = "the driver says no";
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxGetCurrent(CUcontext* current) {
+    *current = context ? CUcontext(1) : nullptr;
+    return CUDA_SUCCESS;
+}
+CUresult cuDevicePrimaryCtxRetain(CUcontext* primary, CUdevice device) {
+    *primary = CUcontext(uintptr_t(device) + 100);
+    return CUDA_SUCCESS;
+}
+CUresult cuCtxSetCurrent(CUcontext current) {
+    std::printf("{\"context\": %zu}\n", size_t(current));
+    context = true;
     return CUDA_SUCCESS;
 }
 CUresult cuModuleLoadData(CUmodule* module, const void* image) {
@@ -124,8 +142,9 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     const softbench::Launch* launch = softbench::launches;
     while (launch->cubin != reinterpret_cast<const unsigned char*>(function)) ++launch;
     const int operands = launch->inputs + 1 + (launch->workspace_words ? 2 : 0);
-    std::printf("{\"kernel\": \"%s\", \"grid\": %u, \"threads\": %u, \"shared\": %u, \"stream\": %zu, \"operands\": [", launch->kernel,
-        config->gridDimX, config->blockDimX, config->sharedMemBytes, size_t(config->hStream));
+    std::printf("{\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"threads\": [%u, %u, %u], \"shared\": %u, \"stream\": %zu, \"operands\": [",
+        launch->kernel, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY, config->blockDimZ,
+        config->sharedMemBytes, size_t(config->hStream));
     for (int i = 0; i < operands; ++i) std::printf("%s%llu", i ? ", " : "", *(unsigned long long*)parameters[i]);
     std::printf("], \"arguments\": [");
     for (int i = 0; i < launch->argument_count; ++i) std::printf("%s%lld", i ? ", " : "", *(long long*)parameters[operands + i]);
@@ -133,7 +152,12 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
     for (int i = 0; i < 2; ++i) std::printf("%s%llu", i ? ", " : "", *(unsigned long long*)parameters[operands + launch->argument_count + i]);
     std::printf("], \"cluster\": [");
     for (unsigned i = 0; i < config->numAttrs; ++i)
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) std::printf("%u", config->attrs[i].value.clusterDim.x);
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+            const auto& size = config->attrs[i].value.clusterDim;
+            std::printf("%u, %u, %u", size.x, size.y, size.z);
+        } else {
+            std::printf(", %d", config->attrs[i].value.clusterSchedulingPolicyPreference);
+        }
     std::printf("], \"extra\": %zu}\n", size_t(extra));
     const CUresult result = failure;
     failure = CUDA_SUCCESS;
@@ -141,22 +165,41 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
 }
 
 AOTITorchError aoti_torch_cuda_triton_softmax_rows(AtenTensorHandle, int64_t, AtenTensorHandle*);
+AOTITorchError aoti_torch_cuda_triton_log_softmax_rows(AtenTensorHandle, int64_t, AtenTensorHandle*);
+AOTITorchError aoti_torch_cuda_triton_softmax_rows_backward(AtenTensorHandle, AtenTensorHandle, int64_t, AtenTensorHandle*);
 AOTITorchError aoti_torch_cuda_triton_log_softmax_rows_backward(AtenTensorHandle, AtenTensorHandle, int64_t, AtenTensorHandle*);
 
 }  // extern "C"
 
-static void call(const char* what, int64_t number, uintptr_t odd = 0, int64_t more_rows = 0) {
+struct Change {
+    uintptr_t odd = 0;
+    int64_t rows = 0, columns = 0, stride = 0, column_stride = 0;
+    int32_t dtype = 0, device = 0;
+    bool third_dimension = false, other_function = false;
+    int only_input = -1;  // that is changed; -1: all
+};
+
+static void call(const char* what, int64_t number, Change change = {}) {
     std::printf("{\"call\": \"%s\", \"launch\": %lld}\n", what, (long long)number);
     const auto& launch = softbench::launches[number < softbench::launch_count && number >= 0 ? number : 0];
     std::vector<Tensor*> inputs;
-    for (int i = 0; i < launch.inputs; ++i)
-        inputs.push_back(made({launch.rows + more_rows, launch.columns}, {launch.row_strides[i], 1}, odd));
+    for (int i = 0; i < launch.inputs; ++i) {
+        const Change now = change.only_input < 0 || change.only_input == i ? change : Change{};
+        auto* tensor = made(
+            {launch.rows + now.rows, launch.columns + now.columns}, {launch.row_strides[i] + now.stride, 1 + now.column_stride}, now.odd);
+        tensor->dtype += now.dtype;
+        tensor->device += now.device;
+        if (now.third_dimension) tensor->sizes.push_back(1), tensor->strides.push_back(1);
+        inputs.push_back(tensor);
+    }
     const size_t before = alive.size();
     Tensor* result = nullptr;
+    const bool log = launch.log != change.other_function;
+    const auto forward = log ? aoti_torch_cuda_triton_log_softmax_rows : aoti_torch_cuda_triton_softmax_rows;
+    const auto backward = log ? aoti_torch_cuda_triton_log_softmax_rows_backward : aoti_torch_cuda_triton_softmax_rows_backward;
     try {
-        const AOTITorchError error = launch.inputs == 1
-            ? aoti_torch_cuda_triton_softmax_rows(inputs[0], number, &result)
-            : aoti_torch_cuda_triton_log_softmax_rows_backward(inputs[0], inputs[1], number, &result);
+        const AOTITorchError error =
+            launch.inputs == 1 ? forward(inputs[0], number, &result) : backward(inputs[0], inputs[1], number, &result);
         std::printf("{\"inputs\": [%llu", (unsigned long long)inputs[0]->address);
         for (size_t i = 1; i < inputs.size(); ++i) std::printf(", %llu", (unsigned long long)inputs[i]->address);
         std::printf("], \"result\": %llu, \"error\": %d, \"kept\": %zu}\n", (unsigned long long)result->address, error, alive.size() - before - 1);
@@ -165,18 +208,41 @@ static void call(const char* what, int64_t number, uintptr_t odd = 0, int64_t mo
     }
 }
 
-int main() {
-    for (int i = 0; i < softbench::launch_count; ++i) call("first", i);
+static void call_all(const char* what, Change change = {}) {
+    for (int i = 0; i < softbench::launch_count; ++i) call(what, i, change);
+}
+
+extern "C" void run() {
+    setvbuf(stdout, nullptr, _IONBF, 0);
+    call_all("first");
     current_stream = CUstream(8);
-    for (int i = 0; i < softbench::launch_count; ++i) call("other stream", i);
-    for (int i = 0; i < softbench::launch_count; ++i) call("odd address", i, 2);
+    call_all("other stream");
+    call_all("other device", {.device = 1});
+    call_all("2 bytes off", {.odd = 2});
+    call_all("8 bytes off", {.odd = 8});
+    call_all("16 bytes off", {.odd = 16});
     capturing = true;
-    for (int i = 0; i < softbench::launch_count; ++i) call("captured", i);
+    call_all("captured");
     capturing = false;
-    for (int i = 0; i < softbench::launch_count; ++i) call("more rows", i, 0, 1);
+    call_all("more rows", {.rows = 1});
+    call_all("fewer columns", {.columns = -1});
+    call_all("other stride", {.stride = 8});
+    call_all("columns apart", {.column_stride = 1});
+    call_all("three dimensions", {.third_dimension = true});
+    call_all("other dtype", {.dtype = -10});
+    call_all("other function", {.other_function = true});
+    for (int i = 0; i < softbench::launch_count; ++i) {
+        if (softbench::launches[i].inputs == 1) continue;
+        call("second input's rows", i, {.rows = 1, .only_input = 1});
+        call("second input's stride", i, {.stride = 8, .only_input = 1});
+        call("second input's dtype", i, {.dtype = -10, .only_input = 1});
+        call("second input's device", i, {.device = 1, .only_input = 1});
+    }
     for (int i = 0; i < softbench::launch_count; ++i) {
         failure = CUDA_ERROR_LAUNCH_FAILED;
         call("failing", i);
+        refusal = AOTI_TORCH_FAILURE;
+        call("without memory", i);
     }
     call("no such launch", softbench::launch_count);
     call("no such launch", -1);

@@ -3,6 +3,8 @@
 import json
 import re
 import subprocess
+import sys
+import types
 from pathlib import Path
 
 import cards
@@ -12,8 +14,8 @@ from card_compiler import Operand
 from card_limits import CARDS
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.kernels.triton import c_shim_library, generic
-from softbench.kernels.triton.c_shim_library import BuildError, Library, arguments_of
-from softbench.kernels.triton.static_launch import static_launch
+from softbench.kernels.triton.c_shim_library import BuildError, Library
+from softbench.kernels.triton.c_shims import static_launch
 from softbench.kernels.triton.workspace import COUNTER_WORDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -26,9 +28,17 @@ pytestmark = [
 ]
 H200 = next(card for card in CARDS if card.name == "H200")
 DOUBLES = Path(__file__).parents[2] / "support" / "c_shim_doubles.cpp"
-CLUSTER, SPLIT, STAGED = 0, 1, 2
-LAUNCHES = [((64, 128_256), 1), ((2, 1_000_000), 2), ((262_144, 100), 1)]
-CASES = ("first", "other stream", "odd address", "captured", "more rows", "failing")
+CLUSTER, SMALL, SPLIT, STAGED = range(4)
+LAUNCHES = [((64, 128_256), 1, False), ((1, 1 << 20), 1, True), ((5, 1_000_000), 2, True), ((262_144, 100), 1, False)]
+KERNELS = ["forward_cluster", "forward_split", "backward_split", "forward_staged"]
+PARAMETERS = [
+    ["x_stride", "y_stride", "N", "chunk", "stagger_rows", "stagger_cycles"],
+    ["x_stride", "y_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles"],
+    ["dy_stride", "y_stride", "dx_stride", "N", "ctas", "chunk", "programs", "step", "stagger_rows", "stagger_cycles"],
+    ["M", "N", "distance"],
+]
+"""After the tensors and the workspace; the others are constants."""
+each = pytest.mark.parametrize("number", range(4), ids=KERNELS)
 
 
 def fake(shape, dtype=torch.bfloat16):
@@ -36,10 +46,10 @@ def fake(shape, dtype=torch.bfloat16):
         return torch.empty(shape, dtype=dtype, device="cuda")
 
 
-def prepared(shape, inputs):
+def prepared(shape, inputs, log):
     """The inputs, the launch and its kernel for an H200."""
     given = (fake(shape),) * inputs
-    launch = static_launch(given)
+    launch = static_launch(given, log)
     operands = [Operand(torch.bfloat16, 0)] * (inputs + 1) + [Operand(torch.int64, 0)] * (2 if launch.slots else 0)
     return given, launch, cards.compiled(H200, launch.kernel, operands, (*launch.arguments, None), launch.options)
 
@@ -54,15 +64,19 @@ def seen(launches, tmp_path_factory):
     """What each call asked for, by its name and the launch's number."""
     folder = tmp_path_factory.mktemp("library")
     library = Library(folder, "shims", packaging_compiler())
-    assert [library.add(launch, compiled, given) for given, launch, compiled in launches] == [CLUSTER, SPLIT, STAGED]
+    logs = [log for *_, log in LAUNCHES]
+    numbers = [library.add(launch, compiled, given, log) for (given, launch, compiled), log in zip(launches, logs, strict=True)]
+    assert numbers == [*range(4)]
     includes = [f"-I{path}" for path in (c_shim_library.SOURCES, cuda_home() / "include", Path(torch.__file__).parent / "include")]
-    command = [packaging_compiler(), "-std=c++17", *includes, str(DOUBLES), "libshims.a", "-o", "doubles"]
-    subprocess.run(command, cwd=folder, check=True)
+    # The C functions look for the driver in a library of this name; here it is the one that has all of it.
+    linked = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "-ldl"]
+    subprocess.run([packaging_compiler(), "-std=c++20", *includes, str(DOUBLES), "libshims.a", *linked], cwd=folder, check=True)
     for file in folder.glob("*.cubin"):
         file.unlink()  # the library holds them
-    lines = subprocess.run([folder / "doubles"], check=True, capture_output=True, text=True).stdout.splitlines()
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).run()"
+    command = [sys.executable, "-c", code, str(folder / "libcuda.so.1")]
     found = {}
-    for line in map(json.loads, lines):
+    for line in map(json.loads, subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()):
         if "call" in line:
             asked = found.setdefault((line["call"], line["launch"]), [])
         asked.append(line)
@@ -75,33 +89,36 @@ def only(lines, name):
 
 
 def test_the_launches_are_of_all_tiers(launches):
-    assert [launch.kernel.__name__ for _, launch, _ in launches] == ["forward_cluster", "backward_split", "forward_staged"]
+    assert [launch.kernel.__name__ for _, launch, _ in launches] == KERNELS
 
 
-@pytest.mark.parametrize("number", [CLUSTER, SPLIT, STAGED])
+@each
 def test_a_launch_has_the_geometry_of_tritons(number, launches, seen):
     _, launch, compiled = launches[number]
-    found = only(seen["first", number], "kernel")
-    assert found["kernel"] == launch.kernel.__name__
-    assert found["grid"] == launch.programs * compiled.metadata.num_ctas
-    assert found["threads"] == 32 * compiled.metadata.num_warps
+    found, ctas = only(seen["first", number], "kernel"), compiled.metadata.num_ctas
+    assert found["kernel"] == KERNELS[number]
+    assert found["grid"] == [launch.programs * ctas, 1, 1]
+    assert found["threads"] == [32 * compiled.metadata.num_warps, 1, 1]
     assert found["shared"] == compiled.metadata.shared
-    assert found["cluster"] == ([] if compiled.metadata.num_ctas == 1 else [compiled.metadata.num_ctas])
+    spread = 1  # CU_CLUSTER_SCHEDULING_POLICY_SPREAD
+    assert found["cluster"] == ([] if ctas == 1 else [ctas, 1, 1, spread])
     assert (found["scratch"], found["extra"]) == ([0, 0], 0)
 
 
-@pytest.mark.parametrize("number", [CLUSTER, SPLIT, STAGED])
-def test_a_kernel_gets_as_many_parameters_as_it_has(number, launches, seen):
+@each
+def test_a_kernel_gets_the_parameters_of_its_ptx_in_order(number, launches, seen):
     _, launch, compiled = launches[number]
     found = only(seen["first", number], "kernel")
-    assert found["arguments"] == arguments_of(launch, compiled)
     declared = re.search(r"\.entry \w+\((.*?)\)", compiled.asm["ptx"], re.DOTALL).group(1).count(".param")
     assert declared == len(found["operands"]) + len(found["arguments"]) + len(found["scratch"])
+    names = launch.kernel.arg_names[len(found["operands"]) :]
+    values = dict(zip(names, (*launch.arguments, None), strict=True))
+    assert found["arguments"] == [values[name] for name in PARAMETERS[number]]
 
 
-@pytest.mark.parametrize("number", [CLUSTER, SPLIT, STAGED])
-def test_a_kernel_reads_the_inputs_and_writes_the_result(number, launches, seen):
-    (shape, inputs) = LAUNCHES[number]
+@each
+def test_a_kernel_reads_the_inputs_and_writes_the_result(number, seen):
+    shape, inputs, _ = LAUNCHES[number]
     lines = seen["first", number]
     ended, operands = only(lines, "inputs"), only(lines, "kernel")["operands"]
     assert operands[: inputs + 1] == [*ended["inputs"], ended["result"]]
@@ -110,61 +127,104 @@ def test_a_kernel_reads_the_inputs_and_writes_the_result(number, launches, seen)
     assert ended["error"] == 0
 
 
-def test_a_workspace_is_zeroed_once_for_each_stream(launches, seen):
+def workspace_of(lines):
+    """The memory that was set, the launch's counter and slots, and what was allocated for them."""
+    zeroed, operands = only(lines, "set"), only(lines, "kernel")["operands"]
+    made = next(line for line in lines if line.get("address") == zeroed["set"])
+    assert zeroed["to"] == 0
+    assert zeroed["bytes"] == 8 * made["made"][0][0]
+    assert (made["made"][0][1], made["dtype"], made["device"][0]) == (1, 4, 1)
+    assert operands[-2:] == [zeroed["set"], zeroed["set"] + 8 * COUNTER_WORDS]
+    assert zeroed["stream"] == only(lines, "kernel")["stream"]
+    return zeroed, made["device"][1]
+
+
+def test_a_workspace_is_zeroed_once_for_each_stream_and_device(launches, seen):
+    """Launches of a stream share it, so it is large enough for all."""
     words = COUNTER_WORDS + launches[SPLIT][1].slots
+    assert launches[SMALL][1].slots < launches[SPLIT][1].slots
     spaces = []
-    for case, stream in (("first", 0), ("other stream", 8)):
-        zeroed, launched = only(seen[case, SPLIT], "set"), only(seen[case, SPLIT], "kernel")
-        assert (zeroed["to"], zeroed["bytes"], zeroed["stream"]) == (0, 8 * words, stream)
-        assert launched["operands"][3:] == [zeroed["set"], zeroed["set"] + 8 * COUNTER_WORDS]
-        assert launched["stream"] == stream
+    for case, stream, device in (("first", 0, 3), ("other stream", 8, 3), ("other device", 8, 4)):
+        zeroed, on = workspace_of(seen[case, SMALL])
+        assert (zeroed["bytes"], zeroed["stream"], on) == (8 * words, stream, device)
+        assert not any("set" in line for line in seen[case, SPLIT])
+        assert only(seen[case, SPLIT], "kernel")["operands"][-2:] == [zeroed["set"], zeroed["set"] + 8 * COUNTER_WORDS]
         spaces.append(zeroed["set"])
-    assert len(set(spaces)) == 2
-    again = seen["odd address", SPLIT]
-    assert not [line for line in again if "set" in line]
-    assert only(again, "kernel")["operands"][3] == spaces[1]
-    assert [only(seen["first", number], "inputs")["kept"] for number in (CLUSTER, SPLIT, STAGED)] == [0, 1, 0]
+    assert len(set(spaces)) == 3
+    assert only(seen["2 bytes off", SPLIT], "kernel")["operands"][3] == spaces[1]
+    assert [only(seen["first", number], "inputs")["kept"] for number in range(4)] == [0, 1, 0, 0]
 
 
-def test_a_captured_launch_has_a_workspace_of_its_own(seen):
-    lines = seen["captured", SPLIT]
-    zeroed = only(lines, "set")
-    assert zeroed["set"] not in (only(seen[case, SPLIT], "set")["set"] for case in ("first", "other stream"))
-    assert only(lines, "kernel")["operands"][3] == zeroed["set"]
-    assert only(lines, "inputs")["kept"] == 0
+@pytest.mark.parametrize("number", [SMALL, SPLIT])
+def test_a_captured_launch_has_a_workspace_of_its_own(number, launches, seen):
+    zeroed, _ = workspace_of(seen["captured", number])
+    assert zeroed["bytes"] == 8 * (COUNTER_WORDS + launches[number][1].slots)
+    assert zeroed["set"] not in (only(seen[case, SMALL], "set")["set"] for case in ("first", "other stream"))
+    assert only(seen["captured", number], "inputs")["kept"] == 0
 
 
-@pytest.mark.parametrize("number", [CLUSTER, SPLIT, STAGED])
-def test_inputs_at_odd_addresses_are_copied(number, seen):
-    lines = seen["odd address", number]
-    ended, copies = only(lines, "inputs"), [line for line in lines if "cloned" in line]
-    assert [copy["cloned"] for copy in copies] == ended["inputs"]
-    assert only(lines, "kernel")["operands"][: len(copies)] == [copy["address"] for copy in copies]
-    assert ended["kept"] == 0
-    assert not any("cloned" in line for line in seen["first", number])
+@each
+def test_unaligned_inputs_are_copied(number, seen):
+    for case in ("2 bytes off", "8 bytes off"):
+        lines = seen[case, number]
+        ended, copies = only(lines, "inputs"), [line for line in lines if "cloned" in line]
+        assert [copy["cloned"] for copy in copies] == ended["inputs"]
+        assert only(lines, "kernel")["operands"][: len(copies)] == [copy["address"] for copy in copies]
+        assert ended["kept"] == 0
+    assert not any("cloned" in line for case in ("first", "16 bytes off") for line in seen[case, number])
 
 
-@pytest.mark.parametrize("number", [CLUSTER, SPLIT, STAGED])
-def test_other_sizes_and_failures_raise_one_line_and_leak_nothing(number, seen):
-    (M, N), _ = LAUNCHES[number]
-    assert only(seen["more rows", number], "raised")["raised"].startswith(
-        f"softbench: input 0 of {'backward' if number == SPLIT else 'forward'}"
-    )
-    assert f" {M} x {N} elements" in only(seen["more rows", number], "raised")["raised"]
-    assert only(seen["failing", number], "raised")["raised"] == "softbench: cuLaunchKernelEx: the driver says no"
-    assert only(seen["failing", number], "raised")["kept"] == only(seen["more rows", number], "raised")["kept"] == 0
+LAYOUTS = ("more rows", "fewer columns", "other stride", "columns apart", "three dimensions")
+
+
+@each
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_another_layout_raises_one_line_and_launches_nothing(case, number, seen):
+    (M, N), *_ = LAUNCHES[number]
+    if case == "other stride" and M == 1:
+        assert only(seen[case, number], "kernel")  # the stride of a single row has no meaning
+        return
+    lines = seen[case, number]
+    assert only(lines, "raised")["raised"].startswith(f"softbench: input 0 of {KERNELS[number]} must have {M} x {N} elements")
+    assert only(lines, "raised")["kept"] == 0
+    assert not any("kernel" in line for line in lines)
+
+
+@pytest.mark.parametrize("what", ["rows", "stride", "dtype", "device"])
+def test_the_second_input_is_checked_too(what, seen):
+    lines = seen[f"second input's {what}", SPLIT]
+    assert only(lines, "raised")["raised"].startswith("softbench: input 1 of backward_split must have")
+    assert not any("kernel" in line for line in lines)
+
+
+@each
+def test_another_dtype_or_function_raises_one_line(number, seen):
+    assert "must have the dtype of the package" in only(seen["other dtype", number], "raised")["raised"]
+    refused = "softbench: launch {} is not in the package: its graph was traced elsewhere, before c_shims()"
+    assert only(seen["other function", number], "raised")["raised"] == refused.format(number)
     for missing in (-1, len(LAUNCHES)):
-        assert only(seen["no such launch", missing], "raised")["raised"] == f"softbench: no launch {missing} in the package"
+        assert only(seen["no such launch", missing], "raised")["raised"] == refused.format(missing)
 
 
-def test_modules_are_loaded_once_with_the_attributes_they_need(seen):
-    attributes = {
-        number: {line["attribute"]: line["value"] for line in seen["first", number] if "attribute" in line} for number in range(3)
-    }
+@each
+def test_failures_name_the_call_and_leak_nothing(number, seen):
+    for case, text in (("failing", "cuLaunchKernelEx: the driver says no"), ("without memory", "aoti_torch_empty_strided failed")):
+        assert only(seen[case, number], "raised") == {"raised": f"softbench: {text}", "kept": 0}
+
+
+def test_modules_are_loaded_once_a_device_with_their_attributes(seen):
+    first = [seen["first", number] for number in range(4)]
+    attributes = [{line["attribute"]: line["value"] for line in lines if "attribute" in line} for lines in first]
     assert attributes[CLUSTER] == {14: 1}  # clusters of 16 CTAs are not portable
-    assert attributes[STAGED].keys() == {9}  # the carveout
-    assert 9 in attributes[SPLIT]
-    assert [line for line in seen["no such launch", -1] if "module_loads" in line] == [{"module_loads": len(LAUNCHES)}]
+    occupied = 3 * (16 + only(first[STAGED], "kernel")["shared"] + 1024)  # three CTAs of an SM, as the doubles say
+    assert attributes[STAGED] == {9: -(-100 * occupied // 233_472)}  # the carveout, in percent
+    assert 9 in attributes[SMALL]
+    assert [line for line in seen["no such launch", -1] if "module_loads" in line] == [{"module_loads": 2 * len(LAUNCHES)}]
+
+
+def test_a_thread_without_a_context_gets_that_of_the_device(seen):
+    assert only(seen["first", CLUSTER], "context") == {"context": 103}
+    assert not any("context" in line for line in seen["first", SMALL])
 
 
 def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):
@@ -178,3 +238,10 @@ def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):
     monkeypatch.setattr(c_shim_library, "cuda_home", lambda: None)
     with pytest.raises(BuildError, match=r"no CUDA toolkit .* CUDA_HOME"):
         Library(tmp_path, "shims", packaging_compiler())
+
+
+def test_a_kernel_with_scratch_memory_is_refused(launches, tmp_path):
+    given, launch, compiled = launches[STAGED]
+    asked = types.SimpleNamespace(**{**compiled.metadata._asdict(), "profile_scratch_size": 64})
+    with pytest.raises(BuildError, match=r"forward_staged needs scratch memory"):
+        Library(tmp_path, "shims", packaging_compiler()).add(launch, types.SimpleNamespace(metadata=asked), given, False)

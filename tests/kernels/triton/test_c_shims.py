@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from softbench.kernels.triton import c_shims, generic, operator
-from softbench.kernels.triton.static_launch import static_launch
+from softbench.kernels.triton.c_shims import static_launch
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
@@ -45,8 +45,8 @@ class Recorder:
     def __init__(self):
         self.added = []
 
-    def add(self, launch, compiled, inputs):
-        self.added.append((launch, [(tuple(tensor.shape), tensor.stride()) for tensor in inputs]))
+    def add(self, launch, compiled, inputs, log):
+        self.added.append((launch, [(tuple(tensor.shape), tensor.stride()) for tensor in inputs], log))
         return len(self.added) - 1
 
 
@@ -54,10 +54,9 @@ class Recorder:
 def library(monkeypatch):
     recorder = Recorder()
     monkeypatch.setattr(c_shims, "compiled_kernel", lambda launch, inputs: None)
-    token = c_shims._active.set(c_shims.Shims(recorder))
+    monkeypatch.setattr(c_shims, "_active", c_shims.Shims(recorder))
     with V.set_aot_compilation(True):
         yield recorder
-    c_shims._active.reset(token)
 
 
 def fake(*shape, dtype=torch.bfloat16):
@@ -79,17 +78,18 @@ def test_a_package_calls_a_function_where_compilers_lack_the_kernel(name, librar
     assert [node.target for node in found] == [target.default]
     assert kernels == 0
     assert found[0].args[-1] == 0
-    ((launch, inputs),) = library.added
+    ((launch, inputs, log),) = library.added
     assert inputs == [((16, 1 << 22), (1 << 22, 1))] * (1 + name.endswith("backward"))
     assert launch.kernel.__name__ == ("backward_split" if name.endswith("backward") else "forward_split")
-    assert launch.arguments[-1] is name.startswith("log") or launch.slots
+    assert log is name.startswith("log")
+    assert launch.arguments[launch.kernel.arg_names.index("LOG") - len(inputs) - 3] is log  # after the tensors, the counter and the slots
 
 
 @pytest.mark.parametrize(("shape", "kernel"), [((1, 32768), "forward_cluster"), ((262144, 100), "forward_staged"), ((37, 300), None)])
 def test_each_tier_that_compilers_lack_has_a_function(shape, kernel, library):
     found, kernels = calls(CALLS["softmax"][0], fake(*shape))
     assert (len(found), kernels) == ((0, 1) if kernel is None else (1, 0))
-    assert [launch.kernel.__name__ for launch, _ in library.added] == ([] if kernel is None else [kernel])
+    assert [launch.kernel.__name__ for launch, *_ in library.added] == ([] if kernel is None else [kernel])
 
 
 def test_calls_for_equal_rows_share_a_launch(library):
@@ -107,9 +107,10 @@ def test_rows_of_any_dimension_keep_their_shape(library):
         assert y.shape == x.shape
         return y
 
-    found, _ = calls(over_the_middle, fake(2, 65_536, 3))
-    assert len(found) == 1
-    assert [inputs for _, inputs in library.added] == [[((6, 65_536), (65_536, 1))]]
+    ((node,), _) = calls(over_the_middle, fake(2, 65_536, 3))
+    assert node.args[0].meta["val"].shape == (6, 65_536)
+    assert node.meta["val"].stride() == (65_536, 1)
+    assert [inputs for _, inputs, _ in library.added] == [[((6, 65_536), (65_536, 1))]]
 
 
 @pytest.mark.parametrize("shape", [(0, 70_000), (4, 0)])
@@ -136,11 +137,13 @@ def test_without_the_context_a_package_has_traced_kernels():
     assert launched > 0
 
 
-@pytest.mark.parametrize(("shape", "called"), [((1 << 20, 100), True), ((262_144, 100), False), ((1 << 20, 128), False)])
-def test_large_inputs_of_tier_staged_call_an_operator_on_rows(shape, called):
-    """A graph that torch.compile runs; calls for smaller inputs are bound by the host."""
-    graph = make_fx(dispatch_functionalize(CALLS["softmax"][0]), tracing_mode="fake")(fake(*shape)).graph
-    assert any("triton_softmax_rows" in str(node.target) for node in graph.nodes) is called
+def test_launches_differ_by_strides_dtype_and_every_input(library):
+    x, wide, half = fake(24, 65_536), fake(24, 65_544).narrow(1, 0, 65_536), fake(24, 65_536, dtype=torch.float16)
+    asked = [((x,), False), ((x,), True), ((wide,), False), ((half,), False), ((x, x), False), ((wide, x), False), ((x, wide), False)]
+    assert [c_shims.active().number(*one) for one in [*asked, *asked]] == [*range(7), *range(7)]
+    assert [inputs for _, inputs, _ in library.added][-1] == [((24, 65_536), (65_536, 1)), ((24, 65_536), (65_544, 1))]
+    arguments = [launch.arguments[:3] for launch, *_ in library.added[-2:]]
+    assert arguments == [(8193, 8192, 8192), (8192, 8193, 8192)]  # strides in vectors; the result is contiguous
 
 
 def test_declarations_are_those_of_the_source():
@@ -157,17 +160,48 @@ def test_declarations_are_those_of_the_source():
         assert types_of[0] == types_of[1]
 
 
-def test_the_context_restores_what_it_sets(monkeypatch):
-    monkeypatch.setattr(c_shims, "Library", lambda *given: given)
-    for before in (None, "/some/folder"):
-        monkeypatch.delenv("LIBRARY_PATH", raising=False) if before is None else monkeypatch.setenv("LIBRARY_PATH", before)
-        with c_shims.c_shims("g++") as configs:
+@pytest.fixture
+def no_library(monkeypatch):
+    monkeypatch.setattr(c_shims, "Library", lambda folder, name, compiler: (folder, name, compiler))
+
+
+@pytest.mark.parametrize("before", [None, "/some/folder"])
+def test_the_context_restores_what_it_sets(before, no_library, monkeypatch):
+    monkeypatch.delenv("LIBRARY_PATH", raising=False) if before is None else monkeypatch.setenv("LIBRARY_PATH", before)
+    settings = torch._inductor.config.aot_inductor
+    own = {torch.ops.aten.mm.default: ["a declaration"]}
+    with torch._inductor.config.patch({"aot_inductor.custom_op_libs": ["own"], "aot_inductor.custom_ops_to_c_shims": own}):
+        with pytest.raises(ZeroDivisionError), c_shims.c_shims("g++"):
             folder, *rest = os.environ["LIBRARY_PATH"].split(os.pathsep)
-            assert Path(folder).is_dir()
+            library_folder, name, compiler = c_shims.active()._library
+            assert (Path(folder), compiler) == (library_folder, "g++")
+            assert library_folder.is_dir()
             assert rest == ([] if before is None else [before])
-            assert c_shims.active() is not None
-            assert configs["aot_inductor.custom_op_libs"][0].startswith("softbench_")
-            assert list(configs["aot_inductor.custom_ops_to_c_shims"]) == list(operator.c_functions())
-        assert not Path(folder).exists()
-        assert os.environ.get("LIBRARY_PATH") == before
+            assert settings.custom_op_libs == ["own", name]
+            assert list(settings.custom_ops_to_c_shims) == [*own, *operator.c_functions()]
+            os.environ["LIBRARY_PATH"] += os.pathsep + "/another"
+            raise ZeroDivisionError
+        assert settings.custom_op_libs == ["own"]
+        assert settings.custom_ops_to_c_shims == own
+    assert not Path(folder).exists()
+    assert os.environ.get("LIBRARY_PATH") == os.pathsep.join([*([] if before is None else [before]), "/another"])
+    assert c_shims.active() is None
+
+
+def test_packages_are_compiled_in_one_context_at_a_time(no_library, monkeypatch):
+    monkeypatch.delenv("LIBRARY_PATH", raising=False)
+    names = []
+    with c_shims.c_shims("g++"):
+        names.append(c_shims.active()._library[1])
+        with pytest.raises(RuntimeError, match="another c_shims"), c_shims.c_shims("g++"):
+            pass
+        assert c_shims.active()._library[1] == names[0]
+    assert "LIBRARY_PATH" not in os.environ
+    with c_shims.c_shims("g++"):
+        assert c_shims.active()._library[1] != names[0]  # Inductor may keep what was linked with the first one
+
+
+def test_rocm_has_no_c_functions(no_library, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with c_shims.c_shims():
         assert c_shims.active() is None
