@@ -175,7 +175,7 @@ struct Change {
     uintptr_t odd = 0;
     int64_t rows = 0, columns = 0, stride = 0, column_stride = 0;
     int32_t dtype = 0, device = 0;
-    bool third_dimension = false, other_function = false;
+    bool third_dimension = false, other_function = false, other_direction = false;
     int only_input = -1;  // that is changed; -1: all
 };
 
@@ -199,7 +199,8 @@ static void call(const char* what, int64_t number, Change change = {}) {
     const auto backward = log ? aoti_torch_cuda_triton_log_softmax_rows_backward : aoti_torch_cuda_triton_softmax_rows_backward;
     try {
         const AOTITorchError error =
-            launch.inputs == 1 ? forward(inputs[0], number, &result) : backward(inputs[0], inputs[1], number, &result);
+            (launch.inputs == 1) != change.other_direction ? forward(inputs[0], number, &result)
+                                                           : backward(inputs[0], inputs.back(), number, &result);
         std::printf("{\"inputs\": [%llu", (unsigned long long)inputs[0]->address);
         for (size_t i = 1; i < inputs.size(); ++i) std::printf(", %llu", (unsigned long long)inputs[i]->address);
         std::printf("], \"result\": %llu, \"error\": %d, \"kept\": %zu}\n", (unsigned long long)result->address, error, alive.size() - before - 1);
@@ -231,6 +232,7 @@ extern "C" void run() {
     call_all("three dimensions", {.third_dimension = true});
     call_all("other dtype", {.dtype = -10});
     call_all("other function", {.other_function = true});
+    call_all("other direction", {.other_direction = true});
     for (int i = 0; i < softbench::launch_count; ++i) {
         if (softbench::launches[i].inputs == 1) continue;
         call("second input's rows", i, {.rows = 1, .only_input = 1});

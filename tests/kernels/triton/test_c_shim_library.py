@@ -29,10 +29,10 @@ pytestmark = [
 H200 = next(card for card in CARDS if card.name == "H200")
 DOUBLES = Path(__file__).parents[2] / "support" / "c_shim_doubles.cpp"
 CLUSTER, SMALL, SPLIT, STAGED = range(4)
-LAUNCHES = [((64, 128_256), 1, False), ((1, 1 << 20), 1, True), ((5, 1_000_000), 2, True), ((262_144, 100), 1, False)]
-KERNELS = ["forward_cluster", "forward_split", "backward_split", "forward_staged"]
+LAUNCHES = [((64, 128_256), 2, False), ((1, 1 << 20), 1, True), ((5, 1_000_000), 2, True), ((262_144, 100), 1, False)]
+KERNELS = ["backward_cluster", "forward_split", "backward_split", "forward_staged"]
 PARAMETERS = [
-    ["x_stride", "y_stride", "N", "chunk", "stagger_rows", "stagger_cycles"],
+    ["dy_stride", "y_stride", "dx_stride", "N", "chunk", "stagger_rows", "stagger_cycles"],
     ["x_stride", "y_stride", "N", "ctas", "chunk", "programs", "extra_tiles", "stagger_rows", "stagger_cycles"],
     ["dy_stride", "y_stride", "dx_stride", "N", "ctas", "chunk", "programs", "step", "stagger_rows", "stagger_cycles"],
     ["M", "N", "distance"],
@@ -47,8 +47,9 @@ def fake(shape, dtype=torch.bfloat16):
 
 
 def prepared(shape, inputs, log):
-    """The inputs, the launch and its kernel for an H200."""
-    given = (fake(shape),) * inputs
+    """The inputs, the launch and its kernel for an H200. The first of two inputs has rows that are further apart."""
+    (M, N), last = shape, fake(shape)
+    given = (last,) if inputs == 1 else (fake((M, N + 8)).narrow(1, 0, N), last)
     launch = static_launch(given, log)
     operands = [Operand(torch.bfloat16, 0)] * (inputs + 1) + [Operand(torch.int64, 0)] * (2 if launch.slots else 0)
     return given, launch, cards.compiled(H200, launch.kernel, operands, (*launch.arguments, None), launch.options)
@@ -201,7 +202,8 @@ def test_the_second_input_is_checked_too(what, seen):
 def test_another_dtype_or_function_raises_one_line(number, seen):
     assert "must have the dtype of the package" in only(seen["other dtype", number], "raised")["raised"]
     refused = "softbench: launch {} is not in the package: its graph was traced elsewhere, before c_shims()"
-    assert only(seen["other function", number], "raised")["raised"] == refused.format(number)
+    for case in ("other function", "other direction"):
+        assert only(seen[case, number], "raised")["raised"] == refused.format(number)
     for missing in (-1, len(LAUNCHES)):
         assert only(seen["no such launch", missing], "raised")["raised"] == refused.format(missing)
 

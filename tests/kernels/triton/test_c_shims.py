@@ -123,6 +123,10 @@ def test_symbolic_sizes_and_views_at_odd_addresses_have_traced_kernels(library):
     with FakeTensorMode(shape_env=sizes):
         symbolic = torch.empty(sizes.create_unbacked_symint(), 128_256, device="cuda")
     assert static_launch((symbolic,)) is None
+    unaligned = fake(65_544 * 24 + 1).narrow(0, 1, 65_544 * 24).view(24, 65_544)
+    aligned = fake(24, 65_544)
+    assert static_launch((aligned, aligned)) is not None
+    assert static_launch((aligned, unaligned)) is static_launch((unaligned, aligned)) is None
     odd = fake(64 * 128_256 + 1)
     found, launched = calls(lambda x: kernels.softmax(x.narrow(0, 1, 64 * 128_256).view(64, 128_256), -1), odd)
     assert found == []

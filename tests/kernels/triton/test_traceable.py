@@ -180,7 +180,7 @@ def test_any_number_of_long_rows_is_one_call_without_guards(function):
         symbol = sizes.create_symbol(37, source=ConstantSource("M"), dynamic_dim=DimDynamic.DYNAMIC)
         x = torch.empty(sizes.create_symintnode(symbol, hint=37), 70_000, device="cuda")
     nodes = make_fx(dispatch_functionalize(function), tracing_mode="symbolic")(x).graph.nodes
-    assert sum("_rows" in str(node.target) for node in nodes) == 1
+    assert [node.args[-1] for node in nodes if "_rows" in str(node.target)] == [-1]  # no number of a package's launch
     assert sizes.guards == []
 
 
