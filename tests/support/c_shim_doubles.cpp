@@ -180,8 +180,9 @@ struct Change {
 };
 
 static void call(const char* what, int64_t number, Change change = {}) {
-    std::printf("{\"call\": \"%s\", \"launch\": %lld}\n", what, (long long)number);
     const auto& launch = softbench::launches[number < softbench::launch_count && number >= 0 ? number : 0];
+    std::printf("{\"call\": \"%s\", \"launch\": %lld, \"strides\": [%lld, %lld]}\n", what, (long long)number,
+        (long long)launch.row_strides[0], (long long)launch.row_strides[1]);
     std::vector<Tensor*> inputs;
     for (int i = 0; i < launch.inputs; ++i) {
         const Change now = change.only_input < 0 || change.only_input == i ? change : Change{};

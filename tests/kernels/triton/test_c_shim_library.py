@@ -118,9 +118,10 @@ def test_a_kernel_gets_the_parameters_of_its_ptx_in_order(number, launches, seen
 
 
 @each
-def test_a_kernel_reads_the_inputs_and_writes_the_result(number, seen):
+def test_a_kernel_reads_the_inputs_and_writes_the_result(number, launches, seen):
     shape, inputs, _ = LAUNCHES[number]
     lines = seen["first", number]
+    assert lines[0]["strides"][:inputs] == [tensor.stride(0) for tensor in launches[number][0]]
     ended, operands = only(lines, "inputs"), only(lines, "kernel")["operands"]
     assert operands[: inputs + 1] == [*ended["inputs"], ended["result"]]
     result = next(line for line in lines if line.get("address") == ended["result"])
