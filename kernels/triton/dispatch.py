@@ -11,7 +11,6 @@ choice of a plan take several times as long as a kernel on few rows. The GPU wou
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ from .generic import (
 from .grid_exchange import SLOT_WORDS
 from .heuristics import choose
 from .interpreter import interpreted_number, round_to_nearest
-from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, row_distance, staged_bytes
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_layout
 from .staged import backward_staged, forward_staged
 from .staggered_start import stagger
 from .workspace import workspace
@@ -253,12 +252,8 @@ def _rows(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> 
 
 def _staged(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:
     kernel = backward_staged if problem.backward else forward_staged
-    rows = WARP * plan.warps // plan.threads  # at once
-    block = math.ceil(staged_bytes(problem, plan) / (VECTOR_BYTES * WARP * plan.warps)) * VECTOR_BYTES * WARP * plan.warps
-    constants = rows, plan.rows // rows, plan.tiles, plan.threads, plan.vector_elements == 2, block, log
-    size = problem.element_size
-    _, distance = row_distance(problem.N * size, plan.vector_elements * size, plan.threads, plan.rows)
-    return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), (problem.M, problem.N, distance, *constants), _options(plan))
+    arguments = problem.M, problem.N, *staged_layout(problem, plan), log
+    return PreparedLaunch(kernel, triton.cdiv(problem.M, plan.rows), arguments, _options(plan))
 
 
 def _cluster(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) -> PreparedLaunch:

@@ -114,6 +114,15 @@ def row_distance(row: int, unit: int, lanes: int, rows: int) -> tuple[float, int
     return min((bank_turns(row, unit, lanes, distance), distance) for distance in distances)
 
 
+def staged_layout(problem: Problem, plan: Plan) -> tuple[int, ...]:
+    """What the kernels of tier staged take after M and N: the distance of a warp's rows; then the constants, without LOG."""
+    rows = WARP * plan.warps // plan.threads  # at once
+    block = math.ceil(staged_bytes(problem, plan) / (VECTOR_BYTES * WARP * plan.warps)) * VECTOR_BYTES * WARP * plan.warps
+    size = problem.element_size
+    _, distance = row_distance(problem.N * size, plan.vector_elements * size, plan.threads, plan.rows)
+    return distance, rows, plan.rows // rows, plan.tiles, plan.threads, plan.vector_elements == 2, block
+
+
 def vectors_in_row(problem: Problem, vector_elements: int, base_alignment: int) -> int:
     """The most vectors that a row touches, counted from its base."""
     if base_alignment == 0:

@@ -2,11 +2,10 @@
 
 The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
-assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and a tier split whose assembly
-has no side effects (`traceable_split.py`). `traceable_plans.py` chooses the plans.
+assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and tiers staged and split whose assembly
+has no side effects (`traceable_staged.py`, `traceable_split.py`). `traceable_plans.py` chooses the plans.
 
-- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there. Only the tier staged is faster for short unaligned
-  rows, but a call would take the host longer than most such kernels take the GPU.
+- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there. Rows of a symbolic M have no tier staged.
 - For longer rows, a graph that torch.compile runs calls an operator on rows (`calls_operator`). It chooses its plan at run time.
 - Packages of AOTInductor call no Python. C functions launch what compilers cannot, if the user wants them and sizes are fixed
   (`c_shims.py`).
@@ -26,6 +25,7 @@ never for its value, and none for M.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +33,9 @@ import triton
 from torch.library import wrap_triton
 
 from .devices import device_traits
-from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
+from .generic import INTERPRETED, LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
 from .heuristics import LONG_ROW
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, chunk_vectors, vectors_in_row
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of, chunk_vectors, staged_layout, vectors_in_row
 from .traceable_passes import dots_traceable, gradients_traceable, normalize_traceable, partials_traceable
 from .traceable_plans import plan_for, shared_plan, split_stagger
 from .traceable_rows import (
@@ -47,6 +47,7 @@ from .traceable_rows import (
     tile_traceable,
 )
 from .traceable_split import backward_split_traceable, forward_split_traceable
+from .traceable_staged import backward_staged_traceable, forward_staged_traceable
 
 SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
 """Bytes of all inputs: rows of a symbolic N have the plan of the next of these lengths. With the call for longer rows, six graphs of
@@ -59,7 +60,7 @@ STEP = 128  # columns that each warp takes at once of rows that vectors cannot m
 class Launch(NamedTuple):
     """How a traced kernel is launched."""
 
-    tier: str  # rows, tile, loop, split or passes
+    tier: str  # rows, tile, loop, staged, split or passes
     programs: int | torch.SymInt
     arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
@@ -89,6 +90,8 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     name, *traits = device_traits(device or tensors[0].device)
     problem = _problem(tensors, strides, tuple(traits))
     plan = (shared_plan(problem) if isinstance(N, int) else None) or plan_for(problem, name)
+    if plan.tier == "staged":
+        return Launch("staged", (M + plan.rows - 1) // plan.rows, (M, N, *staged_layout(problem, plan), log), plan.warps)
     if plan.tier == "loop":
         block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
         return Launch("loop", M, (*strides, M, N, block, log), warps(LOOP_COLUMNS))
@@ -147,7 +150,10 @@ def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymIn
         congruent = all(bool(stride == N) for stride in strides)
     one_dtype = all(tensor.dtype == tensors[0].dtype for tensor in tensors)
     rows = M if isinstance(M, int) else TYPICAL_ROWS
-    return Problem(reads == 2, rows, columns, size, misaligned, congruent and one_dtype and size < 8 and torch.version.hip is None, *traits)
+    fast = congruent and one_dtype and size < 8 and torch.version.hip is None
+    # A staged program has more rows if there are more in all, so a symbolic M does not do. The interpreter runs no assembly.
+    contiguous = fast and static and isinstance(M, int) and all(stride == N for stride in strides) and not INTERPRETED
+    return replace(Problem(reads == 2, rows, columns, size, misaligned, fast, *traits), contiguous=contiguous)
 
 
 # torch finds the kernels of an operator in the source of these functions: each names its own.
@@ -163,8 +169,8 @@ def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
         wrap_triton(partials_traceable)[(programs,)](x, slots, *arguments, num_warps=how.num_warps)
         wrap_triton(normalize_traceable)[(how.programs,)](x, y, slots, *how.arguments, num_warps=how.num_warps)
         return
-    if how.tier == "rows":
-        kernel = wrap_triton(forward_traceable)
+    if how.tier in ("rows", "staged"):
+        kernel = wrap_triton(forward_traceable) if how.tier == "rows" else wrap_triton(forward_staged_traceable)
     else:
         kernel = wrap_triton(loop_traceable) if how.tier == "loop" else wrap_triton(tile_traceable)
     kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
@@ -182,8 +188,8 @@ def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) ->
         wrap_triton(dots_traceable)[(programs,)](dy, y, slots, *arguments, num_warps=how.num_warps)
         wrap_triton(gradients_traceable)[(how.programs,)](dy, y, dx, slots, *how.arguments, num_warps=how.num_warps)
         return
-    if how.tier == "rows":
-        kernel = wrap_triton(backward_traceable)
+    if how.tier in ("rows", "staged"):
+        kernel = wrap_triton(backward_traceable) if how.tier == "rows" else wrap_triton(backward_staged_traceable)
     else:
         kernel = wrap_triton(gradient_loop_traceable) if how.tier == "loop" else wrap_triton(gradient_tile_traceable)
     kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)

@@ -33,6 +33,8 @@ STAGGERED_ROWS = {False: 3, True: 4}  # that the device holds at once, of a forw
 def plan_for(problem: Problem, device: str) -> Plan:
     """The plan for a problem, among those that compilers can launch."""
     plan = _one_row_a_lane(problem, choose(problem, device))
+    if plan.tier == "staged":
+        return plan
     if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
         return replace(plan, registers=None)
     elements, base, vectors = row_layout(problem)

@@ -22,6 +22,7 @@ from .traceable_rows import (
     loop_traceable,
     tile_traceable,
 )
+from .traceable_staged import backward_staged_traceable, forward_staged_traceable
 
 Constants = tuple[str, int, int, tuple[int, ...]]
 """Of a launch: tier, programs, warps, and the arguments after the tensors."""
@@ -37,7 +38,10 @@ def forward(x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, operator.NOT_PACKAGED)
         return result
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
-    kernel = forward_traceable if tier == "rows" else loop_traceable if tier == "loop" else tile_traceable
+    if tier in ("rows", "staged"):
+        kernel = forward_traceable if tier == "rows" else forward_staged_traceable
+    else:
+        kernel = loop_traceable if tier == "loop" else tile_traceable
     kernel[(programs,)](x, y, *arguments, num_warps=warps)
     return y
 
@@ -52,7 +56,10 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, operator.NOT_PACKAGED)
         return result
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
-    kernel = backward_traceable if tier == "rows" else gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
+    if tier in ("rows", "staged"):
+        kernel = backward_traceable if tier == "rows" else backward_staged_traceable
+    else:
+        kernel = gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
     kernel[(programs,)](dy, y, dx, *arguments, num_warps=warps)
     return dx
 

@@ -20,6 +20,7 @@ from softbench.kernels.triton import (
     traceable_plans as plans,
     traceable_rows,
     traceable_split,
+    traceable_staged,
 )
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
 from torch._dynamo.source import ConstantSource
@@ -109,6 +110,12 @@ LAUNCHES = [("softmax", N, dtype) for N in (1, 301, 4096, 8192) for dtype in (to
 )
 def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N, dtype):
     assert_one_kernel(name, N, dtype)
+
+
+@pytest.mark.parametrize(("name", "N", "dtype"), [("softmax", 77, torch.bfloat16), ("log_softmax", 197, torch.float32)])
+def test_a_compiler_sees_one_kernel_of_short_unaligned_rows(hopper, name, N, dtype):
+    assert traceable.launch_of((torch.empty(1 << 20, N, dtype=dtype, device="meta"),) * 2, False, torch.device("cuda")).tier == "staged"
+    assert_one_kernel(name, N, dtype, M=1 << 20)
 
 
 @pytest.mark.parametrize("N", [64, 2048])
@@ -219,9 +226,10 @@ def test_cached_graphs_are_keyed_by_the_kernels():
 
     kernels, passes = traceable_rows, traceable_passes
     forward = {kernels.forward_traceable, kernels.tile_traceable, kernels.loop_traceable, traceable_split.forward_split_traceable}
-    forward |= {passes.partials_traceable, passes.normalize_traceable}
+    forward |= {passes.partials_traceable, passes.normalize_traceable, traceable_staged.forward_staged_traceable}
     backward = {kernels.backward_traceable, kernels.gradient_tile_traceable, kernels.gradient_loop_traceable}
     backward |= {traceable_split.backward_split_traceable, passes.dots_traceable, passes.gradients_traceable}
+    backward |= {traceable_staged.backward_staged_traceable}
     for name in ("triton_softmax", "triton_log_softmax"):
         assert set(get_triton_kernels_for_op(f"softbench::{name}")) == forward
         assert set(get_triton_kernels_for_op(f"softbench::{name}_backward")) == backward

@@ -1,0 +1,238 @@
+"""Kernels of the tier staged that compilers trace: `forward_staged` and `backward_staged` without assembly that has side effects.
+
+Each assembly counts as pure here, and tokens keep the order: zeros that no compiler knows. A copy to shared memory returns one, and what
+must come later has it in its address. So the order of loads, barriers and stores in PTX is that of `staged.py`; a test compares both.
+
+The kernels store by Triton's own stores, so a compiler sees that they write the result only. Where tensors do not start at a 16-byte
+boundary, a program moves its block unit by unit.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .generic import dot_terms
+from .packed_io import pack, unpack_high, unpack_low
+from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32
+from .softmax_ops import exp_fast, finite_or_zero, gradient, norm_of, normalized
+from .staged import (
+    BARRIER,
+    COPY,
+    COPY_HALF,
+    COPY_WORD,
+    READ_HALF,
+    READ_LAST_HALF,
+    READ_LAST_WORD,
+    READ_WORD,
+    WRITE_HALF,
+    WRITE_LAST_HALF,
+    WRITE_LAST_WORD,
+    WRITE_WORD,
+    added,
+    rows_of_pass,
+)
+from .traceable_rows import VECTOR_MASK
+
+COPIED = tl.constexpr("cp.async.commit_group; cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
+READ_VECTOR = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
+
+
+@triton.jit
+def pure_allocation(anything, BYTES: tl.constexpr):
+    """As `staged.allocate`."""
+    UP_TO_16: tl.constexpr = ALLOCATE_4 if BYTES <= 4096 else (ALLOCATE_8 if BYTES <= 8192 else ALLOCATE_16)
+    ALLOCATE: tl.constexpr = UP_TO_16 if BYTES <= 16384 else (ALLOCATE_24 if BYTES <= 24576 else ALLOCATE_32)
+    return tl.inline_asm_elementwise(ALLOCATE, "=r,r", [anything], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def begin_copies(smem, block, size, token, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Begins to copy `size` bytes, at most BYTES, from pointer `block`. Returns `token` plus those of the copies, (THREADS,)."""
+    WIDTH: tl.constexpr = block.dtype.element_ty.primitive_bitwidth // 8
+    COPY_UNIT: tl.constexpr = COPY_WORD if WIDTH == 4 else COPY_HALF
+    t = tl.arange(0, THREADS)
+    if block.to(tl.int64) & VECTOR_MASK == 0:
+        from_block = block.to(tl.int64) + t * 16
+        for begin in tl.static_range(0, BYTES, THREADS * 16):
+            inputs = [smem + t * 16 + begin, from_block + begin, (size - t * 16 >= begin + 16).to(tl.int32)]
+            token += tl.inline_asm_elementwise(COPY, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
+        rest = (size & -16) + t * WIDTH
+        inputs = [smem + rest, block.to(tl.int64) + rest, (rest < size).to(tl.int32)]
+        token += tl.inline_asm_elementwise(COPY_UNIT, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        for begin in range(0, BYTES, THREADS * WIDTH):
+            at = begin + t * WIDTH
+            inputs = [smem + at, block.to(tl.int64) + at, (at < size).to(tl.int32)]
+            token += tl.inline_asm_elementwise(COPY_UNIT, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
+    return token
+
+
+@triton.jit
+def end_copies(token, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """The token of what reads the copies of all threads, (ROWS, LANES)."""
+    token = tl.inline_asm_elementwise(COPIED, "=r,r", [token], dtype=tl.int32, is_pure=True, pack=1)
+    return tl.reshape(token, (ROWS, LANES))
+
+
+@triton.jit
+def units_after(
+    smem, token, rows, N, outside, DTYPE: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """As `staged.read_units`, after `token`."""
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    UNIT: tl.constexpr = 2 if PAIRS else 1
+    READ: tl.constexpr = READ_HALF if WIDTH * UNIT == 2 else READ_WORD
+    LAST: tl.constexpr = READ_LAST_HALF if WIDTH * UNIT == 2 else READ_LAST_WORD
+    lower = ()
+    upper = ()
+    for e in tl.static_range(EACH):
+        column = tl.arange(0, LANES)[None, :] + e * LANES
+        inside = column * UNIT < N  # only the last unit of a lane may not be
+        place = rows[:, None] * N + tl.arange(0, LANES)[None, :] * UNIT + e * LANES * UNIT
+        at = smem + token + place * WIDTH
+        if e < EACH - 1:
+            word = tl.inline_asm_elementwise(READ, "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1)
+        else:
+            inputs = [at, (place * 0 + column * UNIT < N).to(tl.int32)]
+            word = tl.inline_asm_elementwise(LAST, "=&r,r,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
+        low = unpack_low(word, DTYPE)
+        high = unpack_high(word, DTYPE) if PAIRS else low
+        if e == EACH - 1:
+            low = tl.where(inside, low, outside)
+            high = tl.where(inside, high, outside)
+        lower = lower + (low,)
+        upper = upper + (high if PAIRS else low,)
+    return lower, upper
+
+
+@triton.jit
+def token_of_write(
+    smem, rows, N, low, high,
+    DTYPE: tl.constexpr, e: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """As `staged.write_unit`. The results depend on all that the lane has read, so the write comes later."""
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    UNIT: tl.constexpr = 2 if PAIRS else 1
+    HALF: tl.constexpr = WIDTH * UNIT == 2
+    column = tl.arange(0, LANES)[None, :] + e * LANES
+    place = rows[:, None] * N + tl.arange(0, LANES)[None, :] * UNIT + e * LANES * UNIT
+    word = low.to(tl.int32, bitcast=True) if WIDTH == 4 else pack(low, high, DTYPE)
+    if e < EACH - 1:
+        WRITE: tl.constexpr = WRITE_HALF if HALF else WRITE_WORD
+        return tl.inline_asm_elementwise(WRITE, "=r,r,r", [smem + place * WIDTH, word], dtype=tl.int32, is_pure=True, pack=1)
+    else:
+        LAST: tl.constexpr = WRITE_LAST_HALF if HALF else WRITE_LAST_WORD
+        inputs = [smem + place * WIDTH, word, (place * 0 + column * UNIT < N).to(tl.int32)]
+        return tl.inline_asm_elementwise(LAST, "=r,r,r,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
+def unit_at(smem, token, at, size, WIDTH: tl.constexpr, DTYPE: tl.constexpr):
+    """The elements at bytes `at` of shared memory, of those before `size`."""
+    READ: tl.constexpr = READ_LAST_HALF if WIDTH == 2 else READ_LAST_WORD
+    inputs = [smem + token + at, (at < size).to(tl.int32)]
+    unit = tl.inline_asm_elementwise(READ, "=&r,r,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
+    return unit.to(DTYPE, bitcast=True) if WIDTH == 4 else unit.to(tl.int16).to(DTYPE, bitcast=True)
+
+
+@triton.jit
+def store_block(smem, out_ptr, offset, size, done, BYTES: tl.constexpr, THREADS: tl.constexpr):
+    """Stores `size` bytes, at most BYTES, at byte `offset` of `out_ptr`, a multiple of 16. `done`: the tokens of all writes, (THREADS,)."""
+    DTYPE: tl.constexpr = out_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    token = tl.inline_asm_elementwise(BARRIER, "=r,r", [done], dtype=tl.int32, is_pure=True, pack=1)
+    t = tl.arange(0, THREADS)
+    if out_ptr.to(tl.int64) & VECTOR_MASK == 0:
+        words = out_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + (offset // 16) * 4  # so that Triton knows its alignment
+        for begin in tl.static_range(0, BYTES, THREADS * 16):
+            a, b, c, d = tl.inline_asm_elementwise(
+                READ_VECTOR, "=r,=r,=r,=r,r", [smem + token + t * 16 + begin],
+                dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+            )  # fmt: skip
+            vector = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (THREADS, 4))
+            place = words + (t * 4 + begin // 4)[:, None] + tl.arange(0, 4)[None, :]
+            tl.store(place, vector, mask=(size - t * 16 >= begin + 16)[:, None])
+        rest = (size & -16) + t * WIDTH
+        tl.store(out_ptr + offset // WIDTH + rest // WIDTH, unit_at(smem, token, rest, size, WIDTH, DTYPE), mask=rest < size)
+    else:
+        for begin in range(0, BYTES, THREADS * WIDTH):
+            at = begin + t * WIDTH
+            tl.store(out_ptr + offset // WIDTH + at // WIDTH, unit_at(smem, token, at, size, WIDTH, DTYPE), mask=at < size)
+
+
+@triton.jit(do_not_specialize=["M", "N", "distance"])
+def forward_staged_traceable(
+    x_ptr, y_ptr, M, N, distance,
+    ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
+    LOG: tl.constexpr,
+):  # fmt: skip
+    """As `softbench.kernels.triton.staged.forward_staged`, of tensors of any address."""
+    THREADS: tl.constexpr = ROWS * LANES
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    first = tl.program_id(0).to(tl.int64) * (ROWS * PASSES)
+    count = tl.minimum(M - first, ROWS * PASSES).to(tl.int32)
+    size = count * N * WIDTH
+    smem = pure_allocation(count, BYTES)
+    token = begin_copies(smem, x_ptr + first * N, size, tl.zeros((THREADS,), tl.int32), BYTES, THREADS)
+    token = end_copies(token, ROWS, LANES)
+    done = tl.zeros((ROWS, LANES), tl.int32)
+    for number in range(PASSES):
+        rows = rows_of_pass(number, distance, ROWS, LANES)
+        lower, upper = units_after(smem, token, rows, N, -float("inf"), DTYPE, EACH, LANES, PAIRS)
+        m = tl.maximum(lower[0], upper[0])
+        for e in tl.static_range(1, EACH):
+            m = tl.maximum(m, tl.maximum(lower[e], upper[e]) if PAIRS else lower[e])
+        m = tl.max(m, 1)[:, None]
+        base = finite_or_zero(m)
+        low = ()
+        high = ()
+        for e in tl.static_range(EACH):
+            low = low + (exp_fast(lower[e] - base, None),)
+            high = high + (exp_fast(upper[e] - base, None) if PAIRS else low[e],)
+        norm = norm_of(tl.sum(added(low, high, PAIRS), 1)[:, None], LOG)
+        for e in tl.static_range(EACH):
+            if LOG:
+                a = normalized(lower[e], base, norm, None, LOG)
+                b = normalized(upper[e], base, norm, None, LOG) if PAIRS else a
+            else:
+                a = low[e] * norm
+                b = high[e] * norm if PAIRS else a
+            done += token_of_write(smem, rows, N, a, b, DTYPE, e, EACH, LANES, PAIRS)
+    store_block(smem, y_ptr, first * N * WIDTH, size, tl.reshape(done, (THREADS,)), BYTES, THREADS)
+
+
+@triton.jit(do_not_specialize=["M", "N", "distance"])
+def backward_staged_traceable(
+    dy_ptr, y_ptr, dx_ptr, M, N, distance,
+    ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
+    LOG: tl.constexpr,
+):  # fmt: skip
+    """As `softbench.kernels.triton.staged.backward_staged`, of tensors of any address."""
+    THREADS: tl.constexpr = ROWS * LANES
+    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    first = tl.program_id(0).to(tl.int64) * (ROWS * PASSES)
+    count = tl.minimum(M - first, ROWS * PASSES).to(tl.int32)
+    size = count * N * WIDTH
+    smem = pure_allocation(count, 2 * BYTES)
+    token = begin_copies(smem, dy_ptr + first * N, size, tl.zeros((THREADS,), tl.int32), BYTES, THREADS)
+    token = begin_copies(smem + BYTES, y_ptr + first * N, size, token, BYTES, THREADS)
+    token = end_copies(token, ROWS, LANES)
+    done = tl.zeros((ROWS, LANES), tl.int32)
+    for number in range(PASSES):
+        rows = rows_of_pass(number, distance, ROWS, LANES)
+        dy_low, dy_high = units_after(smem, token, rows, N, 0.0, DTYPE, EACH, LANES, PAIRS)
+        y_low, y_high = units_after(smem + BYTES, token, rows, N, 0.0, DTYPE, EACH, LANES, PAIRS)
+        low = ()
+        high = ()
+        for e in tl.static_range(EACH):
+            low = low + (dot_terms(dy_low[e], y_low[e], LOG),)
+            high = high + (dot_terms(dy_high[e], y_high[e], LOG) if PAIRS else low[e],)
+        dot = tl.sum(added(low, high, PAIRS), 1)[:, None]
+        for e in tl.static_range(EACH):
+            a = gradient(y_low[e], dy_low[e], dot, None, LOG)
+            b = gradient(y_high[e], dy_high[e], dot, None, LOG) if PAIRS else a
+            done += token_of_write(smem, rows, N, a, b, DTYPE, e, EACH, LANES, PAIRS)
+    store_block(smem, dx_ptr, first * N * WIDTH, size, tl.reshape(done, (THREADS,)), BYTES, THREADS)

@@ -1,0 +1,149 @@
+"""The tier staged as compilers trace it. A machine for PTX runs the compiled kernels on the CPU (tests/support/ptx_machine.py)."""
+
+import re
+
+import cards
+import numpy as np
+import ptx_machine
+import pytest
+import torch
+from card_compiler import Operand
+from card_limits import CARDS
+from sampled import sampled
+from softbench.kernels.triton import generic, traceable, traceable_staged
+from softbench.kernels.triton.c_shims import static_launch
+from torch._inductor.codegen.wrapper import user_defined_triton_kernel_transitive_closure_source_code
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+pytestmark = [
+    pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: tests/gpu/test_triton_operator_compiled_gpu.py"),
+]
+H200 = next(card for card in CARDS if card.name == "H200")
+MANY = 1 << 20  # rows that the plan is for
+BFLOAT, HALF, SINGLE = torch.bfloat16, torch.float16, torch.float32
+SHAPES = [
+    *((N, BFLOAT, backward) for N in (5, 36, 60, 77, 100, 197, 230) for backward in (False, True)),
+    *((N, HALF, backward) for N in (13, 90) for backward in (False, True)),
+    *((N, SINGLE, backward) for N in (3, 33, 77, 197) for backward in (False, True)),
+]
+
+
+USUAL = [(100, BFLOAT), (77, BFLOAT), (197, SINGLE)]
+
+
+def launch_of(N, dtype, backward, log=False):
+    with FakeTensorMode():
+        x = torch.empty(MANY, N, dtype=dtype, device="cuda")
+    return traceable.launch_of((x,) * (3 if backward else 2), log)
+
+
+def compiled(how, dtype, backward):
+    kernel = traceable_staged.backward_staged_traceable if backward else traceable_staged.forward_staged_traceable
+    return cards.compiled(H200, kernel, [Operand(dtype, 0)] * (3 if backward else 2), how.arguments, {"num_warps": how.num_warps})
+
+
+def run(ptx, how, inputs, offsets, seed=0):
+    """The result of a launch on rows in a memory of bytes; `offsets`: of each tensor from a 16-byte boundary. Other bytes stay."""
+    (M, N), dtype, size = inputs[0].shape, inputs[0].dtype, inputs[0].nbytes
+    starts = [1024 + i * (size // 16 * 16 + 512) + offset for i, offset in enumerate(offsets)]
+    memory = np.full(starts[-1] + size + 1024, 0x5B, np.uint8)
+    for tensor, start in zip(inputs, starts, strict=False):
+        memory[start : start + size] = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+    before = memory.copy()
+    rows = how.arguments[3] * how.arguments[4]
+    ptx_machine.run(ptx, -(-M // rows), how.num_warps, memory, [*starts, M, N, how.arguments[2], 0, 0], seed)
+    written = slice(starts[-1], starts[-1] + size)
+    untouched = memory != before
+    untouched[written] = False
+    assert not untouched.any()
+    return torch.frombuffer(bytearray(memory[written].tobytes()), dtype=dtype).view(M, N)
+
+
+def expected(inputs, log):
+    if len(inputs) == 1:
+        return (torch.log_softmax if log else torch.softmax)(inputs[0].double(), -1)
+    dy, y = (tensor.double() for tensor in inputs)
+    return dy - y.exp() * dy.sum(-1, keepdim=True) if log else y * (dy - (dy * y).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize(
+    ("N", "dtype", "backward"), sampled(SHAPES, lambda N, dtype, backward: (N, dtype) in [(100, BFLOAT), (77, BFLOAT), (197, SINGLE)])
+)
+def test_traced_kernels_give_the_rows_of_torch(N, dtype, backward, log):
+    torch.manual_seed(N)
+    how = launch_of(N, dtype, backward, log)
+    assert how.tier == "staged"
+    ptx = compiled(how, dtype, backward).asm["ptx"]
+    block = how.arguments[3] * how.arguments[4]
+    width = dtype.itemsize
+    for M, offsets in ((block + 3, (0, 0, 0)), (block, (width, 0, 8)), (1, (0, 16 - width, width))):
+        inputs = [torch.randn(M, N).to(dtype) for _ in range(1 + backward)]
+        inputs[0][0, : N // 2] = -float("inf") if not backward else 0
+        got = run(ptx, how, inputs, offsets[-1 - len(inputs) :], seed=M)
+        tolerance = {BFLOAT: 1e-2, HALF: 2e-3, SINGLE: 1e-5}[dtype]
+        torch.testing.assert_close(got.double(), expected(inputs, log), rtol=tolerance, atol=tolerance)
+
+
+KINDS = {
+    **{"cp.async.cg": "copy", "wait_all": "wait", "bar.sync": "barrier"},
+    **{"ld.shared.v4": "vector", "ld.shared.u16": "read", "ld.shared.b32": "read", "st.shared": "write"},
+}
+
+
+def order(ptx):
+    """Accesses of shared memory and barriers, of the path for aligned tensors: up to each of the two barriers, and behind them."""
+    found = [kind for line in ptx.splitlines() for name, kind in KINDS.items() if name in line]
+    kept = [kind for i, kind in enumerate(found) if i == 0 or kind != found[i - 1]]
+    first, second = (i for i, kind in enumerate(kept) if kind == "barrier")
+    return kept[kept.index("copy") : first], kept[first + 1 : second], kept[second + 1 :]
+
+
+@pytest.mark.parametrize(("N", "dtype", "backward"), sampled(SHAPES, lambda N, dtype, backward: N in (36, 100)))
+def test_the_order_of_accesses_is_that_of_the_eager_kernel(N, dtype, backward):
+    how = launch_of(N, dtype, backward)
+    found = compiled(how, dtype, backward)
+    copies, rows, stores = order(found.asm["ptx"])
+    assert copies == ["copy", *["write", "copy"] * backward, "write", "wait"]
+    assert rows == ["read", "write"] * (len(rows) // 2)
+    assert set(stores) == {"vector", "read"}
+    with FakeTensorMode():
+        x = torch.empty(MANY, N, dtype=dtype, device="cuda")
+    eager = static_launch((x,) * (1 + backward))
+    assert how.arguments == eager.arguments
+    kernel = cards.compiled(H200, eager.kernel, [Operand(dtype, 0)] * (2 + backward), (*eager.arguments, None), eager.options)
+    assert order(kernel.asm["ptx"])[:1] == (copies,)
+    taken, of_eager = (cards.resources(H200, one) for one in (found, kernel))
+    assert taken.registers <= max(40, of_eager.registers + 2)
+    assert taken.shared == 0  # tokens change their shape in registers
+    assert "st.global.v4" in found.asm["ptx"]
+
+
+@pytest.mark.parametrize("lost", ["bar.sync 0;", "cp.async.wait_all;"])
+def test_the_machine_sees_what_lacks_a_barrier_or_a_wait(lost):
+    torch.manual_seed(0)
+    how = launch_of(100, BFLOAT, False)
+    ptx = compiled(how, BFLOAT, False).asm["ptx"]
+    x = torch.randn(32, 100).to(BFLOAT)
+    for at in (match.start() for match in re.finditer(re.escape(lost), ptx)):
+        with np.errstate(all="ignore"):
+            got = run(ptx[:at] + ptx[at + len(lost) :], how, [x], (0, 0))
+        assert not torch.allclose(got.double(), expected([x], False), atol=1e-2)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_inductors_copy_of_the_source_compiles_alike(backward):
+    """Inductor writes the kernel, what it calls and its constants into its own code."""
+    kernel = traceable_staged.backward_staged_traceable if backward else traceable_staged.forward_staged_traceable
+    source = user_defined_triton_kernel_transitive_closure_source_code(kernel)
+    for name in ("begin_copies", "units_after", "store_block", "COPIED", "READ_VECTOR"):
+        assert name in source
+
+
+def test_only_contiguous_rows_of_a_fixed_number_are_staged():
+    with FakeTensorMode():
+        x, wide = torch.empty(MANY, 77, dtype=BFLOAT, device="cuda"), torch.empty(MANY, 78, dtype=BFLOAT, device="cuda").narrow(1, 0, 77)
+        assert traceable.launch_of((x, x), False).tier == "staged"
+        assert traceable.launch_of((wide, x), False).tier != "staged"
+        assert traceable.launch_of((x, x.to(SINGLE)), False).tier != "staged"
