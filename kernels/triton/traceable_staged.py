@@ -161,7 +161,7 @@ def store_block(smem, out_ptr, offset, size, done, BYTES: tl.constexpr, THREADS:
             tl.store(out_ptr + offset // WIDTH + at // WIDTH, unit_at(smem, token, at, size, WIDTH, DTYPE), mask=at < size)
 
 
-@triton.jit(do_not_specialize=["M", "N", "distance"])
+@triton.jit
 def forward_staged_traceable(
     x_ptr, y_ptr, M, N, distance,
     ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,
@@ -203,7 +203,7 @@ def forward_staged_traceable(
     store_block(smem, y_ptr, first * N * WIDTH, size, tl.reshape(done, (THREADS,)), BYTES, THREADS)
 
 
-@triton.jit(do_not_specialize=["M", "N", "distance"])
+@triton.jit
 def backward_staged_traceable(
     dy_ptr, y_ptr, dx_ptr, M, N, distance,
     ROWS: tl.constexpr, PASSES: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, BYTES: tl.constexpr,

@@ -38,21 +38,25 @@ def launch_of(N, dtype, backward, log=False):
     return traceable.launch_of((x,) * (3 if backward else 2), log)
 
 
-def compiled(how, dtype, backward):
+def compiled(how, dtype, backward, M=MANY):
+    """The kernel for M rows, specialized on the numbers as Inductor specializes it."""
     kernel = traceable_staged.backward_staged_traceable if backward else traceable_staged.forward_staged_traceable
-    return cards.compiled(H200, kernel, [Operand(dtype, 0)] * (3 if backward else 2), how.arguments, {"num_warps": how.num_warps})
+    arguments = (M, *how.arguments[1:])
+    return cards.compiled(H200, kernel, [Operand(dtype, 0)] * (3 if backward else 2), arguments, {"num_warps": how.num_warps})
 
 
-def run(ptx, how, inputs, offsets, seed=0):
-    """The result of a launch on rows in a memory of bytes; `offsets`: of each tensor from a 16-byte boundary. Other bytes stay."""
+def run(found, how, inputs, offsets, lost=slice(0, 0)):
+    """The result of a kernel, without a slice of its PTX. `offsets`: of each tensor from a 16-byte boundary. Other bytes stay."""
     (M, N), dtype, size = inputs[0].shape, inputs[0].dtype, inputs[0].nbytes
     starts = [1024 + i * (size // 16 * 16 + 512) + offset for i, offset in enumerate(offsets)]
     memory = np.full(starts[-1] + size + 1024, 0x5B, np.uint8)
     for tensor, start in zip(inputs, starts, strict=False):
         memory[start : start + size] = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
     before = memory.copy()
-    rows = how.arguments[3] * how.arguments[4]
-    ptx_machine.run(ptx, -(-M // rows), how.num_warps, memory, [*starts, M, N, how.arguments[2], 0, 0], seed)
+    rows, ptx = how.arguments[3] * how.arguments[4], found.asm["ptx"]
+    numbers = {"M": M, "N": N, "distance": how.arguments[2]}
+    passed = [number for name, number in numbers.items() if found.src.signature[name] != "constexpr"]
+    ptx_machine.run(ptx[: lost.start] + ptx[lost.stop :], -(-M // rows), how.num_warps, memory, [*starts, *passed, 0, 0], seed=M)
     written = slice(starts[-1], starts[-1] + size)
     untouched = memory != before
     untouched[written] = False
@@ -75,13 +79,12 @@ def test_traced_kernels_give_the_rows_of_torch(N, dtype, backward, log):
     torch.manual_seed(N)
     how = launch_of(N, dtype, backward, log)
     assert how.tier == "staged"
-    ptx = compiled(how, dtype, backward).asm["ptx"]
     block = how.arguments[3] * how.arguments[4]
     width = dtype.itemsize
     for M, offsets in ((block + 3, (0, 0, 0)), (block, (width, 0, 8)), (1, (0, 16 - width, width))):
         inputs = [torch.randn(M, N).to(dtype) for _ in range(1 + backward)]
         inputs[0][0, : N // 2] = -float("inf") if not backward else 0
-        got = run(ptx, how, inputs, offsets[-1 - len(inputs) :], seed=M)
+        got = run(compiled(how, dtype, backward, M), how, inputs, offsets[-1 - len(inputs) :])
         tolerance = {BFLOAT: 1e-2, HALF: 2e-3, SINGLE: 1e-5}[dtype]
         torch.testing.assert_close(got.double(), expected(inputs, log), rtol=tolerance, atol=tolerance)
 
@@ -124,11 +127,11 @@ def test_the_order_of_accesses_is_that_of_the_eager_kernel(N, dtype, backward):
 def test_the_machine_sees_what_lacks_a_barrier_or_a_wait(lost):
     torch.manual_seed(0)
     how = launch_of(100, BFLOAT, False)
-    ptx = compiled(how, BFLOAT, False).asm["ptx"]
+    found = compiled(how, BFLOAT, False, 32)
     x = torch.randn(32, 100).to(BFLOAT)
-    for at in (match.start() for match in re.finditer(re.escape(lost), ptx)):
+    for match in re.finditer(re.escape(lost), found.asm["ptx"]):
         with np.errstate(all="ignore"):
-            got = run(ptx[:at] + ptx[at + len(lost) :], how, [x], (0, 0))
+            got = run(found, how, [x], (0, 0), slice(*match.span()))
         assert not torch.allclose(got.double(), expected([x], False), atol=1e-2)
 
 
