@@ -190,6 +190,45 @@ def added(lower, upper, PAIRS: tl.constexpr):
     return s
 
 
+@triton.jit
+def row_statistics(lower, upper, factor, EACH: tl.constexpr, PAIRS: tl.constexpr, LOG: tl.constexpr):
+    """Of a lane's units: the exponentials of lower and of higher elements, as tuples; then base and norm of each row, (R, 1)."""
+    m = tl.maximum(lower[0], upper[0])
+    for e in tl.static_range(1, EACH):
+        m = tl.maximum(m, tl.maximum(lower[e], upper[e]) if PAIRS else lower[e])
+    m = tl.max(m, 1)[:, None]
+    base = finite_or_zero(m)
+    low = ()
+    high = ()
+    for e in tl.static_range(EACH):
+        low = low + (exp_fast(lower[e] - base, factor),)
+        high = high + (exp_fast(upper[e] - base, factor) if PAIRS else low[e],)
+    return low, high, base, norm_of(tl.sum(added(low, high, PAIRS), 1)[:, None], LOG)
+
+
+@triton.jit
+def unit_results(lower, upper, low, high, base, norm, factor, e: tl.constexpr, PAIRS: tl.constexpr, LOG: tl.constexpr):
+    """The results of unit `e`: of its lower and of its higher elements."""
+    if LOG:
+        a = normalized(lower[e], base, norm, factor, LOG)
+        b = normalized(upper[e], base, norm, factor, LOG) if PAIRS else a
+    else:
+        a = low[e] * norm
+        b = high[e] * norm if PAIRS else a
+    return a, b
+
+
+@triton.jit
+def row_dot(dy_low, dy_high, y_low, y_high, EACH: tl.constexpr, PAIRS: tl.constexpr, LOG: tl.constexpr):
+    """The sum of each row that a gradient needs, (R, 1)."""
+    low = ()
+    high = ()
+    for e in tl.static_range(EACH):
+        low = low + (dot_terms(dy_low[e], y_low[e], LOG),)
+        high = high + (dot_terms(dy_high[e], y_high[e], LOG) if PAIRS else low[e],)
+    return tl.sum(added(low, high, PAIRS), 1)[:, None]
+
+
 @triton.jit(do_not_specialize=["M", "N", "distance", "scale"])
 def forward_staged(
     x_ptr, y_ptr, M, N, distance,
@@ -214,24 +253,9 @@ def forward_staged(
         else:
             factor = scale
         lower, upper = read_units(smem, x_block, rows, exists, N, MINUS_INFINITY, EACH, LANES, PAIRS)
-        m = tl.maximum(lower[0], upper[0])
-        for e in tl.static_range(1, EACH):
-            m = tl.maximum(m, tl.maximum(lower[e], upper[e]) if PAIRS else lower[e])
-        m = tl.max(m, 1)[:, None]
-        base = finite_or_zero(m)
-        low = ()
-        high = ()
+        low, high, base, norm = row_statistics(lower, upper, factor, EACH, PAIRS, LOG)
         for e in tl.static_range(EACH):
-            low = low + (exp_fast(lower[e] - base, factor),)
-            high = high + (exp_fast(upper[e] - base, factor) if PAIRS else low[e],)
-        norm = norm_of(tl.sum(added(low, high, PAIRS), 1)[:, None], LOG)
-        for e in tl.static_range(EACH):
-            if LOG:
-                a = normalized(lower[e], base, norm, factor, LOG)
-                b = normalized(upper[e], base, norm, factor, LOG) if PAIRS else a
-            else:
-                a = low[e] * norm
-                b = high[e] * norm if PAIRS else a
+            a, b = unit_results(lower, upper, low, high, base, norm, factor, e, PAIRS, LOG)
             write_unit(smem, y_block, rows, exists, N, a, b, e, EACH, LANES, PAIRS)
     copy_out(smem, y_block, count * N * WIDTH, BYTES, THREADS)
 
@@ -263,12 +287,7 @@ def backward_staged(
             factor = scale
         dy_low, dy_high = read_units(smem, dy_block, rows, exists, N, 0.0, EACH, LANES, PAIRS)
         y_low, y_high = read_units(smem + BYTES, y_block, rows, exists, N, 0.0, EACH, LANES, PAIRS)
-        low = ()
-        high = ()
-        for e in tl.static_range(EACH):
-            low = low + (dot_terms(dy_low[e], y_low[e], LOG),)
-            high = high + (dot_terms(dy_high[e], y_high[e], LOG) if PAIRS else low[e],)
-        dot = tl.sum(added(low, high, PAIRS), 1)[:, None]
+        dot = row_dot(dy_low, dy_high, y_low, y_high, EACH, PAIRS, LOG)
         for e in tl.static_range(EACH):
             a = gradient(y_low[e], dy_low[e], dot, factor, LOG)
             b = gradient(y_high[e], dy_high[e], dot, factor, LOG) if PAIRS else a

@@ -12,10 +12,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .generic import dot_terms
 from .packed_io import pack, unpack_high, unpack_low
 from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32
-from .softmax_ops import exp_fast, finite_or_zero, gradient, norm_of, normalized
+from .softmax_ops import gradient
 from .staged import (
     BARRIER,
     COPY,
@@ -29,8 +28,10 @@ from .staged import (
     WRITE_LAST_HALF,
     WRITE_LAST_WORD,
     WRITE_WORD,
-    added,
+    row_dot,
+    row_statistics,
     rows_of_pass,
+    unit_results,
 )
 from .traceable_rows import VECTOR_MASK
 
@@ -181,24 +182,9 @@ def forward_staged_traceable(
     for number in range(PASSES):
         rows = rows_of_pass(number, distance, ROWS, LANES)
         lower, upper = units_after(smem, token, rows, N, -float("inf"), DTYPE, EACH, LANES, PAIRS)
-        m = tl.maximum(lower[0], upper[0])
-        for e in tl.static_range(1, EACH):
-            m = tl.maximum(m, tl.maximum(lower[e], upper[e]) if PAIRS else lower[e])
-        m = tl.max(m, 1)[:, None]
-        base = finite_or_zero(m)
-        low = ()
-        high = ()
+        low, high, base, norm = row_statistics(lower, upper, None, EACH, PAIRS, LOG)
         for e in tl.static_range(EACH):
-            low = low + (exp_fast(lower[e] - base, None),)
-            high = high + (exp_fast(upper[e] - base, None) if PAIRS else low[e],)
-        norm = norm_of(tl.sum(added(low, high, PAIRS), 1)[:, None], LOG)
-        for e in tl.static_range(EACH):
-            if LOG:
-                a = normalized(lower[e], base, norm, None, LOG)
-                b = normalized(upper[e], base, norm, None, LOG) if PAIRS else a
-            else:
-                a = low[e] * norm
-                b = high[e] * norm if PAIRS else a
+            a, b = unit_results(lower, upper, low, high, base, norm, None, e, PAIRS, LOG)
             done += token_of_write(smem, rows, N, a, b, DTYPE, e, EACH, LANES, PAIRS)
     store_block(smem, y_ptr, first * N * WIDTH, size, tl.reshape(done, (THREADS,)), BYTES, THREADS)
 
@@ -225,12 +211,7 @@ def backward_staged_traceable(
         rows = rows_of_pass(number, distance, ROWS, LANES)
         dy_low, dy_high = units_after(smem, token, rows, N, 0.0, DTYPE, EACH, LANES, PAIRS)
         y_low, y_high = units_after(smem + BYTES, token, rows, N, 0.0, DTYPE, EACH, LANES, PAIRS)
-        low = ()
-        high = ()
-        for e in tl.static_range(EACH):
-            low = low + (dot_terms(dy_low[e], y_low[e], LOG),)
-            high = high + (dot_terms(dy_high[e], y_high[e], LOG) if PAIRS else low[e],)
-        dot = tl.sum(added(low, high, PAIRS), 1)[:, None]
+        dot = row_dot(dy_low, dy_high, y_low, y_high, EACH, PAIRS, LOG)
         for e in tl.static_range(EACH):
             a = gradient(y_low[e], dy_low[e], dot, None, LOG)
             b = gradient(y_high[e], dy_high[e], dot, None, LOG) if PAIRS else a
