@@ -3,8 +3,9 @@
 Each assembly counts as pure here, and tokens keep the order: zeros that no compiler knows. A copy to shared memory returns one, and what
 must come later has it in its address. So the order of loads, barriers and stores in PTX is that of `staged.py`; a test compares both.
 
-The kernels store by Triton's own stores, so a compiler sees that they write the result only. Where tensors do not start at a 16-byte
-boundary, a program moves its block unit by unit.
+The kernels store by Triton's own stores, so a compiler sees that they write the result only. It sees no reads, since assembly reads the
+inputs; torch takes dependencies from a kernel's inputs. All threads of a program take the same branches. Where tensors do not start at a
+16-byte boundary, a program moves its block unit by unit.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def store_block(smem, out_ptr, offset, size, done, BYTES: tl.constexpr, THREADS:
     token = tl.inline_asm_elementwise(BARRIER, "=r,r", [done], dtype=tl.int32, is_pure=True, pack=1)
     t = tl.arange(0, THREADS)
     if out_ptr.to(tl.int64) & VECTOR_MASK == 0:
-        words = out_ptr.to(tl.pointer_type(tl.int32), bitcast=True) + (offset // 16) * 4  # so that Triton knows its alignment
+        words = tl.multiple_of(out_ptr.to(tl.pointer_type(tl.int32), bitcast=True), 16) + (offset // 16) * 4  # else stores are narrower
         for begin in tl.static_range(0, BYTES, THREADS * 16):
             a, b, c, d = tl.inline_asm_elementwise(
                 READ_VECTOR, "=r,=r,=r,=r,r", [smem + token + t * 16 + begin],

@@ -1,8 +1,8 @@
 """Runs the PTX of a kernel on the CPU, so far as our kernels of the tier staged need it: one CTA after the other, warp by warp.
 
 A warp runs alone up to its next barrier, and the order of warps is random. So a kernel that lacks a barrier reads what is not there yet.
-Asynchronous copies arrive at `cp.async.wait_all`. All threads of a warp take the same branches. An access outside of the memory raises
-IndexError, and one that is not aligned raises ValueError.
+Asynchronous copies arrive at `cp.async.wait_all`. All threads of a warp take the same branches. An access outside of the memory, or a read
+of what is no input, raises IndexError. One that is not aligned raises ValueError. Races within a warp do not show.
 """
 
 import random
@@ -49,8 +49,8 @@ class Kernel:
 
 
 class Cta:
-    def __init__(self, kernel, number, warps, memory, arguments, order):
-        self.kernel, self.number, self.memory, self.order = kernel, number, memory, order
+    def __init__(self, kernel, number, warps, memory, readable, arguments, order):
+        self.kernel, self.number, self.memory, self.readable, self.order = kernel, number, memory, readable, order
         self.shared = np.full(SHARED_AT + kernel.shared, 0xA5, np.uint8)
         self.arguments = {name: value for (_, name), value in zip(kernel.parameters, arguments, strict=True)}
         self.warps = [Warp(self, warp).run() for warp in range(warps)]
@@ -129,14 +129,17 @@ class Warp:
         address = self.bits(name.strip(), "u32" if shared else "u64").astype(np.int64) + int(offset or 0)
         return (self.cta.shared if shared else self.cta.memory), address, size
 
-    def access(self, operand, size, shared, active):
+    def access(self, operand, size, shared, active, read=False):
         memory, address, _ = self.place(operand, size, shared)
         found = address[active]
         if (found % size).any():
             raise ValueError(f"unaligned access of {size} bytes at {found[found % size != 0][0]}")
         if len(found) and (found.min() < SHARED_AT or found.max() + size > len(memory)):
             raise IndexError(f"access of {size} bytes at {found.min()} to {found.max()}, of {len(memory)}")
-        return memory, found[:, None] + np.arange(size)
+        places = found[:, None] + np.arange(size)
+        if read and not shared and not self.cta.readable[places].all():
+            raise IndexError(f"reads {size} bytes that are not an input's")
+        return memory, places
 
     def load_or_store(self, name, operands, active):
         shared, vector = name[1] == "shared", next((int(part[1]) for part in name if re.fullmatch(r"v\d", part)), 1)
@@ -144,7 +147,7 @@ class Warp:
         size = width_of(kind) // 8
         registers, address = (operands[0], operands[1]) if name[0] == "ld" else (operands[1], operands[0])
         names = [one.strip() for one in registers.strip("{}").split(",")]
-        memory, places = self.access(address, size * vector, shared, active)
+        memory, places = self.access(address, size * vector, shared, active, read=name[0] == "ld")
         for i, register in enumerate(names):
             part = places[:, i * size : (i + 1) * size]
             if name[0] == "ld":
@@ -189,7 +192,7 @@ class Warp:
         elif "commit_group" not in name:
             size = int(operands[2])
             shared, to = self.access(operands[0], size, True, active)
-            memory, source = self.access(operands[1], size, False, active)
+            memory, source = self.access(operands[1], size, False, active, read=True)
             self.copies.append((shared, to, memory[source]))
 
     @staticmethod
@@ -256,8 +259,11 @@ def to_bfloat16(value):
     return np.where(np.isnan(value), np.uint32(0x7FFF), rounded).astype(np.uint16)
 
 
-def run(ptx, programs, warps, memory, arguments, seed=0):
-    """Launches `programs` CTAs on a flat global memory, an array of bytes. `arguments`: the parameters, addresses as indices of bytes."""
+def run(ptx, programs, warps, memory, readable, arguments, seed=0):
+    """Runs the CTAs `programs`, a range, on a flat global memory, an array of bytes.
+
+    `readable`: which bytes may be read. `arguments`: the parameters; addresses are indices of bytes.
+    """
     kernel, order = Kernel(ptx), random.Random(seed)
-    for number in range(programs):
-        Cta(kernel, number, warps, memory, arguments, order).run()
+    for number in programs:
+        Cta(kernel, number, warps, memory, readable, arguments, order).run()

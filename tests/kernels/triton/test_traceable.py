@@ -316,6 +316,7 @@ COPIED = ["forward_traceable", "backward_traceable", "tile_traceable", "gradient
 SHARED = {
     **dict.fromkeys(("forward_split_traceable", "backward_split_traceable"), traceable_split),
     **dict.fromkeys(("partials_traceable", "normalize_traceable", "dots_traceable", "gradients_traceable"), traceable_passes),
+    **dict.fromkeys(("forward_staged_traceable", "backward_staged_traceable"), traceable_staged),
 }
 
 
@@ -337,7 +338,7 @@ def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     spec.loader.exec_module(module)
     copy = getattr(module, name)
     numbers = {"ROWS": 1, "TILES": 3, "THREADS": 64, "WORDS": 4, "VECTOR": 8, "BASE_ALIGNMENT": 16, "KEEP_IN_L2": True, "LOG": False}
-    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256, "PLACES": 64}
+    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256, "PLACES": 64, "PASSES": 2, "EACH": 7, "LANES": 64, "PAIRS": True, "BYTES": 8192}
     kinds = {**dict.fromkeys(numbers, "constexpr"), "slots_ptr": "*i64"}
     signature = {argument: kinds.get(argument, "*bf16" if argument.endswith("_ptr") else "i32") for argument in copy.arg_names}
     constants = {argument: numbers[argument] for argument in copy.arg_names if argument in numbers}
