@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 SHIMMED = ("staged", "cluster", "split")
-"""The tiers whose kernels compilers cannot launch."""
+"""The tiers whose eager kernels compilers cannot launch."""
 
 
 @dataclass(frozen=True)
