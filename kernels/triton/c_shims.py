@@ -3,8 +3,8 @@
     with c_shims():
         torch._inductor.aoti_compile_and_package(exported, package_path="model.pt2")
 
-AOTInductor cannot launch clusters, gives kernels no workspace, and takes no kernel whose assembly has side effects. The tiers cluster,
-split and staged need one of these. Without these functions, such calls have slower kernels (`traceable.py`).
+AOTInductor cannot launch clusters, gives kernels no workspace, and takes no kernel whose assembly has side effects. The eager kernels of
+the tiers cluster, split and staged need one of these. Without these functions, such calls have traced kernels (`traceable.py`).
 """
 
 from __future__ import annotations

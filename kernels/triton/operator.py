@@ -83,7 +83,7 @@ class Function:
     torchs_backward: Callable[..., Tensor]
     formulas: registration.Formulas
 
-    def operators(self, kind: str = "") -> tuple[OpOverload, OpOverload]:
+    def operators(self, kind: str) -> tuple[OpOverload, OpOverload]:
         """The forward and the backward with `kind` after the function's name: _rows or _opaque."""
         name = f"triton_{self.kernels.name}{kind}"
         return getattr(torch.ops.softbench, name).default, getattr(torch.ops.softbench, f"{name}_backward").default

@@ -1,7 +1,8 @@
 """Kernels of the tier staged that compilers trace: `forward_staged` and `backward_staged` without assembly that has side effects.
 
 Each assembly counts as pure here, and tokens keep the order: zeros that no compiler knows. A copy to shared memory returns one, and what
-must come later has it in its address. So the order of loads, barriers and stores in PTX is that of `staged.py`; a test compares both.
+must come later has it in its address. A result depends on all that its lane has read, so writes come later too. So the order of loads,
+barriers and stores in PTX is that of `staged.py`; a test compares both.
 
 The kernels store by Triton's own stores, so a compiler sees that they write the result only. It sees no reads, since assembly reads the
 inputs; torch takes dependencies from a kernel's inputs. All threads of a program take the same branches. Where tensors do not start at a
@@ -13,39 +14,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .packed_io import pack, unpack_high, unpack_low
-from .smem_tiles import ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32
 from .softmax_ops import gradient
 from .staged import (
     BARRIER,
     COPY,
     COPY_HALF,
     COPY_WORD,
-    READ_HALF,
     READ_LAST_HALF,
     READ_LAST_WORD,
-    READ_WORD,
-    WRITE_HALF,
-    WRITE_LAST_HALF,
-    WRITE_LAST_WORD,
-    WRITE_WORD,
+    allocate,
+    read_units,
     row_dot,
     row_statistics,
     rows_of_pass,
     unit_results,
+    write_unit,
 )
 from .traceable_rows import VECTOR_MASK
 
 COPIED = tl.constexpr("cp.async.commit_group; cp.async.wait_all; bar.sync 0; mov.b32 $0, $1;")
 READ_VECTOR = tl.constexpr("ld.shared.v4.b32 {$0, $1, $2, $3}, [$4];")
-
-
-@triton.jit
-def pure_allocation(anything, BYTES: tl.constexpr):
-    """As `staged.allocate`."""
-    UP_TO_16: tl.constexpr = ALLOCATE_4 if BYTES <= 4096 else (ALLOCATE_8 if BYTES <= 8192 else ALLOCATE_16)
-    ALLOCATE: tl.constexpr = UP_TO_16 if BYTES <= 16384 else (ALLOCATE_24 if BYTES <= 24576 else ALLOCATE_32)
-    return tl.inline_asm_elementwise(ALLOCATE, "=r,r", [anything], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -75,58 +63,6 @@ def end_copies(token, ROWS: tl.constexpr, LANES: tl.constexpr):
     """The token of what reads the copies of all threads, (ROWS, LANES)."""
     token = tl.inline_asm_elementwise(COPIED, "=r,r", [token], dtype=tl.int32, is_pure=True, pack=1)
     return tl.reshape(token, (ROWS, LANES))
-
-
-@triton.jit
-def units_after(
-    smem, token, rows, N, outside, DTYPE: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    """As `staged.read_units`, after `token`."""
-    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    UNIT: tl.constexpr = 2 if PAIRS else 1
-    READ: tl.constexpr = READ_HALF if WIDTH * UNIT == 2 else READ_WORD
-    LAST: tl.constexpr = READ_LAST_HALF if WIDTH * UNIT == 2 else READ_LAST_WORD
-    lower = ()
-    upper = ()
-    for e in tl.static_range(EACH):
-        column = tl.arange(0, LANES)[None, :] + e * LANES
-        inside = column * UNIT < N  # only the last unit of a lane may not be
-        place = rows[:, None] * N + tl.arange(0, LANES)[None, :] * UNIT + e * LANES * UNIT
-        at = smem + token + place * WIDTH
-        if e < EACH - 1:
-            word = tl.inline_asm_elementwise(READ, "=r,r", [at], dtype=tl.int32, is_pure=True, pack=1)
-        else:
-            inputs = [at, (place * 0 + column * UNIT < N).to(tl.int32)]
-            word = tl.inline_asm_elementwise(LAST, "=&r,r,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
-        low = unpack_low(word, DTYPE)
-        high = unpack_high(word, DTYPE) if PAIRS else low
-        if e == EACH - 1:
-            low = tl.where(inside, low, outside)
-            high = tl.where(inside, high, outside)
-        lower = lower + (low,)
-        upper = upper + (high if PAIRS else low,)
-    return lower, upper
-
-
-@triton.jit
-def token_of_write(
-    smem, rows, N, low, high,
-    DTYPE: tl.constexpr, e: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
-    """As `staged.write_unit`. The results depend on all that the lane has read, so the write comes later."""
-    WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
-    UNIT: tl.constexpr = 2 if PAIRS else 1
-    HALF: tl.constexpr = WIDTH * UNIT == 2
-    column = tl.arange(0, LANES)[None, :] + e * LANES
-    place = rows[:, None] * N + tl.arange(0, LANES)[None, :] * UNIT + e * LANES * UNIT
-    word = low.to(tl.int32, bitcast=True) if WIDTH == 4 else pack(low, high, DTYPE)
-    if e < EACH - 1:
-        WRITE: tl.constexpr = WRITE_HALF if HALF else WRITE_WORD
-        return tl.inline_asm_elementwise(WRITE, "=r,r,r", [smem + place * WIDTH, word], dtype=tl.int32, is_pure=True, pack=1)
-    else:
-        LAST: tl.constexpr = WRITE_LAST_HALF if HALF else WRITE_LAST_WORD
-        inputs = [smem + place * WIDTH, word, (place * 0 + column * UNIT < N).to(tl.int32)]
-        return tl.inline_asm_elementwise(LAST, "=r,r,r,r", inputs, dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -176,17 +112,18 @@ def forward_staged_traceable(
     first = tl.program_id(0).to(tl.int64) * (ROWS * PASSES)
     count = tl.minimum(M - first, ROWS * PASSES).to(tl.int32)
     size = count * N * WIDTH
-    smem = pure_allocation(count, BYTES)
+    smem = allocate(count, BYTES, PURE=True)
     token = begin_copies(smem, x_ptr + first * N, size, tl.zeros((THREADS,), tl.int32), BYTES, THREADS)
     token = end_copies(token, ROWS, LANES)
     done = tl.zeros((ROWS, LANES), tl.int32)
     for number in range(PASSES):
         rows = rows_of_pass(number, distance, ROWS, LANES)
-        lower, upper = units_after(smem, token, rows, N, -float("inf"), DTYPE, EACH, LANES, PAIRS)
+        exists = rows < count
+        lower, upper = read_units(smem + token, x_ptr, rows, exists, N, -float("inf"), EACH, LANES, PAIRS, PURE=True)
         low, high, base, norm = row_statistics(lower, upper, None, EACH, PAIRS, LOG)
         for e in tl.static_range(EACH):
             a, b = unit_results(lower, upper, low, high, base, norm, None, e, PAIRS, LOG)
-            done += token_of_write(smem, rows, N, a, b, DTYPE, e, EACH, LANES, PAIRS)
+            done += write_unit(smem, y_ptr, rows, exists, N, a, b, e, EACH, LANES, PAIRS, PURE=True)
     store_block(smem, y_ptr, first * N * WIDTH, size, tl.reshape(done, (THREADS,)), BYTES, THREADS)
 
 
@@ -203,18 +140,19 @@ def backward_staged_traceable(
     first = tl.program_id(0).to(tl.int64) * (ROWS * PASSES)
     count = tl.minimum(M - first, ROWS * PASSES).to(tl.int32)
     size = count * N * WIDTH
-    smem = pure_allocation(count, 2 * BYTES)
+    smem = allocate(count, 2 * BYTES, PURE=True)
     token = begin_copies(smem, dy_ptr + first * N, size, tl.zeros((THREADS,), tl.int32), BYTES, THREADS)
     token = begin_copies(smem + BYTES, y_ptr + first * N, size, token, BYTES, THREADS)
     token = end_copies(token, ROWS, LANES)
     done = tl.zeros((ROWS, LANES), tl.int32)
     for number in range(PASSES):
         rows = rows_of_pass(number, distance, ROWS, LANES)
-        dy_low, dy_high = units_after(smem, token, rows, N, 0.0, DTYPE, EACH, LANES, PAIRS)
-        y_low, y_high = units_after(smem + BYTES, token, rows, N, 0.0, DTYPE, EACH, LANES, PAIRS)
+        exists = rows < count
+        dy_low, dy_high = read_units(smem + token, dy_ptr, rows, exists, N, 0.0, EACH, LANES, PAIRS, PURE=True)
+        y_low, y_high = read_units(smem + BYTES + token, y_ptr, rows, exists, N, 0.0, EACH, LANES, PAIRS, PURE=True)
         dot = row_dot(dy_low, dy_high, y_low, y_high, EACH, PAIRS, LOG)
         for e in tl.static_range(EACH):
             a = gradient(y_low[e], dy_low[e], dot, None, LOG)
             b = gradient(y_high[e], dy_high[e], dot, None, LOG) if PAIRS else a
-            done += token_of_write(smem, rows, N, a, b, DTYPE, e, EACH, LANES, PAIRS)
+            done += write_unit(smem, dx_ptr, rows, exists, N, a, b, e, EACH, LANES, PAIRS, PURE=True)
     store_block(smem, dx_ptr, first * N * WIDTH, size, tl.reshape(done, (THREADS,)), BYTES, THREADS)

@@ -123,15 +123,11 @@ class Warp:
         before = self.registers.get(target, np.zeros(LANES, np.uint64))
         self.registers[target] = np.where(active, raw, before)
 
-    def place(self, operand, size, shared):
-        """The memory and byte addresses of an operand in brackets, for `size` bytes a thread."""
-        name, _, offset = operand.strip("[] ").partition("+")
-        address = self.bits(name.strip(), "u32" if shared else "u64").astype(np.int64) + int(offset or 0)
-        return (self.cta.shared if shared else self.cta.memory), address, size
-
     def access(self, operand, size, shared, active, read=False):
-        memory, address, _ = self.place(operand, size, shared)
-        found = address[active]
+        """The memory and the bytes that active threads access at an operand in brackets, `size` bytes each."""
+        name, _, offset = operand.strip("[] ").partition("+")
+        memory = self.cta.shared if shared else self.cta.memory
+        found = self.bits(name.strip(), "u32" if shared else "u64").astype(np.int64)[active] + int(offset or 0)
         if (found % size).any():
             raise ValueError(f"unaligned access of {size} bytes at {found[found % size != 0][0]}")
         if len(found) and (found.min() < SHARED_AT or found.max() + size > len(memory)):
