@@ -134,13 +134,14 @@ def test_whole_run_never_imports_torch_in_the_parent(cli):
 
 
 def test_help_takes_at_most_a_fifth_of_a_second():
-    def once() -> float:
+    def seconds(*options: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "softbench", "--help"], capture_output=True, check=True)
+        subprocess.run([sys.executable, *options], capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: other processes on the machine do not count
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert any(once() <= 0.2 for _ in range(20))  # a busy machine takes twice as long for some
+    # Other processes on a core's second thread double the CPU time, also that of importing Typer, which takes .07 s without them.
+    assert any(seconds("-m", "softbench", "--help") <= max(0.2, 2.5 * seconds("-c", "import typer.main")) for _ in range(20))
 
 
 def test_no_module_is_longer_than_310_lines():

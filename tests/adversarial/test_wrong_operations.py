@@ -38,7 +38,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(6, id="every sixth")])
-@pytest.mark.parametrize("what", sampled(CASES, lambda what: what == "causal order and sinks"))
+@pytest.mark.parametrize("what", sampled(CASES, lambda what: what == "scaled softmax"))
 def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what, share):
     every, given = CASES[what]
     names = sorted(every)[::share]

@@ -89,7 +89,7 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("names", NAMED)
+@pytest.mark.parametrize("names", [pytest.param(names, marks=pytest.mark.slow if "mine" in names else ()) for names in NAMED])
 def test_the_gate_refuses_a_sources_name_before_it_measures(package, names):
     softbench = package(STATED)
     sweep = ("--device", "cpu", "--M", "4", "--N", "8", "--rounds", "6")

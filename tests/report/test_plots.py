@@ -34,6 +34,7 @@ def test_one_file_for_each_direction_and_dtype(tmp_path, rows):
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
 
 
+@pytest.mark.slow
 def test_many_backends_are_drawn_without_warnings(main):
     """44 backends made Matplotlib warn of an axis without room, and cut the legend."""
     code, out, err = main("plot", RESULTS / "strategies.csv", "-o", "s.svg")

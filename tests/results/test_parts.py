@@ -78,6 +78,7 @@ def test_plot_overlays_cards_and_draws_heat_maps_apart(main, tmp_path, both):
     assert files == ["c-NVIDIA-H200-node1-0-0000000a.png", "c-NVIDIA-H200-node1-1-0000000b.png"]
 
 
+@pytest.mark.slow
 def test_report_has_a_page_for_each_card(main, tmp_path, both, rows):
     document = json.loads((ROOT / "results" / "h200" / "odd.json").read_text())
     units = [{"unit": A, "driver": "A"}, {"unit": B, "driver": "B"}]

@@ -64,6 +64,7 @@ def test_opcheck_passes_on_any_strides(pair, layout):
     opcheck(backward, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOG_PAIRS)
 def test_opcheck_passes_on_log_softmax(kind):
     forward, backward = LOG_PAIRS[kind]

@@ -441,7 +441,7 @@ def test_names_have_the_folders_that_part_them():
 
 
 def test_page_says_if_the_gate_judged_another_run():
-    rows, _ = read_csv(RESULTS / "odd.csv")
+    rows = read_csv(RESULTS / "odd.csv")[0][:24]
     cells = [CellKey(rows[1].backend, *rows[1].case), CellKey("other", "forward", "bf16", 1, 2)]
     report = GateReport("a", tuple(Verdict(cell, State.SAME, "", 1.0, (0.9, 1.1), "rounds") for cell in cells), Rules(0.05))
     text = document.html([Source("a.csv", rows)], "softbench report", report)
