@@ -2,7 +2,6 @@
 
 import pytest
 from masked_softmaxes import OPERATION, TOGETHER, named_with
-from sampled import sampled
 from ways import by_cell, slug
 from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
 
@@ -37,20 +36,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(6, id="every sixth")])
-@pytest.mark.parametrize("what", sampled(CASES, lambda what: what == "scaled softmax"))
-def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what, share):
-    every, given = CASES[what]
-    names = sorted(every)[::share]
+@pytest.mark.slow  # tests/run/test_operations.py has a run of few plugins
+@pytest.mark.parametrize("what", CASES)
+def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what):
+    names, given = CASES[what]
     files = [part for folder in ("wrong", "correct") for part in ("--plugin", PLUGINS / folder / "operations.py")]
     shape = ("--device", "cpu", "--quick", "--direction", "forward,backward,both,fused")
-    done = cli("run", *given, *files, "--backends", ",".join(names), *shape)
+    done = cli("run", *given, *files, "--backends", ",".join(sorted(names)), *shape)
     assert done.returncode == 1, done.stdout + done.stderr
     found = by_cell(cli.folder / "results" / "latest.csv")
     expected = [way for way in (*WRONG_WAYS, *RIGHT_WAYS) if way.name in names]
     assert len(expected) == len(names)
-    assert sum(name.startswith("wrong-") for name in names) >= max(1, 10 // share)
-    assert sum(name.startswith("right-") for name in names) >= max(1, 5 // share)
+    assert sum(name.startswith("wrong-") for name in names) >= 10
+    assert sum(name.startswith("right-") for name in names) >= 5
     for way in expected:
         for direction in way.makers:
             row = found[way.name, direction]

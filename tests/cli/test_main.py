@@ -121,6 +121,7 @@ def test_a_dry_run_shows_cells_and_time_and_writes_nothing(cli):
     assert not (cli.folder / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_dry_run_with_resume_counts_stored_cells(cli):
     given = ("run", "--backends", "torch", *SMALL, "--N", "16,32", "--dry-run", "--resume")
     assert cli(*given[:-2]).returncode == 0

@@ -1,0 +1,37 @@
+"""What a new process imports, in the order of use: each stage takes only what it needs."""
+
+import os
+import subprocess
+import sys
+
+STAGES = """
+import sys
+import softbench
+assert "torch" not in sys.modules and "use" in dir(softbench)
+
+import softbench.kernels.cuda as cuda
+import torch
+from softbench.kernels.common import rows
+assert cuda.softmax(torch.zeros(2, 4), -1)[0, 0] == 0.25 and "triton" not in sys.modules
+
+import importlib.util
+assert importlib.util.find_spec("torch.utils.flop_counter")  # finding a module does not import it
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    cuda.softmax(torch.zeros(2, 4))
+assert counter.get_total_flops() == 40
+assert not any("registration" in type(finder).__module__ for finder in sys.meta_path)
+
+from softbench.kernels.triton import softmax
+import softbench.kernels.triton as triton
+assert triton.softmax is softmax and not hasattr(triton, "nothing")
+assert softmax(torch.zeros(2, 4))[0, 0] == 0.25 and triton.log_softmax(torch.zeros(2, 1))[0, 0] == 0
+assert callable(softbench.use)
+"""
+
+
+def test_each_stage_imports_what_it_needs_and_builds_nothing(tmp_path):
+    cache = tmp_path / "cache"
+    given = {**os.environ, "PATH": "/nonexistent", "SOFTBENCH_CACHE": str(cache), "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", STAGES], check=True, env=given)
+    assert not cache.exists()
