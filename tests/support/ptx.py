@@ -6,7 +6,7 @@ import re
 def exponents(ptx):
     """The instructions that compute the operands of exponentials, before any selection.
 
-    Registers of inline assembly that are its own have no `%`, and are left out.
+    Constants are left out, and so are registers that are inline assembly's own, which have no `%`.
     """
     made, found = {}, []
     for line in ptx.splitlines():
@@ -15,8 +15,9 @@ def exponents(ptx):
         instruction, target, operands = match[1], match[2], re.findall(r"%\w+", match[3])
         if instruction.startswith("ex2.") and operands:
             origin = operands[0]
-            while origin in made and made[origin][0].startswith(("selp", "max", "min")):
+            while made[origin][0].startswith(("selp", "max", "min", "mov")) and made[origin][1]:
                 origin = made[origin][1]
-            found.append(made[origin][0])
+            if not made[origin][0].startswith("mov"):
+                found.append(made[origin][0])
         made[target] = instruction, operands[0] if operands else ""
     return found
