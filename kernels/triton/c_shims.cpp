@@ -8,6 +8,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,6 @@ namespace softbench {
 namespace {
 
 constexpr uintptr_t ALIGNMENT = 16;  // bytes; the plans assume that each input starts at such a boundary
-constexpr unsigned STATIC_SHARED_BYTES = 48 << 10;  // more needs an attribute
 constexpr unsigned PORTABLE_CTAS = 8;  // of a cluster; more need an attribute
 constexpr int RESERVED_SHARED_BYTES = 1024;  // of each CTA, which the driver takes
 
@@ -93,10 +93,6 @@ CUfunction load(const Launch& launch, int32_t device) {
         CU(cuModuleLoadData)(&module, launch.cubin), "cuModuleLoadData",
         "; the package was compiled for GPUs of sm_" + std::to_string(launch.architecture));
     check(CU(cuModuleGetFunction)(&function, module, launch.kernel), "cuModuleGetFunction");
-    if (launch.shared_bytes > STATIC_SHARED_BYTES)
-        check(
-            CU(cuFuncSetAttribute)(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(launch.shared_bytes)),
-            "cuFuncSetAttribute");
     if (launch.ctas > PORTABLE_CTAS)
         check(CU(cuFuncSetAttribute)(function, CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1), "cuFuncSetAttribute");
     if (launch.keeps_rows_in_shared_memory) prefer_shared_memory(function, launch, device);
@@ -129,9 +125,11 @@ char* workspace(const Launch& launch, int32_t device, CUstream stream, Owned& ca
         captured.tensor = empty({launch.workspace_words}, aoti_torch_dtype_int64(), device);
         return zeros(captured.tensor, launch.workspace_words, stream);
     }
-    static std::map<std::pair<int32_t, CUstream>, char*> kept;
+    unsigned long long id = 0;
+    if (stream == CU_STREAM_PER_THREAD) check(CU(cuStreamGetId)(stream, &id), "cuStreamGetId");  // the handle is the same in all threads
+    static std::map<std::tuple<int32_t, CUstream, unsigned long long>, char*> kept;
     const std::lock_guard<std::mutex> guard(mutex);
-    char*& data = kept[{device, stream}];
+    char*& data = kept[{device, stream, id}];
     if (!data) {
         int64_t words = 0;
         for (int i = 0; i < launch_count; ++i) words = std::max(words, launches[i].workspace_words);
@@ -170,7 +168,7 @@ void check_input(const Launch& launch, AtenTensorHandle tensor, int input, int32
 AOTITorchError run(const std::vector<AtenTensorHandle>& inputs, bool log, int64_t number, AtenTensorHandle* out) {
     const bool known = number >= 0 && number < launch_count;
     if (!known || launches[number].log != log || launches[number].inputs != int(inputs.size()))
-        fail("launch " + std::to_string(number) + " is not in the package: its graph was traced elsewhere, before c_shims()");
+        fail("launch " + std::to_string(number) + " is not in the package; compile its graph by AOTInductor inside c_shims()");
     const Launch& launch = launches[number];
     int32_t device = 0;
     check(aoti_torch_get_device_index(inputs[0], &device), "aoti_torch_get_device_index");

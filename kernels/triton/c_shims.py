@@ -15,6 +15,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -95,29 +96,31 @@ def compiled_kernel(launch: dispatch.PreparedLaunch, inputs: tuple[torch.Tensor,
     return found
 
 
-_active: Shims | None = None
+_active: ContextVar[Shims | None] = ContextVar("_active", default=None)
+"""Of a thread, since Inductor's configuration is that of a thread too (torch 2.13)."""
 _one_at_a_time = threading.Lock()
-"""Held inside `c_shims()`: LIBRARY_PATH and Inductor's configuration belong to the process."""
+"""Held inside `c_shims()`: LIBRARY_PATH belongs to the process."""
 
 
 def active() -> Shims | None:
-    """The functions of the package that is being compiled inside `c_shims()`; None elsewhere."""
-    return _active
+    """The functions of the package that this thread compiles inside `c_shims()`; None elsewhere."""
+    return _active.get()
 
 
 @contextlib.contextmanager
 def c_shims(compiler: str | None = None) -> Iterator[None]:
-    """Packages that AOTInductor compiles inside the context have C functions.
+    """Packages that AOTInductor compiles in this thread inside the context have C functions.
 
     - Calls of softbench's Triton softmax and log-softmax with fixed sizes launch the kernels of eager calls if their tier is cluster, split
       or staged. Other calls, and calls on unaligned views, are compiled as without the context.
     - The package launches them on the current stream. A CUDA graph may capture it after a first call. For launches of tier split it keeps
       a workspace for each stream: 256 bytes for each program, at most as many as the largest launch has. Kernels and workspaces stay until
-      the process ends, also if the package is unloaded.
+      the process ends, also if the package is unloaded. So the first call on a stream must not allocate from a private memory pool.
     - `compiler`: the path of a C++ compiler; by default Inductor's.
 
     The functions are for the architecture of this machine's GPU. `aot_inductor.package_cpp_only` would leave them out. A context for one
-    package is enough, but several packages may be compiled in one. With ROCm, the context does nothing.
+    package is enough, but several packages may be compiled in one. `torch.compile` with `cpp_wrapper` must not run inside: its code would
+    call the functions too, and has no launches. With ROCm, the context does nothing.
 
     Raises:
         BuildError: there is no CUDA toolkit with headers, or the compiler fails.
@@ -131,13 +134,12 @@ def c_shims(compiler: str | None = None) -> Iterator[None]:
 
     from . import operator
 
-    global _active
     if not _one_at_a_time.acquire(blocking=False):
         raise RuntimeError("another c_shims() is open in this process; compile its packages first")
     try:
         with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
             name = f"softbench_{uuid.uuid4().hex[:16]}"  # Inductor names a linked library by its command, and may keep it
-            _active = Shims(Library(Path(folder), name, compiler or get_cpp_compiler()))
+            _active.set(Shims(Library(Path(folder), name, compiler or get_cpp_compiler())))
             functions = {rows: [declaration] for rows, declaration in operator.c_functions().items()}
             settings = {
                 "aot_inductor.custom_ops_to_c_shims": {**config.aot_inductor.custom_ops_to_c_shims, **functions},
@@ -146,7 +148,7 @@ def c_shims(compiler: str | None = None) -> Iterator[None]:
             with _library_path(folder), config.patch(settings):
                 yield
     finally:
-        _active = None
+        _active.set(None)
         _one_at_a_time.release()
 
 

@@ -238,6 +238,7 @@ def _define_rows(function: Function) -> None:
     for which, tensors, kernel in ((name, "Tensor x", forward), (f"{name}_backward", "Tensor dy, Tensor y", backward)):
         _library.define(f"{which}({tensors}, int launch) -> Tensor", tags=ROWS_TAGS)
         _library.impl(which, kernel, "CUDA")
+        _library.impl(which, torch.library.fallthrough_kernel, "AutogradCUDA")  # no formula: the result requires no gradient
         torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
 
 

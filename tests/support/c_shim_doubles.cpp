@@ -27,6 +27,7 @@ static bool capturing;
 static CUresult failure = CUDA_SUCCESS;  // of the next launch
 static AOTITorchError refusal = AOTI_TORCH_SUCCESS;  // of the next allocation
 static int module_loads;
+static unsigned long long thread;  // of the calls, which has a default stream of its own
 static bool context;  // whether one is current
 
 static Tensor* made(std::vector<int64_t> sizes, std::vector<int64_t> strides, uintptr_t odd = 0) {
@@ -34,6 +35,12 @@ static Tensor* made(std::vector<int64_t> sizes, std::vector<int64_t> strides, ui
     auto* tensor = new Tensor{sizes, strides, next_address + odd};
     alive.insert(tensor);
     return tensor;
+}
+
+static const softbench::Launch& launch_of(CUfunction function) {
+    const softbench::Launch* launch = softbench::launches;
+    while (launch->cubin != reinterpret_cast<const unsigned char*>(function)) ++launch;
+    return *launch;
 }
 
 extern "C" {
@@ -110,9 +117,9 @@ CUresult cuModuleLoadData(CUmodule* module, const void* image) {
     *module = reinterpret_cast<CUmodule>(const_cast<void*>(image));
     return std::memcmp(image, "\x7f" "ELF", 4) ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
 }
-CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char*) {
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
     *function = reinterpret_cast<CUfunction>(module);
-    return CUDA_SUCCESS;
+    return std::strcmp(launch_of(*function).kernel, name) ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction) {
     *value = 16;
@@ -126,8 +133,12 @@ CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* programs, CUfunction, 
     *programs = 3;
     return CUDA_SUCCESS;
 }
-CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute, CUdevice) {
-    *value = 233472;
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+    *value = attribute == CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR ? 233472 : 1;
+    return CUDA_SUCCESS;
+}
+CUresult cuStreamGetId(CUstream stream, unsigned long long* id) {
+    *id = stream == CU_STREAM_PER_THREAD ? thread : 0;
     return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
@@ -139,8 +150,7 @@ CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char byte, size_t bytes, 
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters, void** extra) {
-    const softbench::Launch* launch = softbench::launches;
-    while (launch->cubin != reinterpret_cast<const unsigned char*>(function)) ++launch;
+    const softbench::Launch* launch = &launch_of(function);
     const int operands = launch->inputs + 1 + (launch->workspace_words ? 2 : 0);
     std::printf("{\"kernel\": \"%s\", \"grid\": [%u, %u, %u], \"threads\": [%u, %u, %u], \"shared\": %u, \"stream\": %zu, \"operands\": [",
         launch->kernel, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX, config->blockDimY, config->blockDimZ,
@@ -220,6 +230,12 @@ extern "C" void run() {
     current_stream = CUstream(8);
     call_all("other stream");
     call_all("other device", {.device = 1});
+    current_stream = CU_STREAM_PER_THREAD;
+    for (const char* what : {"first thread", "second thread"}) {
+        ++thread;
+        call_all(what);
+    }
+    current_stream = CUstream(8);
     call_all("2 bytes off", {.odd = 2});
     call_all("8 bytes off", {.odd = 8});
     call_all("16 bytes off", {.odd = 16});

@@ -1,5 +1,6 @@
 """The C functions of packages: their table, and what they ask of torch and of CUDA's driver. Doubles stand in for both."""
 
+import ctypes
 import json
 import re
 import subprocess
@@ -146,20 +147,22 @@ def test_a_workspace_is_zeroed_once_for_each_stream_and_device(launches, seen):
     words = COUNTER_WORDS + launches[SPLIT][1].slots
     assert launches[SMALL][1].slots < launches[SPLIT][1].slots
     spaces = []
-    for case, stream, device in (("first", 0, 3), ("other stream", 8, 3), ("other device", 8, 4)):
+    streams = (("first", 0, 3), ("other stream", 8, 3), ("other device", 8, 4), ("first thread", 2, 3), ("second thread", 2, 3))
+    for case, stream, device in streams:
         zeroed, on = workspace_of(seen[case, SMALL])
         assert (zeroed["bytes"], zeroed["stream"], on) == (8 * words, stream, device)
         assert not any("set" in line for line in seen[case, SPLIT])
         assert only(seen[case, SPLIT], "kernel")["operands"][-2:] == [zeroed["set"], zeroed["set"] + 8 * COUNTER_WORDS]
         spaces.append(zeroed["set"])
-    assert len(set(spaces)) == 3
+    assert len(set(spaces)) == len(streams)
     assert only(seen["2 bytes off", SPLIT], "kernel")["operands"][3] == spaces[1]
     assert [only(seen["first", number], "inputs")["kept"] for number in range(4)] == [0, 1, 0, 0]
 
 
 @pytest.mark.parametrize("number", [SMALL, SPLIT])
 def test_a_captured_launch_has_a_workspace_of_its_own(number, launches, seen):
-    zeroed, _ = workspace_of(seen["captured", number])
+    zeroed, device = workspace_of(seen["captured", number])
+    assert device == 3
     assert zeroed["bytes"] == 8 * (COUNTER_WORDS + launches[number][1].slots)
     assert zeroed["set"] not in (only(seen[case, SMALL], "set")["set"] for case in ("first", "other stream"))
     assert only(seen["captured", number], "inputs")["kept"] == 0
@@ -202,7 +205,7 @@ def test_the_second_input_is_checked_too(what, seen):
 @each
 def test_another_dtype_or_function_raises_one_line(number, seen):
     assert "must have the dtype of the package" in only(seen["other dtype", number], "raised")["raised"]
-    refused = "softbench: launch {} is not in the package: its graph was traced elsewhere, before c_shims()"
+    refused = "softbench: launch {} is not in the package; compile its graph by AOTInductor inside c_shims()"
     for case in ("other function", "other direction"):
         assert only(seen[case, number], "raised")["raised"] == refused.format(number)
     for missing in (-1, len(LAUNCHES)):
@@ -230,6 +233,12 @@ def test_a_thread_without_a_context_gets_that_of_the_device(seen):
     assert not any("context" in line for line in seen["first", SMALL])
 
 
+def test_dtypes_have_torchs_numbers():
+    torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    names = {"float16": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16}
+    assert {dtype: getattr(torchs, f"aoti_torch_dtype_{name}")() for name, dtype in names.items()} == c_shim_library.DTYPES
+
+
 def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):
     with pytest.raises(BuildError, match="no-such-compiler does not start"):
         Library(tmp_path, "shims", "no-such-compiler")
@@ -243,8 +252,9 @@ def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):
         Library(tmp_path, "shims", packaging_compiler())
 
 
-def test_a_kernel_with_scratch_memory_is_refused(launches, tmp_path):
+@pytest.mark.parametrize("kind", ["global", "profile"])
+def test_a_kernel_with_scratch_memory_is_refused(kind, launches, tmp_path):
     given, launch, compiled = launches[STAGED]
-    asked = types.SimpleNamespace(**{**compiled.metadata._asdict(), "profile_scratch_size": 64})
+    asked = types.SimpleNamespace(**{**compiled.metadata._asdict(), f"{kind}_scratch_size": 64})
     with pytest.raises(BuildError, match=r"forward_staged needs scratch memory"):
         Library(tmp_path, "shims", packaging_compiler()).add(launch, types.SimpleNamespace(metadata=asked), given, False)

@@ -1,7 +1,10 @@
 """Packages of AOTInductor with C functions, as far as a machine without a GPU can show them: what is traced, and for which rows."""
 
+import contextlib
+import dataclasses
 import os
 import re
+import threading
 import types
 from pathlib import Path
 
@@ -53,8 +56,9 @@ class Recorder:
 @pytest.fixture
 def library(monkeypatch):
     recorder = Recorder()
+    shims = c_shims.Shims(recorder)
     monkeypatch.setattr(c_shims, "compiled_kernel", lambda launch, inputs: None)
-    monkeypatch.setattr(c_shims, "_active", c_shims.Shims(recorder))
+    monkeypatch.setattr(c_shims, "active", lambda: shims)
     with V.set_aot_compilation(True):
         yield recorder
 
@@ -203,6 +207,39 @@ def test_packages_are_compiled_in_one_context_at_a_time(no_library, monkeypatch)
     assert "LIBRARY_PATH" not in os.environ
     with c_shims.c_shims("g++"):
         assert c_shims.active()._library[1] != names[0]  # Inductor may keep what was linked with the first one
+
+
+def test_other_threads_compile_without_functions(no_library):
+    """Inductor's configuration is that of a thread, so such a package would call Python."""
+    found = []
+    with c_shims.c_shims("g++"):
+        thread = threading.Thread(target=lambda: found.append(c_shims.active()))
+        thread.start()
+        thread.join()
+        assert c_shims.active() is not None
+    assert found == [None]
+
+
+@pytest.mark.parametrize("inputs", [1, 2])
+def test_a_kernel_is_compiled_for_its_tensors_and_arguments(inputs, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    given = (fake(5, 1_000_000),) * inputs
+    launch = static_launch(given)
+    kernel = types.SimpleNamespace(warmup=lambda *operands, **options: asked.append((operands, options)))
+    c_shims.compiled_kernel(dataclasses.replace(launch, kernel=kernel), given)
+    tensors = [torch.bfloat16] * (inputs + 1) + [torch.int64] * 2  # the result, and the workspace's counter and slots
+    assert asked == [((*tensors, *launch.arguments, None), {"grid": (launch.programs,), **launch.options})]
+
+
+def test_results_of_operators_on_rows_are_contiguous_and_need_no_gradient():
+    for declared in operator.c_functions():
+        assert torch.Tag.needs_exact_strides in declared.tags  # or Inductor pads the rows of a package's launch
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(declared.name(), "AutogradCUDA")
+    wide, trained = fake(24, 65_544).narrow(1, 0, 65_536), fake(24, 65_536).requires_grad_()
+    for x in (wide, trained):
+        for y in (OPERATORS.triton_softmax_rows(x, -1), OPERATORS.triton_log_softmax_rows_backward(x, x, -1)):
+            assert (y.shape, y.stride(), y.requires_grad) == ((24, 65_536), (65_536, 1), False)
 
 
 def test_rocm_has_no_c_functions(no_library, monkeypatch):

@@ -108,6 +108,49 @@ def order(ptx):
     return kept[kept.index("copy") : first], kept[first + 1 : second], kept[second + 1 :]
 
 
+def flow(ir):
+    """Of each result of the kernel's LLVM code: its inline assembly, if any, and all results that it depends on."""
+    assembly, operands = {}, {}
+    body = ir[ir.index("define ") :]
+    for line in body[: body.index("\n}")].splitlines():
+        if not (match := re.match(r"\s*(%[\w.]+) = (.*)", line)):
+            continue
+        name, right = match.groups()
+        if written := re.search(r'asm (?:sideeffect )?"([^"]*)"', right):
+            assembly[name], right = written[1], right[written.end() :]
+        operands[name] = re.findall(r"%[\w.]+", right)
+    origins = {}
+    for name in assembly:
+        origins[name], left = set(), [*operands[name]]
+        while left:
+            if (one := left.pop()) not in origins[name]:
+                origins[name].add(one)
+                left += operands.get(one, [])
+    return assembly, origins
+
+
+@pytest.mark.parametrize(("N", "dtype", "backward"), sampled(SHAPES, lambda N, dtype, backward: (N, dtype) in USUAL))
+@pytest.mark.parametrize("address", [0, 1], ids=["aligned", "unaligned"])
+def test_accesses_depend_on_what_must_come_before(N, dtype, backward, address):
+    """A compiler may exchange pure assembly that does not depend on each other, even if this one keeps the order."""
+    found = compiled(launch_of(N, dtype, backward), dtype, backward, address=address * dtype.itemsize)
+    assembly, origins = flow(found.asm["llir"])
+
+    def those(*words, without=()):
+        return {name for name, text in assembly.items() if any(map(text.count, words)) and not any(map(text.count, without))}
+
+    (wait,), (barrier,) = those("wait_all"), those("bar.sync", without=("wait_all",))
+    copies, vectors = those("cp.async.cg") | (those("ld.global") & those("st.shared")), those("ld.shared.v4")
+    reads, writes = those("ld.shared", without=("v4", "st.")), those("st.shared", without=("ld.global",))
+    first = {name for name in reads if barrier not in origins[name]}
+    assert copies and writes and first
+    assert copies <= origins[wait]
+    assert all(wait in origins[name] for name in first)
+    assert all(origins[name] & first for name in writes)
+    assert writes <= origins[barrier]
+    assert all(barrier in origins[name] for name in vectors)
+
+
 @pytest.mark.parametrize(("N", "dtype", "backward"), sampled(SHAPES, lambda N, dtype, backward: N == 36))
 def test_the_order_of_accesses_is_that_of_the_eager_kernel(N, dtype, backward):
     how = launch_of(N, dtype, backward)
