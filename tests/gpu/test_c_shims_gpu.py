@@ -16,6 +16,8 @@ from softbench.core.toolchain import packaging_compiler
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 TRACED = (37, 300)
+APART = (24, 65_536)
+"""Rows that are eight elements further apart than they are long."""
 OPERATORS = torch.ops.softbench
 EAGER = {
     "triton_softmax": dispatch.softmax.forward,
@@ -34,6 +36,7 @@ CASES = [
         (128, 262144, torch.bfloat16),
         (262144, 100, torch.bfloat16),
         (300, 70_001, torch.float32),
+        (*APART, torch.bfloat16),
         (*TRACED, torch.float32),
     ]
     for operator in EAGER
@@ -52,7 +55,14 @@ class Every(torch.nn.Module):
 
 
 def inputs_of(operator, M, N, dtype):
-    return [randn(M, N, dtype=dtype) for _ in range(2 if operator.endswith("backward") else 1)]
+    width = N + 8 * ((M, N) == APART)
+    return [randn(M, width, dtype=dtype).narrow(1, 0, N) for _ in range(2 if operator.endswith("backward") else 1)]
+
+
+def copied(tensor, offset=0, device=None):
+    """A copy with the same strides, `offset` elements from an aligned address."""
+    memory = torch.empty(tensor.shape[0] * tensor.stride(0) + offset, dtype=tensor.dtype, device=device or tensor.device)
+    return memory[offset:].as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
 def all_inputs():
@@ -113,8 +123,8 @@ def test_packages_launch_the_kernels_of_eager_calls(every):
 
 
 def test_packages_run_on_other_streams_and_take_odd_addresses(every):
-    odd = [torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device="cuda")[1:].view(tensor.shape).normal_() for tensor in all_inputs()]
-    want = expected([tensor.clone() for tensor in odd])
+    inputs = all_inputs()
+    odd, want = [copied(tensor, 1) for tensor in inputs], expected(inputs)
     streams = [torch.cuda.Stream() for _ in range(3)]
     torch.cuda.synchronize()
     got = []
@@ -139,6 +149,16 @@ def test_a_cuda_graph_replays_a_package_on_fresh_input(every):
         for tensor in inputs:
             tensor.normal_()
         graph.replay()
+        same(results, expected(inputs))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_a_package_runs_on_another_gpu(path):
+    inputs = [copied(tensor, device="cuda:1") for tensor in all_inputs()]
+    call = torch._inductor.aoti_load_package(path, device_index=1)
+    for _ in range(2):
+        results = call(*inputs)
+        assert {result.device.index for result in results} == {1}
         same(results, expected(inputs))
 
 
