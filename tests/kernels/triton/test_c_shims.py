@@ -232,7 +232,7 @@ def test_a_kernel_is_compiled_for_its_tensors_and_arguments(inputs, monkeypatch)
     assert asked == [((*tensors, *launch.arguments, None), {"grid": (launch.programs,), **launch.options})]
 
 
-def test_results_of_operators_on_rows_are_contiguous_and_need_no_gradient():
+def test_operators_on_rows_give_contiguous_results_without_gradients():
     for declared in operator.c_functions():
         assert torch.Tag.needs_exact_strides in declared.tags  # or Inductor pads the rows of a package's launch
         assert torch._C._dispatch_has_kernel_for_dispatch_key(declared.name(), "AutogradCUDA")
