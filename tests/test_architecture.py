@@ -140,8 +140,11 @@ def test_help_takes_at_most_a_fifth_of_a_second():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)  # CPU time: other processes on the machine do not count
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
+    if any(seconds("-m", "softbench", "--help") <= 0.2 for _ in range(20)):
+        return
     # Other processes on a core's second thread double the CPU time, also that of importing Typer, which takes .07 s without them.
-    assert any(seconds("-m", "softbench", "--help") <= max(0.2, 2.5 * seconds("-c", "import typer.main")) for _ in range(20))
+    helps, imports = zip(*((seconds("-m", "softbench", "--help"), seconds("-c", "import typer.main")) for _ in range(10)), strict=True)
+    assert min(helps) <= 2.5 * min(imports)
 
 
 def test_no_module_is_longer_than_310_lines():

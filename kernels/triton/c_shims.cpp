@@ -168,7 +168,7 @@ void check_input(const Launch& launch, AtenTensorHandle tensor, int input, int32
 AOTITorchError run(const std::vector<AtenTensorHandle>& inputs, bool log, int64_t number, AtenTensorHandle* out) {
     const bool known = number >= 0 && number < launch_count;
     if (!known || launches[number].log != log || launches[number].inputs != int(inputs.size()))
-        fail("launch " + std::to_string(number) + " is not in the package; compile its graph by AOTInductor inside c_shims()");
+        fail("launch " + std::to_string(number) + " is not in the package; compile the graph by AOTInductor inside c_shims()");
     const Launch& launch = launches[number];
     int32_t device = 0;
     check(aoti_torch_get_device_index(inputs[0], &device), "aoti_torch_get_device_index");

@@ -119,8 +119,8 @@ def c_shims(compiler: str | None = None) -> Iterator[None]:
     - `compiler`: the path of a C++ compiler; by default Inductor's.
 
     The functions are for the architecture of this machine's GPU. `aot_inductor.package_cpp_only` would leave them out. A context for one
-    package is enough, but several packages may be compiled in one. `torch.compile` with `cpp_wrapper` must not run inside: its code would
-    call the functions too, and has no launches. With ROCm, the context does nothing.
+    package is enough, but several packages may be compiled in one. `torch.compile` with `cpp_wrapper` must not run inside: Inductor
+    would call the functions there too, but the library has no launches for such a graph. With ROCm, the context does nothing.
 
     Raises:
         BuildError: there is no CUDA toolkit with headers, or the compiler fails.

@@ -361,5 +361,5 @@ def test_each_operator_has_a_slot_and_torchs_schema():
         assert [argument.name for argument in arguments].index("dim") == one.tensors
 
 
-def test_softbench_has_it():
+def test_softbench_has_use_and_enable():
     assert softbench.use is use and softbench.enable is override.enable

@@ -205,7 +205,7 @@ def test_the_second_input_is_checked_too(what, seen):
 @each
 def test_another_dtype_or_function_raises_one_line(number, seen):
     assert "must have the dtype of the package" in only(seen["other dtype", number], "raised")["raised"]
-    refused = "softbench: launch {} is not in the package; compile its graph by AOTInductor inside c_shims()"
+    refused = "softbench: launch {} is not in the package; compile the graph by AOTInductor inside c_shims()"
     for case in ("other function", "other direction"):
         assert only(seen[case, number], "raised")["raised"] == refused.format(number)
     for missing in (-1, len(LAUNCHES)):

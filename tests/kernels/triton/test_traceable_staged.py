@@ -26,9 +26,8 @@ SHAPES = [
     *((N, HALF, backward) for N in (13, 90) for backward in (False, True)),
     *((N, SINGLE, backward) for N in (3, 33, 77, 197) for backward in (False, True)),
 ]
-
-
 USUAL = [(77, BFLOAT), (197, SINGLE)]
+"""Columns and dtypes that tests have by default."""
 
 
 def launch_of(N, dtype, backward, log=False):
