@@ -28,6 +28,7 @@ from .packed_io import edge_columns, load_tiles, output_pointers, padding, round
 from .smem_tiles import accumulate_smem, copy_to_smem, write_smem
 from .softmax_ops import (
     MINUS_INFINITY,
+    accumulate_online,
     barrier_zero,
     exp_fast,
     finite_or_zero,
@@ -219,7 +220,7 @@ def forward_split(
     WIDE: tl.constexpr = OUT != DTYPE
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     WORDS: tl.constexpr = 2 if WIDE else 4
-    CACHED: tl.constexpr = TILES * WORDS <= 8
+    CACHED: tl.constexpr = TILES * WORDS <= 8 and SMEM_TILES == 0
     IN_SMEM: tl.constexpr = SMEM_TILES * 4 // WORDS  # of tiles of WORDS words
     row_number = staggered_start(tl.program_id(0) // ctas, stagger_rows, stagger_cycles)
     rank = tl.program_id(0) % ctas
@@ -243,14 +244,17 @@ def forward_split(
         tag = launch_tag(counter, THREADS)
         row_slots = slots + row_number.to(tl.int64) * (MAX_CTAS * SLOT_WORDS)
         prefetch_slot(row_slots + rank * SLOT_WORDS)
-    if CACHED:
+    if SMEM_TILES > 0:  # their copies were issued first
+        issued = barrier_zero(N)
+        m, s = accumulate_smem(smem, end, start + TILES * THREADS, issued, scale, IN_SMEM, THREADS, WORDS, DTYPE)
+        x = rematerialize(x, issued)
+        m, s = accumulate_online(m, s, x, scale, DTYPE)
+    elif CACHED:
         thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
+        m, s = thread_max, thread_sum
     else:
         x = rematerialize(x, barrier_zero(N))
-        thread_max, thread_sum = init_partial_online(x, scale, DTYPE)
-    m, s = thread_max, thread_sum
-    if SMEM_TILES > 0:
-        m, s = accumulate_smem(m, s, scale, smem, end, start + TILES * THREADS, IN_SMEM, THREADS, WORDS, DTYPE)
+        m, s = init_partial_online(x, scale, DTYPE)
     if READ_TWICE:
         for i in range(extra_tiles):
             at = start + (TILES + IN_SMEM + i) * THREADS

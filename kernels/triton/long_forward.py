@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors
+from .launch_plan import Plan, Problem, chunk_vectors
 
 Layout = tuple[int, int, int]
 """Words of a vector, its elements, and the bytes of the boundary from which a row's vectors are counted."""
@@ -15,8 +15,8 @@ TILES, SMEM_TILES, THREADS = 8, 11, 256
 
 
 def register_tiles(problem: Problem) -> int:
-    """The most tiles of a program in registers. With 8, ptxas spills 8 bytes of aligned float32 rows for sm_100."""
-    return TILES - (not problem.hopper and problem.element_size == 4 and problem.alignment == VECTOR_BYTES)
+    """The most tiles of a program in registers. With 8, ptxas spills 8 bytes of float32 rows for sm_100."""
+    return TILES - (not problem.hopper and problem.element_size == 4)
 
 
 def fewest_programs_plan(problem: Problem, layout: Layout, vectors: int) -> Plan:

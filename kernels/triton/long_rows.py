@@ -9,13 +9,11 @@ from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_pr
 from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs_plan, programs_plan, register_tiles
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
-# With MOST_TILES ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
-MOST_TILES = Plan("split", 12, 128, warps=4, registers=128, smem_tiles=10)
-NO_SPILLS = {
-    2: Plan("split", 8, 128, warps=4, registers=128, smem_tiles=11),
-    4: Plan("split", 10, 128, warps=4, registers=128, smem_tiles=11),
-}
-"""By element size."""
+# With LARGEST_GRADIENT ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
+GRADIENT, FLOAT32_GRADIENT, LARGEST_GRADIENT = (
+    Plan("split", tiles, 128, warps=4, registers=128, smem_tiles=smem_tiles) for tiles, smem_tiles in ((8, 11), (10, 11), (12, 10))
+)
+"""Programs of a split gradient: the tiles of each input that they hold at most. An SM holds four."""
 CTAS = 16
 CLUSTER_GRADIENT = CTAS * 256 * 10
 """Vectors of a row of one input. Up to here `_split_gradient` leaves a row to other plans."""
@@ -95,8 +93,10 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
     most = 11 if not half or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
     if half and tiles == most == 11 and few and programs > 2.5:  # four programs an SM
         return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
-    if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (6 if half else 4):  # two programs an SM
+    if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (4.8 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
+    if half and 2 * most < tiles <= 26 and few and problem.M >= 64:  # two programs an SM; with half the tiles ptxas would spill
+        return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS)
     return None
 
 
@@ -113,20 +113,29 @@ def _on_a_pair(problem: Problem, layout: tuple[int, int, int], vectors: int) -> 
 
 
 def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """Four programs an SM, which hold at most 304 to 352 KiB in registers and shared memory.
+    """Four programs an SM.
 
-    Fewer programs of a row exchange faster, so a row has the fewest that hold it. If all rows run at once, it has its share of the device.
+    If all rows run at once, a row has its share of the device. Otherwise it has the fewest programs that hold it: fewer exchange faster.
+    If the rows are also unaligned, the programs are not the largest.
     """
-    spills = not problem.hopper or (problem.element_size == 4 and problem.alignment == VECTOR_BYTES)
-    program = NO_SPILLS[problem.element_size] if spills else MOST_TILES
+    aligned = problem.alignment == VECTOR_BYTES
+    smaller = FLOAT32_GRADIENT if problem.element_size == 4 else GRADIENT
+    program = smaller if not problem.hopper or (problem.element_size == 4 and aligned) else LARGEST_GRADIENT  # else ptxas spills
     resident = problem.sms * resident_programs(program.threads, program.registers, 2 * program.smem_tiles)
-    capacity = program.threads * (program.tiles + program.smem_tiles)
-    fewest = math.ceil(vectors / capacity)
+    if not aligned and problem.M * _fewest_programs(program, vectors) > resident:
+        program = smaller
+    fewest = _fewest_programs(program, vectors)
     if vectors <= CLUSTER_GRADIENT or fewest > min(MAX_SPLIT_CTAS, resident) or 2 * problem.M * fewest < resident:
         return None
     ctas = min(max(fewest, resident // problem.M), MAX_SPLIT_CTAS)
-    ctas += chunk_vectors(vectors, ctas) > capacity  # chunks are whole lines
     smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles
-    if not 1 <= smem_tiles <= program.smem_tiles or ctas > min(MAX_SPLIT_CTAS, resident):
+    if not 1 <= smem_tiles <= program.smem_tiles:
         return None
     return replace(program, vector_elements=layout[1], base_alignment=layout[2], split_ctas=ctas, smem_tiles=smem_tiles)
+
+
+def _fewest_programs(program: Plan, vectors: int) -> int:
+    """How many such programs hold a row of so many vectors."""
+    capacity = program.threads * (program.tiles + program.smem_tiles)
+    ctas = math.ceil(vectors / capacity)
+    return ctas + (chunk_vectors(vectors, ctas) > capacity)  # chunks are whole lines

@@ -57,7 +57,6 @@ def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.conste
     """
     smem = allocate_smem(SMEM_TILES * THREADS * 16)
     begin_copy(smem, words, end, start, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
-    tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     return smem
 
 
@@ -69,7 +68,6 @@ def copy_pair_to_smem(
     smem = allocate_smem(2 * SMEM_TILES * THREADS * 16)
     begin_copy(smem, dy_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2)
     begin_copy(smem + SMEM_TILES * THREADS * 16, y_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2)
-    tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     return smem
 
 
@@ -84,7 +82,7 @@ def allocate_smem(BYTES: tl.constexpr):
 
 @triton.jit
 def begin_copy(smem, words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
-    """Issues the copies of `copy_to_smem` to the address `smem`. What lies behind `end` becomes zeros."""
+    """Issues the copies of `copy_to_smem` to the address `smem`, each tile as a group. What lies behind `end` becomes zeros."""
     COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
     COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
     t = tl.arange(0, THREADS)[None, :]
@@ -101,6 +99,13 @@ def begin_copy(smem, words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.co
             size = tl.minimum(tl.maximum(left - h * THREADS * 2, 0), 2) * 8
         inputs = [at + h * THREADS * 16, address + h * THREADS * 16, size]
         tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def wait_for_copies(smem, LATER: tl.constexpr):
+    """Waits until all but the last LATER groups of the thread's own copies are in shared memory."""
+    tl.inline_asm_elementwise(f"cp.async.wait_group {LATER}; mov.b32 $0, $1;", "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -142,17 +147,24 @@ def word_exp_sum(words, base, scale, DTYPE: tl.constexpr):
 
 @triton.jit
 def accumulate_smem(
-    maximum, total, scale, smem, end, start,
+    smem, end, start, zero, scale,
     TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Each thread's (max, sum), (R, THREADS), with the TILES tiles in shared memory, whose vectors have WORDS words.
+    """Each thread's (max, sum), (1, THREADS), of the TILES tiles in shared memory, whose vectors have WORDS words.
 
-    Waits for their copies, and is a barrier of the CTA, so that a thread may read what another one has copied. The zero of the barrier
-    keeps the compiler from holding what the copies have computed, such as a predicate a tile.
+    Waits for the copies of one tile at a time. A thread reads vectors of two words that another thread has copied. So with two words it
+    waits for all copies, and for the CTA. `zero` is of a barrier after `copy_to_smem`: with it, the compiler keeps nothing that the
+    copies have computed, such as a predicate a tile.
     """
-    tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
-    left = ((end | barrier_zero(smem)) - start)[:, None] - tl.arange(0, THREADS)[None, :]
+    if WORDS == 2:
+        tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+        zero = barrier_zero(smem)
+    left = ((end | zero) - start)[:, None] - tl.arange(0, THREADS)[None, :]
+    maximum = tl.full((1, THREADS), -float("inf"), tl.float32)
+    total = tl.zeros((1, THREADS), tl.float32)
     for h in tl.static_range(TILES):
+        if WORDS == 4:
+            wait_for_copies(smem, TILES - 1 - h)
         w, _inside = read_tile(smem, left, h, THREADS, WORDS, DTYPE)
         m = tl.maximum(word_max(w[0], DTYPE), word_max(w[1], DTYPE))
         if WORDS == 4:
@@ -162,8 +174,9 @@ def accumulate_smem(
         s = word_exp_sum(w[0], b, scale, DTYPE) + word_exp_sum(w[1], b, scale, DTYPE)
         if WORDS == 4:
             s += word_exp_sum(w[2], b, scale, DTYPE) + word_exp_sum(w[3], b, scale, DTYPE)
-        total = total * exp_fast(maximum - b, scale) + s
-        maximum = m
+        if h > 0:
+            s += total * exp_fast(maximum - b, scale)
+        maximum, total = m, s
     return maximum, total
 
 
@@ -236,7 +249,7 @@ def word_dot(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
 def smem_dots(smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr):
     """Each thread's sum of `dot_terms`, (1, THREADS), over the TILES tiles of both tensors in shared memory (`copy_pair_to_smem`).
 
-    Waits for their copies. As in `accumulate_smem`, it is a barrier of the CTA.
+    Waits for all copies. It is a barrier of the CTA, so that the compiler keeps nothing that the copies have computed.
     """
     tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16

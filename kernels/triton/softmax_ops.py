@@ -161,7 +161,13 @@ def init_partial_online(tiles, scale, DTYPE: tl.constexpr):
     """Each thread's (max, sum), (R, THREADS), tile by tile in the order in which the tiles arrive."""
     m = tile_max(tiles[0], DTYPE)
     s = tile_exp_sum(tiles[0], finite_or_zero(m)[:, :, None], scale, DTYPE)
-    for p in tl.static_range(1, len(tiles)):
+    return accumulate_online(m, s, tiles[1:], scale, DTYPE)
+
+
+@triton.jit
+def accumulate_online(m, s, tiles, scale, DTYPE: tl.constexpr):
+    """Each thread's (max, sum) together with the elements of the tiles, tile by tile."""
+    for p in tl.static_range(len(tiles)):
         n = tl.maximum(m, tile_max(tiles[p], DTYPE))
         base = finite_or_zero(n)
         s = s * exp_fast(m - base, scale) + tile_exp_sum(tiles[p], base[:, :, None], scale, DTYPE)

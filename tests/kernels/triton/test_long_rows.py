@@ -15,11 +15,14 @@ def problem(backward, rows, columns, size, alignment=16, **fields):
 @pytest.mark.parametrize(
     ("rows", "columns", "size", "alignment", "ctas", "tiles"),
     [
-        (30, 1026246, 4, 8, 92, (12, 10)),
-        (23, 799748, 2, 8, 36, (12, 10)),
+        (30, 1026246, 4, 8, 96, (10, 11)),
+        (23, 799748, 2, 8, 42, (8, 11)),
+        (23, 799744, 2, 16, 36, (12, 10)),
         (93, 414696, 4, 16, 39, (10, 11)),
         (87, 254848, 4, 16, 24, (10, 11)),
         (5, 1046460, 4, 16, 105, (10, 10)),
+        (12, 850432, 2, 16, 44, (12, 7)),
+        (12, 407567, 4, 4, 44, (12, 7)),
     ],
 )
 def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignment, ctas, tiles):
@@ -49,6 +52,14 @@ def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignme
         (problem(False, 24, 997207, 2, 2), "split", 256, 8),
         (problem(False, 71, 413824, 2), "cluster", 256, 13),
         (problem(False, 128, 524288, 2), "cluster", 512, 8),
+        (problem(False, 40, 666752, 2), "cluster", 512, 11),
+        (problem(False, 39, 666752, 2), "split", 256, 8),
+        (problem(False, 64, 817928, 2), "cluster", 256, 25),
+        (problem(False, 63, 817928, 2), "split", 256, 8),
+        (problem(False, 100, 851968, 2), "cluster", 256, 26),
+        (problem(False, 100, 851976, 2), "split", 256, 8),
+        (problem(False, 150, 700001, 2, 2), "cluster", 256, 22),
+        (problem(False, 150, 650001, 2, 2), "cluster", 512, 10),
         (problem(False, 15, 736741, 2, 2), "split", 128, 16),
         (problem(False, 768, 20768, 2), "cluster", 128, 11),
         (problem(False, 1400, 25600, 2), "cluster", 128, 13),
@@ -74,10 +85,10 @@ def test_few_rows_run_at_once(given, ctas):
 @pytest.mark.parametrize(
     ("given", "ctas"),
     [
-        (problem(False, 176, 845504, 2), 22),
+        (problem(False, 176, 860000, 2), 23),
         (problem(False, 115, 733120, 4), 38),
         (problem(False, 83, 1037312, 2), 27),
-        (problem(False, 44, 600000, 2), 16),
+        (problem(False, 39, 600000, 2), 16),
         (problem(False, 30, 1026246, 4, 8), 53),
     ],
 )
@@ -115,8 +126,9 @@ def test_one_row_has_no_more_programs_than_run_at_once(monkeypatch, tmp_path):
 
 
 def test_long_forwards_after_hopper_have_a_tile_less():
-    """ptxas spills 8 bytes of aligned float32 rows for sm_100 with 8 tiles in registers and 9 to 11 in shared memory."""
-    plans = [heuristics.choose(problem(False, rows, 400000, 4, hopper=False)) for rows in (30, 90, 400)]
+    """ptxas spills 8 bytes of float32 rows for sm_100 with 8 tiles in registers and 9 to 11 in shared memory."""
+    shapes = [(rows, columns) for rows in (30, 90, 400) for columns in (400000, 400002)]
+    plans = [heuristics.choose(problem(False, *shape, 4, 16 - 8 * (shape[1] % 4 > 0), hopper=False)) for shape in shapes]
     assert {plan.tiles for plan in plans if plan.smem_tiles > 8} == {7}
 
 
