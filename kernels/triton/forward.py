@@ -244,7 +244,7 @@ def forward_split(
         tag = launch_tag(counter, THREADS)
         row_slots = slots + row_number.to(tl.int64) * (MAX_CTAS * SLOT_WORDS)
         prefetch_slot(row_slots + rank * SLOT_WORDS)
-    if SMEM_TILES > 0:  # their copies were issued first
+    if SMEM_TILES > 0:  # first the tiles whose copies were issued before the loads
         issued = barrier_zero(N)
         m, s = accumulate_smem(smem, end, start + TILES * THREADS, issued, scale, IN_SMEM, THREADS, WORDS, DTYPE)
         x = rematerialize(x, issued)

@@ -22,9 +22,7 @@ def register_tiles(problem: Problem) -> int:
 def fewest_programs_plan(problem: Problem, layout: Layout, vectors: int) -> Plan:
     """The plan with the fewest programs that hold a row of so many vectors."""
     capacity = THREADS * (register_tiles(problem) + SMEM_TILES)
-    ctas = math.ceil(vectors / capacity)
-    ctas += chunk_vectors(vectors, ctas) > capacity  # chunks are whole lines
-    return programs_plan(problem, layout, vectors, ctas)
+    return programs_plan(problem, layout, vectors, math.ceil(vectors / capacity))
 
 
 def programs_plan(problem: Problem, layout: Layout, vectors: int, ctas: int) -> Plan:

@@ -9,7 +9,8 @@ from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_pr
 from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs_plan, programs_plan, register_tiles
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
-# With LARGEST_GRADIENT ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100.
+# With LARGEST_GRADIENT ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100. With FLOAT32_GRADIENT, ptxas of
+# Triton 3.9 spills 8 bytes of unaligned rows; that of 3.6 does not for sm_90.
 GRADIENT, FLOAT32_GRADIENT, LARGEST_GRADIENT = (
     Plan("split", tiles, 128, warps=4, registers=128, smem_tiles=smem_tiles) for tiles, smem_tiles in ((8, 11), (10, 11), (12, 10))
 )
@@ -30,9 +31,9 @@ FEW_SMEM_TILES = 5
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
-    """The plan of long rows that fill the device, where one kind of plan was the fastest for all that were measured; else None.
+    """The plan of long rows that fill the device, where one kind of plan was the fastest for most that were measured; else None.
 
-    Measurements: docs/kernels/notes-triton.md, from Gradients of long rows in shared memory to Fewest programs for forwards.
+    Measurements: docs/kernels/notes-triton.md, from Gradients of long rows in shared memory to Gradients of more than one wave.
     """
     if not problem.clusters or not problem.congruent or problem.element_size == 8 or problem.wide:
         return None
@@ -76,7 +77,7 @@ def waves(problem: Problem, plan: Plan) -> float:
 
 
 def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """The plan of a row that the registers of 16 programs hold. These rules were measured with two rows an SM or few more."""
+    """The plan of a row that the registers of 16 programs hold. `few`: more rows were not measured with most of these rules."""
     chunk, half = chunk_vectors(vectors, CTAS), problem.element_size == 2
     few = problem.M <= (2.25 if half else 2) * problem.sms
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
@@ -88,14 +89,14 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
     if problem.backward:  # where ptxas spills nothing with 128 registers
         fits = tiles in (10, 11, 12) and few and problem.M >= CTAS
         return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS) if fits else None
-    if half and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM, where two of 512 threads hold less
+    if half and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM; two of 512 threads hold less
         return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=CTAS)
     most = 11 if not half or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
     if half and tiles == most == 11 and few and programs > 2.5:  # four programs an SM
         return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
     if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (4.8 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
-    if half and 2 * most < tiles <= 26 and few and problem.M >= 64:  # two programs an SM; with half the tiles ptxas would spill
+    if half and 2 * most < tiles <= 26 and few and programs >= 7.75:  # two programs an SM; ptxas spills programs of 512 threads
         return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS)
     return None
 
@@ -113,19 +114,20 @@ def _on_a_pair(problem: Problem, layout: tuple[int, int, int], vectors: int) -> 
 
 
 def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """Four programs an SM.
+    """Programs of which an SM holds four. If all rows run at once, each has an equal part of all programs.
 
-    If all rows run at once, a row has its share of the device. Otherwise it has the fewest programs that hold it: fewer exchange faster.
-    If the rows are also unaligned, the programs are not the largest.
+    Otherwise a row has the fewest programs that hold it, which exchange faster. Unaligned rows that do not run at once have programs of
+    GRADIENT or FLOAT32_GRADIENT, which were faster. So have all rows for which ptxas spills registers of LARGEST_GRADIENT.
     """
     aligned = problem.alignment == VECTOR_BYTES
     smaller = FLOAT32_GRADIENT if problem.element_size == 4 else GRADIENT
     program = smaller if not problem.hopper or (problem.element_size == 4 and aligned) else LARGEST_GRADIENT  # else ptxas spills
     resident = problem.sms * resident_programs(program.threads, program.registers, 2 * program.smem_tiles)
-    if not aligned and problem.M * _fewest_programs(program, vectors) > resident:
+    most = min(MAX_SPLIT_CTAS, resident)
+    if not aligned and resident < problem.M * _fewest_programs(program, vectors) and _fewest_programs(smaller, vectors) <= most:
         program = smaller
     fewest = _fewest_programs(program, vectors)
-    if vectors <= CLUSTER_GRADIENT or fewest > min(MAX_SPLIT_CTAS, resident) or 2 * problem.M * fewest < resident:
+    if vectors <= CLUSTER_GRADIENT or fewest > most or 2 * problem.M * fewest < resident:
         return None
     ctas = min(max(fewest, resident // problem.M), MAX_SPLIT_CTAS)
     smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles
@@ -135,7 +137,5 @@ def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int
 
 
 def _fewest_programs(program: Plan, vectors: int) -> int:
-    """How many such programs hold a row of so many vectors."""
-    capacity = program.threads * (program.tiles + program.smem_tiles)
-    ctas = math.ceil(vectors / capacity)
-    return ctas + (chunk_vectors(vectors, ctas) > capacity)  # chunks are whole lines
+    """How many such programs hold a row of so many vectors. What one holds is whole lines, so chunks in whole lines fit too."""
+    return math.ceil(vectors / (program.threads * (program.tiles + program.smem_tiles)))

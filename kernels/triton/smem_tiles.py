@@ -51,12 +51,12 @@ STORE_8 = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $4, 0; @p st.global.v2.b3
 
 @triton.jit
 def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
-    """Begins to copy SMEM_TILES tiles of 16-byte vectors, from vector `start` on. Returns their address in shared memory.
+    """Begins to copy SMEM_TILES tiles, from `start` on. Each thread copies 16 bytes of each. Returns their address in shared memory.
 
     `end` and `start` count vectors of WORDS words, and `start` is not below the row's first vector. With two words it is even.
     """
     smem = allocate_smem(SMEM_TILES * THREADS * 16)
-    begin_copy(smem, words, end, start, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2)
+    begin_copy(smem, words, end, start, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2, True)
     return smem
 
 
@@ -66,8 +66,9 @@ def copy_pair_to_smem(
 ):  # fmt: skip
     """As `copy_to_smem`, of two tensors with vectors of four words. The tiles of y are behind those of dy."""
     smem = allocate_smem(2 * SMEM_TILES * THREADS * 16)
-    begin_copy(smem, dy_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2)
-    begin_copy(smem + SMEM_TILES * THREADS * 16, y_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2)
+    begin_copy(smem, dy_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2, False)
+    begin_copy(smem + SMEM_TILES * THREADS * 16, y_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2, False)
+    tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     return smem
 
 
@@ -81,8 +82,11 @@ def allocate_smem(BYTES: tl.constexpr):
 
 
 @triton.jit
-def begin_copy(smem, words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
-    """Issues the copies of `copy_to_smem` to the address `smem`, each tile as a group. What lies behind `end` becomes zeros."""
+def begin_copy(
+    smem, words, end, start,
+    SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Issues the copies of `copy_to_smem` to the address `smem`. What lies behind `end` becomes zeros. GROUPS: each tile is a group."""
     COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
     COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
     t = tl.arange(0, THREADS)[None, :]
@@ -99,12 +103,16 @@ def begin_copy(smem, words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.co
             size = tl.minimum(tl.maximum(left - h * THREADS * 2, 0), 2) * 8
         inputs = [at + h * THREADS * 16, address + h * THREADS * 16, size]
         tl.inline_asm_elementwise(COPY_ASM, "=r,r,l,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
-        tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
+        if GROUPS:
+            tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def wait_for_copies(smem, LATER: tl.constexpr):
-    """Waits until all but the last LATER groups of the thread's own copies are in shared memory."""
+    """Waits until all but the last LATER groups of the thread's own copies are in shared memory. It does not wait for other threads.
+
+    `smem` only gives the assembly an operand. The reads stay behind it, because assembly with side effects keeps its order.
+    """
     tl.inline_asm_elementwise(f"cp.async.wait_group {LATER}; mov.b32 $0, $1;", "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -152,9 +160,9 @@ def accumulate_smem(
 ):  # fmt: skip
     """Each thread's (max, sum), (1, THREADS), of the TILES tiles in shared memory, whose vectors have WORDS words.
 
-    Waits for the copies of one tile at a time. A thread reads vectors of two words that another thread has copied. So with two words it
-    waits for all copies, and for the CTA. `zero` is of a barrier after `copy_to_smem`: with it, the compiler keeps nothing that the
-    copies have computed, such as a predicate a tile.
+    With four words it waits for the copies of one tile at a time. With two words a thread reads what another thread has copied, so it waits
+    for all copies and for the CTA. `zero` is from `barrier_zero`, called behind the copies. With it, the compiler computes addresses and
+    predicates again, so that no registers hold them meanwhile.
     """
     if WORDS == 2:
         tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
@@ -249,7 +257,7 @@ def word_dot(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
 def smem_dots(smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr):
     """Each thread's sum of `dot_terms`, (1, THREADS), over the TILES tiles of both tensors in shared memory (`copy_pair_to_smem`).
 
-    Waits for all copies. It is a barrier of the CTA, so that the compiler keeps nothing that the copies have computed.
+    Waits for all copies. It is a barrier of the CTA, so that the compiler computes addresses again, as in `accumulate_smem`.
     """
     tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16

@@ -23,6 +23,9 @@ def problem(backward, rows, columns, size, alignment=16, **fields):
         (5, 1046460, 4, 16, 105, (10, 10)),
         (12, 850432, 2, 16, 44, (12, 7)),
         (12, 407567, 4, 4, 44, (12, 7)),
+        (2, 10_500_001, 2, 2, 467, (12, 10)),
+        (2, 5_600_001, 4, 4, 498, (12, 10)),
+        (2, 9_900_001, 2, 2, 509, (8, 11)),
     ],
 )
 def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignment, ctas, tiles):
@@ -56,6 +59,13 @@ def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignme
         (problem(False, 39, 666752, 2), "split", 256, 8),
         (problem(False, 64, 817928, 2), "cluster", 256, 25),
         (problem(False, 63, 817928, 2), "split", 256, 8),
+        (problem(False, 100, 740000, 2), "cluster", 256, 23),
+        (problem(False, 100, 660001, 2, 2), "cluster", 256, 21),
+        (problem(False, 297, 817928, 2), "cluster", 256, 25),
+        (problem(False, 298, 817928, 2), "split", 256, 8),
+        (problem(False, 100, 400000, 4), "split", 256, 8),
+        (problem(True, 26, 725496, 2, hopper=False), "split", 128, 8),
+        (problem(True, 100, 300000, 4, hopper=False), "split", 128, 10),
         (problem(False, 100, 851968, 2), "cluster", 256, 26),
         (problem(False, 100, 851976, 2), "split", 256, 8),
         (problem(False, 150, 700001, 2, 2), "cluster", 256, 22),
@@ -135,6 +145,19 @@ def test_long_forwards_after_hopper_have_a_tile_less():
 def test_a_plan_of_one_wave_needs_one():
     """The nearest line is of 16 rows with 33 programs each. 792 programs run at once."""
     assert heuristics.choose(problem(False, 41, 250624, 2), "NVIDIA H200").tier == "cluster"
+
+
+def test_gradients_of_too_many_programs_have_other_plans():
+    """A row has at most 512 programs, and at most as many as the device holds at once: 312 on 78 SMs."""
+    most = {132: 512 * 128 * 21 * 4, 78: 312 * 128 * 21 * 4}
+    for sms, columns in most.items():
+        fits, beyond = (heuristics.choose(problem(True, 2, columns + more, 4, sms=sms)) for more in (0, 4))
+        assert (fits.tiles, fits.smem_tiles, fits.split_ctas) == (10, 11, columns // (128 * 21 * 4))
+        assert (beyond.tiles, beyond.smem_tiles) != (10, 11)
+
+
+def test_two_clusters_of_256_threads_share_an_sm():
+    assert heuristics.choose(problem(False, 100, 817928, 2), "NVIDIA H200").registers == 128
 
 
 def test_two_programs_of_a_gradient_share_an_sm():
