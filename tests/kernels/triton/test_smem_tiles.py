@@ -1,12 +1,10 @@
 """The order of copies, waits and reads of tiles in shared memory, in code compiled without a GPU."""
 
-import importlib.util
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
+import cards
 import pytest
 import torch
 import triton
@@ -23,17 +21,8 @@ EVENT = re.compile(
 NAMES = {"cp.async.cg.shared": "copy", "cp.async.ca.shared": "copy", "cp.async.commit_group": "group"}
 
 
-@pytest.fixture(scope="module")
-def cards():
-    spec = importlib.util.spec_from_file_location("cards", Path(__file__).parents[3] / "tools" / "cards.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cards"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def events(cards, monkeypatch):
+def events(monkeypatch):
     """A function that compiles a split kernel for an H100. It returns what the PTX does with tiles, up to the reduction of the program."""
     monkeypatch.setattr(triton.runtime.driver, "_active", None)
     h100 = next(one for one in cards.CARDS if one.name == "H100")
