@@ -29,7 +29,7 @@ constexpr int bulk_min_ctas(int thread_vectors, int threads) {
 // `size`: the CTAs of a row. `chunk`: the vectors of a CTA.
 template <typename Op, int THREAD_VECTORS, int T, bool OVER_GRID, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
-    bulk(Tensors<Op> tensors, int size, int chunk, int base_alignment, int max_polls, Workspace* workspace, Stagger stagger) {
+    bulk(Tensors<Op> tensors, int size, int chunk, int base_alignment, int max_polls, Workspace* workspace, Stagger stagger, bool leave_first) {
 #if SOFTBENCH_CLUSTERS
     constexpr int R = Op::READS, K = THREAD_VECTORS / R, STAGE_VECTORS = 4 / R, STAGE = STAGE_VECTORS * T;
     static_assert(K % STAGE_VECTORS == 0);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         cluster_arrive();
     }
     staggered_start(stagger, index);
-    const Row<Op, false, KEEP_IN_L2> row(tensors, index, base_alignment);
+    const Row<Op, false, KEEP_IN_L2> row(tensors, index, base_alignment, OVER_GRID && leave_first);
     const int begin = rank * chunk, end = min(row.end, begin + chunk);
     const int smem_capacity = max(chunk - K * T, 0), smem_vectors = max(end - begin - K * T, 0);  // of each tensor: the room, and those of this row
 
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     for (int k = 0; k < K; ++k) load_operands(operands[k], row, start + k * T, (k > 0 || start >= row.first) && start + k * T < end);
     const uint32_t zero = uint32_t(__syncthreads_or(base_alignment == 0));
     if (thread == 0) {  // not earlier, because these copies would delay the loads to registers
-        const uint64_t policy = l2_policy<KEEP_IN_L2>();
+        const uint64_t policy = row.policy;
 #pragma unroll 1
         for (int p = 0; p * STAGE < smem_vectors; ++p) {
             const int bytes = min(STAGE, smem_vectors - p * STAGE) * VECTOR_BYTES;

@@ -12,8 +12,6 @@ constexpr int MAX_CLUSTER = 16;
 struct Stagger {
     int rows, cycles;
 };
-// Of all tensors read: launches without clusters that the device holds at once are staggered from here on, forwards and gradients.
-constexpr int64_t ONE_WAVE_FORWARD_BYTES = 16 << 20, ONE_WAVE_GRADIENT_BYTES = 30 << 20;
 
 __device__ __forceinline__ void staggered_start(Stagger stagger, int index) {
     if (index >= stagger.rows) return;

@@ -15,6 +15,7 @@ template <typename Op, bool KEEP_IN_L2> struct Dispatch {
     const int64_t N;
     const Plan& p;
     Launcher& launcher;
+    const bool leave_first;  // of tiers split and split_bulk: the policy of loads
     const int64_t M = t.M;
     const Layout l = layout_of(t, N);
     const int64_t vectors = (l.offset + N) / Op::V;  // of a row, counted from its 128-byte base
@@ -131,7 +132,7 @@ private:
         auto with = [&](auto kernel) {
             const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p, R);
             launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.tier_option, p.base_alignment, p.max_polls,
-                            launcher.workspace, stagger);
+                            launcher.workspace, stagger, leave_first);
         };
         if (p.tier_option == 0 && chunk() <= p.vectors * p.threads)
             return select<2 / R, 4 / R, SPLIT_VECTORS<Op> / R>(
@@ -146,7 +147,7 @@ private:
             const auto kernel = bulk<Op, thread_vectors.value, threads.value, false, KEEP_IN_L2>;
             const size_t shared = bulk_shared();
             const Stagger stagger = launcher.stagger(kernel, p.threads, shared, true, M, p, R);
-            launcher.launch(kernel, M * p.per_row, p.threads, shared, p.per_row, t, p.per_row, chunk(), p.base_alignment, 0, nullptr, stagger);
+            launcher.launch(kernel, M * p.per_row, p.threads, shared, p.per_row, t, p.per_row, chunk(), p.base_alignment, 0, nullptr, stagger, false);
         });
     }
 
@@ -156,7 +157,7 @@ private:
             const auto kernel = bulk<Op, thread_vectors.value, threads.value, true, KEEP_IN_L2>;
             const size_t shared = bulk_shared();
             const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p, R);
-            launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.base_alignment, p.max_polls, launcher.workspace, stagger);
+            launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.base_alignment, p.max_polls, launcher.workspace, stagger, leave_first);
         });
     }
 
@@ -167,8 +168,17 @@ private:
     }
 };
 
-template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int64_t N, const Plan& p, Launcher& launcher) {
-    return Dispatch<Op, KEEP_IN_L2>{t, N, p, launcher}();
+// Whether the lines that a launch reads leave L2 first: rows of CTAs anywhere on the device, which it holds about all at once. What earlier kernels
+// wrote then stays in L2, and memory does not write it back meanwhile. Launches of other sizes and losses were slower so, or not measured.
+template <typename Op> bool leaves_first(const Plan& p, int64_t read_bytes) {
+    const bool split = (p.tier == SPLIT || p.tier == SPLIT_BULK) && p.per_row > 1;
+    const int64_t least = Op::READS == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES;
+    const int64_t most = Op::READS == 1 ? LEAVE_FIRST_FORWARD_BYTES : LEAVE_FIRST_GRADIENT_BYTES;
+    return split && !Op::HAS_TARGET && read_bytes >= least && read_bytes < most;
+}
+
+template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int64_t N, const Plan& p, Launcher& launcher, bool leave_first) {
+    return Dispatch<Op, KEEP_IN_L2>{t, N, p, launcher, leave_first}();
 }
 
 // Launches an operation on the rows of tensors; see softbench_forward.
@@ -179,8 +189,10 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
     Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));
-    const bool keep_in_l2 = device().major == 9 && device().clusters() && read_bytes >= KEEP_IN_L2_BYTES;
-    if (!(keep_in_l2 ? dispatch<Op, true>(t, N, chosen, launcher) : dispatch<Op, false>(t, N, chosen, launcher))) return cudaErrorInvalidValue;
+    const bool hopper = device().major == 9 && device().clusters(), leave_first = hopper && leaves_first<Op>(chosen, read_bytes);
+    const bool with_policy = leave_first || (hopper && read_bytes >= KEEP_IN_L2_BYTES);
+    if (!(with_policy ? dispatch<Op, true>(t, N, chosen, launcher, leave_first) : dispatch<Op, false>(t, N, chosen, launcher, false)))
+        return cudaErrorInvalidValue;
     if (launcher.missing_bytes) return -launcher.missing_bytes;
     cudaError_t pending = cudaGetLastError();
     return launcher.error != cudaSuccess ? launcher.error : pending;

@@ -25,10 +25,13 @@ template <typename Op> struct Tensors : Op::Inputs {
 // Loads with KEEP_IN_L2 have the policy evict_last: their lines leave L2 after the lines that are written. Written lines then leave L2 early and
 // presumably in the order of the writes, which memory handles faster. docs/kernels/notes-cuda.md has the measurements. Launches that read little
 // do not use it. Their inputs would survive a flush of L2 such as do_bench's, and the launch would only seem fast. A kernel makes the policy
-// once. At each load it would take five instructions, whose registers wait for the load before.
-template <bool KEEP_IN_L2> __device__ __forceinline__ uint64_t l2_policy() {
+// once. At each load it would take five instructions, whose registers wait for the load before. `leave_first`: the policy is evict_first.
+template <bool KEEP_IN_L2> __device__ __forceinline__ uint64_t l2_policy(bool leave_first = false) {
     uint64_t policy = 0;
-    if constexpr (KEEP_IN_L2) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    if constexpr (KEEP_IN_L2) {
+        if (leave_first) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        else asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    }
     return policy;
 }
 template <bool KEEP_IN_L2> __device__ __forceinline__ uint4 load16(const void* from, uint64_t policy) {
@@ -65,7 +68,7 @@ template <bool KEEP_IN_L2> __device__ __forceinline__ void load16_if(bool inside
 }
 
 // A row of all tensors. NO_EDGES: the compiler knows that the row begins at its base and consists of whole vectors. Then nothing has to be
-// computed before the first load. KEEP_IN_L2: the policy of loads.
+// computed before the first load. KEEP_IN_L2 and leave_first: the policy of loads.
 template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
     static constexpr int V = Op::V;
     using Element = typename Op::Element;
@@ -80,7 +83,8 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
     Op op;
 
     // `base_alignment` is 16 or 128 bytes. The launch plan ensures that the row has the same offset from a 16-byte boundary in each tensor.
-    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int base_alignment) : N(tensors.N), policy(l2_policy<KEEP_IN_L2>()), op(tensors, row) {
+    __device__ __forceinline__ Row(const Tensors<Op>& tensors, int64_t row, int base_alignment, bool leave_first = false)
+        : N(tensors.N), policy(l2_policy<KEEP_IN_L2>(leave_first)), op(tensors, row) {
 #pragma unroll
         for (int r = 0; r < Op::READS; ++r) source[r] = tensors.source[r] + row * tensors.source_stride[r];
         target = tensors.target + row * tensors.target_stride;

@@ -23,7 +23,7 @@ template <typename Op> constexpr int SPLIT_VECTORS = Op::HAS_TARGET ? 4 : 8;
 template <typename Op, int K, bool CHUNK_IN_REGISTERS, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     split(Tensors<Op> tensors, int ctas, int chunk, int smem_per_thread, int base_alignment, int max_polls, Workspace* workspace,
-          Stagger stagger) {
+          Stagger stagger, bool leave_first) {
     constexpr int R = Op::READS;
     constexpr bool EDGES_LATE = R == 2 && sizeof(typename Op::Element) == 4 && (ARCHITECTURE == 860 || ARCHITECTURE == 890);
     constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && K * R == 8);
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
         prefetch_l2(workspace->slots + int64_t(index) * ctas + cta);  // otherwise polls wait for memory and not for the Partial
     }
     staggered_start(stagger, int(index));
-    const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, index, base_alignment);
+    const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, index, base_alignment, leave_first);
     const int start = int(cta) * chunk + thread;
     const int end = int(min(int64_t(cta + 1) * chunk, int64_t(row.end)));
     const int smem_start = start + K * T, reread_start = CHUNK_IN_REGISTERS ? end : smem_start + smem_per_thread * T;

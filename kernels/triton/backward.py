@@ -137,7 +137,7 @@ def backward_split(
     dy_ptr, y_ptr, dx_ptr, counter, slots, dy_stride, y_stride, dx_stride, N, ctas, chunk, programs, step, stagger_rows,
     stagger_cycles,
     TILES: tl.constexpr, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
-    MAX_CTAS: tl.constexpr, READ_TWICE: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
+    MAX_CTAS: tl.constexpr, READ_TWICE: tl.constexpr, L2_POLICY: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_split`. `slots` are MAX_CTAS * SLOT_WORDS int64 a row, and `ctas` > 1.
 
@@ -161,9 +161,9 @@ def backward_split(
     dy_words = word_pointers(dy_row, offset, 4)
     y_words = word_pointers(y_row, offset, 4)
     if SMEM_TILES > 0:
-        smem = copy_pair_to_smem(dy_words, y_words, end, start + TILES * THREADS, SMEM_TILES, THREADS, KEEP_IN_L2)
-    dy = load_tiles(dy_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-    y = load_tiles(y_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+        smem = copy_pair_to_smem(dy_words, y_words, end, start + TILES * THREADS, SMEM_TILES, THREADS, L2_POLICY)
+    dy = load_tiles(dy_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, L2_POLICY)
+    y = load_tiles(y_words, first, end, start, 0, TILES, THREADS, 4, BASE_ALIGNMENT, L2_POLICY)
     if BASE_ALIGNMENT > 0:
         columns, row_edges = edge_columns(N, offset, first, row_end, VECTOR, 2 * VECTOR)
         inside = row_edges & (start == 0)[:, None]
@@ -182,8 +182,8 @@ def backward_split(
     HELD: tl.constexpr = (TILES + SMEM_TILES) * THREADS
     if READ_TWICE > 0:
         for at in range(HELD, chunk, step):
-            dy_more = load_tiles(dy_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            y_more = load_tiles(y_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            dy_more = load_tiles(dy_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, L2_POLICY)
+            y_more = load_tiles(y_words, first, end, start + at, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, L2_POLICY)
             terms += thread_dots(dy_more, y_more, DTYPE, LOG)
     chunk_dot = tl.sum(terms, 1)
     if BASE_ALIGNMENT > 0:
@@ -208,8 +208,8 @@ def backward_split(
     if READ_TWICE > 0:
         for at_again in range(HELD, chunk, step):
             here = start + at_again
-            dy_again = load_tiles(dy_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-            y_again = load_tiles(y_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
+            dy_again = load_tiles(dy_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, L2_POLICY)
+            y_again = load_tiles(y_words, first, end, here, 0, READ_TWICE, THREADS, 4, BASE_ALIGNMENT, L2_POLICY)
             write_gradient(dx_out, dy_again, y_again, dot, scale, first, end, here, THREADS, 4, DTYPE, BASE_ALIGNMENT, LOG)
     if BASE_ALIGNMENT > 0:
         tl.store(dx_row[:, None] + columns, rounded(gradient(y_edge, dy_edge, dot[:, None], scale, LOG), OUT), mask=inside)

@@ -15,6 +15,12 @@ from typing import Any
 VECTOR_BYTES = 16
 LINE_VECTORS = 8  # vectors of a 128-byte line.
 KEEP_IN_L2_BYTES = 32 << 20  # of all inputs: half of an H200's L2
+NO_POLICY, KEEP, LEAVE_FIRST = range(3)
+"""Policies of loads for L2: none, evict_last, evict_first."""
+ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
+"""Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
+MEDIUM_GRADIENT_ROW = 3_100_000  # bytes of both inputs: longer rows of more than one wave have other delays and numbers of programs
+LEAVE_FIRST_BYTES = 60 << 20  # of both inputs of a gradient: as much as all SMs of an H200 hold at once, and a third more
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,11 @@ class Problem:
         return 2 if self.backward else 1
 
     @property
+    def input_bytes(self) -> int:
+        """Bytes of all tensors that the kernel reads."""
+        return self.M * self.N * self.element_size * self.reads
+
+    @property
     def keep_in_l2(self) -> bool:
         """Whether the lines that the kernel reads shall stay in L2 longer than the lines that it writes.
 
@@ -47,7 +58,26 @@ class Problem:
         (`docs/kernels/notes-triton.md`). This has been measured on Hopper only. Small launches go without: their inputs would survive a
         flush such as do_bench's, and the kernel would only seem fast.
         """
-        return self.hopper and self.M * self.N * self.element_size * self.reads >= KEEP_IN_L2_BYTES
+        return self.hopper and self.input_bytes >= KEEP_IN_L2_BYTES
+
+    @property
+    def least_bytes(self) -> int:
+        """The fewest bytes of all inputs with the same policies for L2."""
+        if self.split_policy == LEAVE_FIRST:
+            return KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True]
+        return (LEAVE_FIRST_BYTES if self.backward else KEEP_IN_L2_BYTES) if self.keep_in_l2 else 0
+
+    @property
+    def split_policy(self) -> int:
+        """The policy of the split tier's loads.
+
+        If the device holds about all rows of a gradient at once, lines that are read leave L2 first. What earlier kernels wrote then stays
+        in L2, and memory does not write it back meanwhile. Larger gradients were slower so, and forwards were as fast
+        (`docs/kernels/notes-triton.md`).
+        """
+        if self.hopper and self.backward and ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES:
+            return LEAVE_FIRST
+        return KEEP if self.keep_in_l2 else NO_POLICY
 
 
 @dataclass(frozen=True)

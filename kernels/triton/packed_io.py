@@ -190,13 +190,13 @@ def vectors_inside(first, end, start, p: tl.constexpr, THREADS: tl.constexpr, WO
 @triton.jit
 def load_tiles(
     words, first, end, start, other,
-    TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr,
+    TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, L2_POLICY: tl.constexpr,
 ):  # fmt: skip
     """A tuple of TILES tiles, of the vectors from `start` on. Vectors outside first..end-1 are `other`.
 
-    KEEP_IN_L2: see `softbench.kernels.triton.launch_plan.Problem.keep_in_l2`.
+    L2_POLICY: LEAVE_FIRST, KEEP (or True) or NO_POLICY of `softbench.kernels.triton.launch_plan`.
     """
-    POLICY: tl.constexpr = "evict_last" if KEEP_IN_L2 else ""
+    POLICY: tl.constexpr = "evict_first" if L2_POLICY == 2 else ("evict_last" if L2_POLICY else "")
     o = start[:, None, None] * WORDS + tl.arange(0, THREADS)[None, :, None] * WORDS + tl.arange(0, WORDS)[None, None, :]
     out = ()
     for p in tl.static_range(TILES):

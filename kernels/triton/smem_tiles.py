@@ -22,11 +22,17 @@ def _allocate(kib: int) -> tl.constexpr:
 
 ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, ALLOCATE_44 = (_allocate(kib) for kib in (4, 8, 16, 24, 32, 44))
 COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # $3: bytes to read, 0 or 16
-# For sm_90 only, as `Problem.keep_in_l2`. For sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set.
-COPY_KEEP_IN_L2 = tl.constexpr(
-    "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
-    " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
-)
+
+
+def _with_policy(policy: str) -> tl.constexpr:
+    """COPY with a policy for L2, for sm_90 only: for sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set."""
+    return tl.constexpr(
+        f"{{ .reg .b64 policy; createpolicy.fractional.L2::{policy}.b64 policy, 1.0;"
+        " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
+    )
+
+
+COPY_KEEP, COPY_LEAVE_FIRST = _with_policy("evict_last"), _with_policy("evict_first")
 # A thread's own value, by way of the warp's shuffle. ptxas then keeps it in a register of the thread. If an address is partly in a uniform
 # register, ptxas 12.8 to 13.0 makes a copy with a policy an illegal instruction.
 OWN_VALUE = tl.constexpr("{ .reg .u32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }")
@@ -35,7 +41,8 @@ COPY_8 = tl.constexpr(
     "{ .reg .pred p, q; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8; @p cp.async.cg.shared.global [$1], [$2], 16;"
     " @q cp.async.ca.shared.global [$1], [$2], 8; mov.b32 $0, 0; }"
 )
-COPY_8_KEEP_IN_L2 = tl.constexpr(
+
+COPY_8_KEEP = tl.constexpr(
     "{ .reg .pred p, q; .reg .b64 policy; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8;"
     " createpolicy.fractional.L2::evict_last.b64 policy, 1.0; @p cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, policy;"
     " @q cp.async.ca.shared.global.L2::cache_hint [$1], [$2], 8, policy; mov.b32 $0, 0; }"
@@ -50,24 +57,24 @@ STORE_8 = tl.constexpr("{ .reg .pred p; setp.ne.u32 p, $4, 0; @p st.global.v2.b3
 
 
 @triton.jit
-def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr):
+def copy_to_smem(words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, L2_POLICY: tl.constexpr):
     """Begins to copy SMEM_TILES tiles, from `start` on. Each thread copies 16 bytes of each. Returns their address in shared memory.
 
     `end` and `start` count vectors of WORDS words, and `start` is not below the row's first vector. With two words it is even.
     """
     smem = allocate_smem(SMEM_TILES * THREADS * 16)
-    begin_copy(smem, words, end, start, SMEM_TILES, THREADS, WORDS, KEEP_IN_L2, True)
+    begin_copy(smem, words, end, start, SMEM_TILES, THREADS, WORDS, L2_POLICY, True)
     return smem
 
 
 @triton.jit
 def copy_pair_to_smem(
-    dy_words, y_words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, KEEP_IN_L2: tl.constexpr
+    dy_words, y_words, end, start, SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, L2_POLICY: tl.constexpr
 ):  # fmt: skip
     """As `copy_to_smem`, of two tensors with vectors of four words. The tiles of y are behind those of dy."""
     smem = allocate_smem(2 * SMEM_TILES * THREADS * 16)
-    begin_copy(smem, dy_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2, False)
-    begin_copy(smem + SMEM_TILES * THREADS * 16, y_words, end, start, SMEM_TILES, THREADS, 4, KEEP_IN_L2, False)
+    begin_copy(smem, dy_words, end, start, SMEM_TILES, THREADS, 4, L2_POLICY, False)
+    begin_copy(smem + SMEM_TILES * THREADS * 16, y_words, end, start, SMEM_TILES, THREADS, 4, L2_POLICY, False)
     tl.inline_asm_elementwise(COMMIT, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     return smem
 
@@ -84,17 +91,17 @@ def allocate_smem(BYTES: tl.constexpr):
 @triton.jit
 def begin_copy(
     smem, words, end, start,
-    SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, KEEP_IN_L2: tl.constexpr, GROUPS: tl.constexpr,
+    SMEM_TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, L2_POLICY: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Issues the copies of `copy_to_smem` to the address `smem`. What lies behind `end` becomes zeros. GROUPS: each tile is a group."""
-    COPY_16: tl.constexpr = COPY_KEEP_IN_L2 if KEEP_IN_L2 else COPY
-    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP_IN_L2 if KEEP_IN_L2 else COPY_8)
+    COPY_16: tl.constexpr = COPY_LEAVE_FIRST if L2_POLICY == 2 else (COPY_KEEP if L2_POLICY else COPY)
+    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP if L2_POLICY else COPY_8)
     t = tl.arange(0, THREADS)[None, :]
     VECTORS: tl.constexpr = 4 // WORDS  # of 16 bytes
     left = (end - start)[:, None] - t * VECTORS
     address = (words[:, None] + (start[:, None] + t * VECTORS) * WORDS).to(tl.int64)
     at = smem + t * 16
-    if KEEP_IN_L2:
+    if L2_POLICY:
         at = tl.inline_asm_elementwise(OWN_VALUE, "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1)
     for h in tl.static_range(SMEM_TILES):
         if WORDS == 4:

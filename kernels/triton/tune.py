@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from . import dispatch, heuristics
-from .launch_plan import KEEP_IN_L2_BYTES, Fields, Plan, Problem, plan_from_json, plan_to_json
+from .launch_plan import Fields, Plan, Problem, plan_from_json, plan_to_json
 
 LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536)
 MIDDLE = (1024, 768, 512, 384)
@@ -121,7 +121,7 @@ def compile_part(part: int, parts: int, chosen: Sequence[Cell], most: int | None
         problem = _problem(backward, dtype, M, N)
         rows, few = rows_to_compile(problem), None
         for plan in itertools.islice(heuristics.candidates(problem), most):
-            kernel = plan, dtype, N, backward, problem.keep_in_l2, rows % SPECIALIZED == 0, rows == 1
+            kernel = plan, dtype, N, backward, problem.keep_in_l2, problem.split_policy, rows % SPECIALIZED == 0, rows == 1
             if kernel in seen:
                 continue
             if len(seen) % parts == part:
@@ -133,9 +133,9 @@ def compile_part(part: int, parts: int, chosen: Sequence[Cell], most: int | None
 def rows_to_compile(problem: Problem) -> int:
     """The fewest rows that compile the same kernels as the problem.
 
-    Triton compiles separate kernels for `keep_in_l2`, for an M that 16 divides, and for M = 1.
+    Triton compiles separate kernels for each policy of loads for L2, for an M that 16 divides, and for M = 1.
     """
-    least = max(2, math.ceil(KEEP_IN_L2_BYTES / (problem.N * problem.element_size * problem.reads))) if problem.keep_in_l2 else 2
+    least = max(2, math.ceil(problem.least_bytes / (problem.N * problem.element_size * problem.reads)))
     if problem.M % SPECIALIZED == 0:
         least = math.ceil(least / SPECIALIZED) * SPECIALIZED
     elif least % SPECIALIZED == 0:

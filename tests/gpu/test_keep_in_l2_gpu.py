@@ -1,14 +1,14 @@
-"""Kernels that keep their inputs in L2 (`evict_last`) are as fast if the inputs rotate, on a GPU.
+"""Kernels with a policy for L2 (`evict_last`, `evict_first`) are as fast if the inputs rotate, on a GPU.
 
-Otherwise they would only seem fast, because do_bench's flush leaves such lines in L2.
+Otherwise they would only seem fast, because do_bench's flush leaves lines with `evict_last` in L2.
 """
 
 from statistics import median
 
 import pytest
 import torch
-from softbench.kernels.cuda import softmax as cuda_softmax
-from softbench.kernels.triton import softmax as triton_softmax
+from softbench.kernels.cuda import launch as cuda, softmax as cuda_softmax
+from softbench.kernels.triton import dispatch, softmax as triton_softmax
 from softbench.kernels.triton.generic import tile_of_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -76,3 +76,11 @@ def test_a_small_input_kept_in_l2_is_detected():
     y = torch.empty(M, N, device="cuda", dtype=torch.bfloat16)
     many, one = excess(call, rows(M, N, torch.bfloat16, MOST))
     assert not as_fast(many, one), (many, one)
+
+
+@pytest.mark.parametrize("launch", [cuda.launch_backward, dispatch.launch_backward], ids=["cuda", "triton"])
+@pytest.mark.parametrize(("M", "N", "dtype"), [(5, 1046460, torch.float32), (12, 850432, torch.bfloat16)])
+def test_reads_that_leave_l2_first_are_as_fast_on_rotating_buffers(launch, M, N, dtype):
+    operands = [rows(M, N, dtype, 3) for _ in range(2 + ROTATED_BYTES // (3 * dtype.itemsize * M * N))]
+    many, one = excess(lambda tensors: launch(*tensors), operands)
+    assert as_fast(many, one), (many, one)

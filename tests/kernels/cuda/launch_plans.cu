@@ -152,7 +152,23 @@ void sweep_scores() {
             }
 }
 
+// Whether only rows of CTAs that exchange in global memory leave L2 first, and only between the limits for forwards and for gradients.
+template <typename Op> void test_policies(int64_t least_mib, int64_t most_mib) {
+    for (const Tier tier : {SPLIT, SPLIT_BULK, CLUSTER, CLUSTER_BULK, BLOCK})
+        for (const int per_row : {1, 2})
+            for (int64_t mib = 1; mib < 100; ++mib) {
+                Plan p{};
+                p.tier = tier, p.per_row = per_row;
+                const bool wanted = (tier == SPLIT || tier == SPLIT_BULK) && per_row == 2 && mib >= least_mib && mib < most_mib;
+                ++tested;
+                if (leaves_first<Op>(p, mib << 20) != wanted) ++bad, std::printf("policy of tier %d, per_row %d, %lld MiB\n", tier, per_row, (long long)mib);
+            }
+}
+
 int main() {
+    test_policies<Forward<float, float>>(16, 48);
+    test_policies<Backward<__nv_bfloat16>>(30, 60);
+    test_policies<FusedCrossEntropy<float>>(100, 0);
     sweep_gradients();
     for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) sweep_scores();
     sweep_statistics(false);

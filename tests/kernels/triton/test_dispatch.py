@@ -7,7 +7,7 @@ import pytest
 import torch
 from interpreted import PUBLIC_FUNCTION
 from softbench.kernels.triton import dispatch, grid_exchange
-from softbench.kernels.triton.launch_plan import Plan, Problem
+from softbench.kernels.triton.launch_plan import KEEP, LEAVE_FIRST, Plan, Problem
 
 
 def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpreted):
@@ -142,6 +142,9 @@ def test_kernels_are_told_to_keep_large_inputs_in_l2():
     for problem in (large, replace(large, M=8)):
         for plan in (rows, split):
             assert dispatch.prepare_launch(problem, plan, (torch.empty(2, 8),) * 2).arguments[-2:] == (problem.keep_in_l2, False)
+    gradient = replace(large, backward=True, M=12, N=850432)
+    for plan, policy in ((rows, KEEP), (split, LEAVE_FIRST)):
+        assert dispatch.prepare_launch(gradient, plan, (torch.empty(2, 8),) * 3).arguments[-2:] == (policy, False)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -26,6 +26,19 @@ def test_only_large_inputs_on_hopper_are_kept_in_l2():
     assert not replace(LARGE, hopper=False).keep_in_l2
 
 
+@pytest.mark.parametrize(
+    ("mebibytes", "policy"),
+    [(29, launch_plan.NO_POLICY), (30, launch_plan.LEAVE_FIRST), (59, launch_plan.LEAVE_FIRST), (60, launch_plan.KEEP)],
+)
+def test_gradients_that_fill_the_device_once_leave_l2_first(mebibytes, policy):
+    """Each row of both tensors has one MiB."""
+    gradient = replace(LARGE, backward=True, M=mebibytes, N=1 << 18)
+    assert gradient.split_policy == policy
+    assert replace(gradient, hopper=False).split_policy == launch_plan.NO_POLICY
+    forward = replace(gradient, backward=False, N=1 << 19)
+    assert forward.split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
+
+
 def test_tables_are_read_by_device_name(monkeypatch, tmp_path):
     assert launch_plan.measured_plans("NVIDIA H200") and not launch_plan.measured_plans("a device of another name")
     table = tmp_path / "mine.json"

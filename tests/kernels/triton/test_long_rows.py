@@ -1,5 +1,7 @@
 """The plans of long rows that fill the device, and when the tables decide instead."""
 
+import math
+
 import pytest
 from problems import covers
 from softbench.kernels.triton import heuristics
@@ -154,6 +156,20 @@ def test_gradients_of_too_many_programs_have_other_plans():
         fits, beyond = (heuristics.choose(problem(True, 2, columns + more, 4, sms=sms)) for more in (0, 4))
         assert (fits.tiles, fits.smem_tiles, fits.split_ctas) == (10, 11, columns // (128 * 21 * 4))
         assert (beyond.tiles, beyond.smem_tiles) != (10, 11)
+
+
+@pytest.mark.parametrize(("rows", "ctas"), [(23, 34), (24, 44), (25, 42), (26, 34), (34, 34), (35, 45), (36, 44), (38, 41), (39, 34)])
+def test_gradients_of_half_a_last_wave_fill_it(rows, ctas):
+    """The fewest programs are 34, so 528 at once hold 15.5 rows. One more row has 1.5 waves, and so on."""
+    plan = heuristics.choose(problem(True, rows, 762880, 2), "NVIDIA H200")
+    assert (plan.tier, plan.split_ctas) == ("split", ctas)
+    assert rows * ctas <= math.ceil(rows * 34 / 528) * 528
+
+
+def test_long_gradients_of_half_a_last_wave_do_not_fill_it():
+    """Rows of 3.1 MB have other delays and numbers of programs than longer ones."""
+    plans = [heuristics.choose(problem(True, 24, columns, 2), "NVIDIA H200") for columns in (775000, 775008)]
+    assert [plan.split_ctas for plan in plans] == [44, 35]
 
 
 def test_two_clusters_of_256_threads_share_an_sm():

@@ -20,19 +20,28 @@ NAMES = {"cp.async.cg.shared": "copy", "cp.async.ca.shared": "copy", "cp.async.c
 
 
 @pytest.fixture
-def events(monkeypatch):
-    """A function that compiles a split kernel for an H100. It returns what the PTX does with tiles, in its order."""
+def ptx(monkeypatch):
+    """A function that compiles a split kernel for an H100. It returns the PTX."""
     monkeypatch.setattr(triton.runtime.driver, "_active", None)
     h100 = next(one for one in cards.CARDS if one.name == "H100")
 
-    def of(backward=False, out=torch.bfloat16):
-        given = replace(cards.problem_of(h100, backward, 16, 28672, 2, 16), wide=out == torch.float32)
-        rows = SimpleNamespace(stride=lambda _: given.N)
-        launch = dispatch.prepare_launch(given, PLAN, (rows,) * (given.reads + 1))
+    def of(backward=False, out=torch.bfloat16, rows=16):
+        given = replace(cards.problem_of(h100, backward, rows, 28672, 2, 16), wide=out == torch.float32)
+        tensor = SimpleNamespace(stride=lambda _: given.N)
+        launch = dispatch.prepare_launch(given, PLAN, (tensor,) * (given.reads + 1))
         dtypes = (torch.bfloat16,) * given.reads + (out, torch.int64, torch.int64)
         operands = [cards.Operand(dtype, 16) for dtype in dtypes]
-        found = cards.compiled(h100, launch.kernel, operands, (*launch.arguments, None), launch.options)
-        return [NAMES.get(name, name.partition(" {")[0].removeprefix("cp.async.")) for name in EVENT.findall(found.asm["ptx"])]
+        return cards.compiled(h100, launch.kernel, operands, (*launch.arguments, None), launch.options).asm["ptx"]
+
+    return of
+
+
+@pytest.fixture
+def events(ptx):
+    """A function that returns what the PTX of such a kernel does with tiles, in its order."""
+
+    def of(**given):
+        return [NAMES.get(name, name.partition(" {")[0].removeprefix("cp.async.")) for name in EVENT.findall(ptx(**given))]
 
     return of
 
@@ -54,3 +63,13 @@ def test_threads_that_read_others_copies_wait_for_the_cta(events):
 def test_a_gradient_waits_for_all_copies(events):
     expected = ["copy"] * 2 * TILES + ["group", "wait_all", "bar.red"] + ["ld.shared.v4.b32"] * 2 * TILES
     assert events(backward=True)[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(("rows", "policy"), [(16, None), (548, "evict_first"), (549, "evict_last")])
+def test_all_reads_of_split_gradients_have_one_policy(ptx, rows, policy):
+    """548.6 rows of 28672 columns of two bfloat16 tensors have 60 MiB."""
+    found = ptx(backward=True, rows=rows)
+    assert set(re.findall(r"createpolicy\.fractional\.L2::(\w+)", found)) == ({policy} - {None})
+    reads = re.findall(r"(?:ld\.global|cp\.async\.cg\.shared\.global)\S*v4|cp\.async\.cg\.shared\.global\S*", found)
+    assert len(reads) == 2 * (PLAN.tiles + TILES)
+    assert {"L2::cache_hint" in read for read in reads} == {policy is not None}

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings, strategies as st
 from problems import problems
 from softbench.kernels.triton import heuristics
@@ -39,6 +40,15 @@ def test_large_gradients_of_one_wave_are_staggered_by_a_row():
     assert stagger(gradient, plan) == (5 * 132 // 56, int(row / 2500))
     assert stagger(replace(gradient, M=4), plan) == (5 * 132 // 56, int(row / 2500 / 3))
     assert stagger(replace(gradient, M=3), plan) == (0, 0)  # less than 30 MiB
+
+
+@pytest.mark.parametrize(("columns", "share"), [(387500, 1), (387501, 4 / 3)])
+def test_medium_gradients_are_staggered_by_a_row(columns, share):
+    """387500 columns of two float32 tensors have 3.1 MB."""
+    plan = replace(SPLIT, threads=128, registers=128, tiles=10)
+    gradient = replace(PROBLEM, backward=True, N=columns)
+    assert stagger(gradient, plan) == (4 * 132 // 56, int(8 * columns / 2500 * share))
+    assert stagger(replace(gradient, backward=False), SPLIT) == (4 * 132 // 56, int(4 * columns / 2500 * 4 / 3))
 
 
 @given(problems, st.floats(0, 1e5))

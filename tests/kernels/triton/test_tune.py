@@ -58,10 +58,11 @@ def test_few_rows_compile_the_kernels_of_all_rows(backward):
         *(replace(many, M=M) for M in (1, 2, 64, 4097)),
         replace(many, M=167773, N=100),
         replace(many, M=2, N=1 << 22),
+        *(replace(many, M=M, N=1 << 17) for M in (31, 45, 100)),
     )
     for problem in (many, *others):
         few = replace(problem, M=tune.rows_to_compile(problem))
-        assert few.keep_in_l2 == problem.keep_in_l2
+        assert (few.keep_in_l2, few.split_policy) == (problem.keep_in_l2, problem.split_policy)
         assert (few.M % 16 == 0, few.M == 1) == (problem.M % 16 == 0, problem.M == 1)  # Triton specializes these
         assert 1 <= few.M <= problem.M
         assert few.M * few.N * few.element_size < 40 << 20
@@ -98,14 +99,14 @@ def test_only_selects_cells_by_the_words_of_their_names():
 
 
 def test_all_parts_together_compile_each_kernel_once(monkeypatch):
-    """A kernel is a plan for a dtype and N, with Triton's specialization on the number of rows, and with or without `keep_in_l2`."""
+    """A kernel is a plan for a dtype and N, with Triton's specialization on the number of rows, and with its policies for L2."""
     launched: list[list[tuple[object, ...]]] = []
 
     def problem_of(backward, dtype, M, N):
         return replace(PROBLEM, backward=backward, M=M, N=N, hopper=True)
 
     def kernel(problem, rows, plan):
-        return problem.backward, problem.N, problem.keep_in_l2, rows % 16 == 0, rows == 1, plan
+        return problem.backward, problem.N, problem.keep_in_l2, problem.split_policy, rows % 16 == 0, rows == 1, plan
 
     monkeypatch.setattr(tune, "_problem", problem_of)
     rows: list[int] = []
@@ -120,7 +121,7 @@ def test_all_parts_together_compile_each_kernel_once(monkeypatch):
     measured = [kernel(one, one.M, plan) for one in problems for plan in itertools.islice(heuristics.candidates(one), 5)]
     assert sorted(map(str, every)) == sorted(map(str, set(measured)))
     assert len(every) < len(measured)
-    assert len({one[2:5] for one in every}) == 4
+    assert len({(one[2], *one[4:6]) for one in every}) == 4
     assert max(rows) < 4096  # few rows take little memory
     assert max(map(len, launched)) - min(map(len, launched)) <= 1
 
