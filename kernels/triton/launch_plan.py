@@ -19,7 +19,6 @@ NO_POLICY, KEEP, LEAVE_FIRST = range(3)
 """Policies of loads for L2: none, evict_last, evict_first."""
 ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
-MEDIUM_GRADIENT_ROW = 3_100_000  # bytes of both inputs: longer rows of more than one wave have other delays and numbers of programs
 LEAVE_FIRST_BYTES = 60 << 20  # of both inputs of a gradient: as much as all SMs of an H200 hold at once, and a third more
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from .launch_plan import MEDIUM_GRADIENT_ROW, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
 from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs_plan, programs_plan, register_tiles
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
@@ -27,7 +27,8 @@ FULL = 1.25
 MANY_WAVES = {2: FULL, 4: 1.5}
 """By element size: beyond, a row has the fewest programs that hold it. They exchange faster, and each has more of the row."""
 HALF_WAVES = (1.5, 1.65), (2.25, 2.5)
-"""Waves of a gradient's rows of up to MEDIUM_GRADIENT_ROW. With as many programs as whole waves have, no SM is idle at the end."""
+"""Waves of a gradient's rows of up to HALF_WAVES_ROW. With as many programs as whole waves have, no SM is idle at the end."""
+HALF_WAVES_ROW = 3_100_000  # bytes of both inputs
 FEW_SMEM_TILES = 5
 """With more tiles of a program in shared memory, a launch of one wave was slower than one of FULL waves."""
 
@@ -136,7 +137,7 @@ def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int
     if vectors <= CLUSTER_GRADIENT or fewest > most or 2 * problem.M * fewest < resident:
         return None
     ctas, filled = max(fewest, resident // problem.M), problem.M * fewest / resident
-    if problem.input_bytes <= problem.M * MEDIUM_GRADIENT_ROW and any(least < filled <= most for least, most in HALF_WAVES):
+    if problem.input_bytes <= problem.M * HALF_WAVES_ROW and any(least < filled <= most for least, most in HALF_WAVES):
         ctas = math.ceil(filled) * resident // problem.M
     ctas = min(ctas, MAX_SPLIT_CTAS)
     smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles

@@ -13,12 +13,13 @@ import triton
 import triton.language as tl
 
 from .carveout import driver
-from .launch_plan import GPC_SMS, MEDIUM_GRADIENT_ROW, ONE_WAVE_BYTES, Plan, Problem, resident_programs
+from .launch_plan import GPC_SMS, ONE_WAVE_BYTES, Plan, Problem, resident_programs
 from .packed_io import INTERPRETED
 
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
+MEDIUM_ROW = 3_000_000  # bytes of all inputs, as SHORT_BYTES_OF_FEW_WAVES of the CUDA kernels
 FEWEST_ROWS = 5  # of one wave: fewer were not timed with these delays
 MAX_CYCLES = 100_000_000
 WAIT = (
@@ -51,7 +52,7 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. Gradients there have no third more
-    if a row has at most MEDIUM_GRADIENT_ROW, or if the device holds all rows at once. If it does, launches of less than ONE_WAVE_BYTES
+    if a row has at most MEDIUM_ROW, or if the device holds all rows at once. If it does, launches of less than ONE_WAVE_BYTES
     have no delay. With fewer than FEWEST_ROWS then, forwards have no delay, and gradients a third of it. For the split tier, `share` of
     that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
     """
@@ -73,7 +74,7 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
 def _share(problem: Problem, rows: int) -> float:
     """The delay between rows of the split tier as a share of a row's time, if the device holds `rows` rows at once."""
     if problem.M > rows:
-        return 1 if problem.backward and problem.input_bytes <= problem.M * MEDIUM_GRADIENT_ROW else 4 / 3
+        return 1 if problem.backward and problem.input_bytes <= problem.M * MEDIUM_ROW else 4 / 3
     few = problem.M < FEWEST_ROWS
     if problem.input_bytes < ONE_WAVE_BYTES[problem.backward] or (few and not problem.backward):
         return 0

@@ -42,9 +42,9 @@ def test_large_gradients_of_one_wave_are_staggered_by_a_row():
     assert stagger(replace(gradient, M=3), plan) == (0, 0)  # less than 30 MiB
 
 
-@pytest.mark.parametrize(("columns", "share"), [(387500, 1), (387501, 4 / 3)])
+@pytest.mark.parametrize(("columns", "share"), [(375000, 1), (375001, 4 / 3)])
 def test_medium_gradients_are_staggered_by_a_row(columns, share):
-    """387500 columns of two float32 tensors have 3.1 MB."""
+    """375000 columns of two float32 tensors have 3 MB."""
     plan = replace(SPLIT, threads=128, registers=128, tiles=10)
     gradient = replace(PROBLEM, backward=True, N=columns)
     assert stagger(gradient, plan) == (4 * 132 // 56, int(8 * columns / 2500 * share))
