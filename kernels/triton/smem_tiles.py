@@ -25,7 +25,7 @@ COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0
 
 
 def _with_policy(policy: str) -> tl.constexpr:
-    """COPY with a policy for L2, for sm_90 only: for sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set."""
+    """COPY with a policy for L2, for sm_90 only. For sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set."""
     return tl.constexpr(
         f"{{ .reg .b64 policy; createpolicy.fractional.L2::{policy}.b64 policy, 1.0;"
         " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
