@@ -15,7 +15,7 @@ template <typename Op, bool KEEP_IN_L2> struct Dispatch {
     const int64_t N;
     const Plan& p;
     Launcher& launcher;
-    const bool leave_first;  // of tiers split and split_bulk: the policy of loads
+    const bool leave_first;  // whether loads of tiers split and split_bulk have evict_first
     const int64_t M = t.M;
     const Layout l = layout_of(t, N);
     const int64_t vectors = (l.offset + N) / Op::V;  // of a row, counted from its 128-byte base
@@ -168,8 +168,9 @@ private:
     }
 };
 
-// Whether the lines that a launch reads leave L2 first: rows of CTAs anywhere on the device, which it holds about all at once. What earlier kernels
-// wrote then stays in L2, and memory does not write it back meanwhile. Launches of other sizes and losses were slower so, or not measured.
+// Whether the lines that a launch reads leave L2 first. They do in the split tiers, if the device holds nearly all rows at once. What earlier kernels
+// wrote then stays in L2, which does not write it to memory meanwhile. Other sizes and loss operations were slower with it, or not measured:
+// docs/kernels/notes-triton.md, Inputs that leave L2 first.
 template <typename Op> bool leaves_first(const Plan& p, int64_t read_bytes) {
     const bool split = (p.tier == SPLIT || p.tier == SPLIT_BULK) && p.per_row > 1;
     const int64_t least = Op::READS == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES;

@@ -22,10 +22,11 @@ template <typename Op> struct Tensors : Op::Inputs {
     int N;
 };
 
-// Loads with KEEP_IN_L2 have the policy evict_last: their lines leave L2 after the lines that are written. Written lines then leave L2 early and
+// Loads with KEEP_IN_L2 have a policy. With evict_last their lines leave L2 after the lines that are written. Written lines then leave L2 early and
 // presumably in the order of the writes, which memory handles faster. docs/kernels/notes-cuda.md has the measurements. Launches that read little
-// do not use it. Their inputs would survive a flush of L2 such as do_bench's, and the launch would only seem fast. A kernel makes the policy
-// once. At each load it would take five instructions, whose registers wait for the load before. `leave_first`: the policy is evict_first.
+// do not use evict_last. Their inputs would survive a flush of L2 such as do_bench's, and the launch would only seem fast. A kernel makes the policy
+// once. At each load it would take five instructions, whose registers wait for the load before. `leave_first`: the policy is evict_first;
+// `leaves_first` says when.
 template <bool KEEP_IN_L2> __device__ __forceinline__ uint64_t l2_policy(bool leave_first = false) {
     uint64_t policy = 0;
     if constexpr (KEEP_IN_L2) {
@@ -68,7 +69,7 @@ template <bool KEEP_IN_L2> __device__ __forceinline__ void load16_if(bool inside
 }
 
 // A row of all tensors. NO_EDGES: the compiler knows that the row begins at its base and consists of whole vectors. Then nothing has to be
-// computed before the first load. KEEP_IN_L2 and leave_first: the policy of loads.
+// computed before the first load. KEEP_IN_L2: loads have a policy. `leave_first`: it is evict_first.
 template <typename Op, bool NO_EDGES, bool KEEP_IN_L2> struct Row {
     static constexpr int V = Op::V;
     using Element = typename Op::Element;

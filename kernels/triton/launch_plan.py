@@ -18,8 +18,11 @@ KEEP_IN_L2_BYTES = 32 << 20  # of all inputs: half of an H200's L2
 NO_POLICY, KEEP, LEAVE_FIRST = range(3)
 """Policies of loads for L2: none, evict_last, evict_first."""
 ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
-"""Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered."""
-LEAVE_FIRST_BYTES = 60 << 20  # of both inputs of a gradient: as much as all SMs of an H200 hold at once, and a third more
+"""Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered.
+
+From here on, gradients have LEAVE_FIRST too.
+"""
+LEAVE_FIRST_BYTES = 60 << 20  # of both inputs: gradients from here on were slower with LEAVE_FIRST
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,13 @@ class Problem:
 
         Written lines then leave L2 soon after the write, presumably in that order, which memory takes faster
         (`docs/kernels/notes-triton.md`). This has been measured on Hopper only. Small launches go without: their inputs would survive a
-        flush such as do_bench's, and the kernel would only seem fast.
+        flush such as do_bench's, and the kernel would only seem fast. The split tier has `split_policy` instead.
         """
         return self.hopper and self.input_bytes >= KEEP_IN_L2_BYTES
 
     @property
     def least_bytes(self) -> int:
-        """The fewest bytes of all inputs with the same policies for L2."""
+        """The fewest bytes of all inputs for which `keep_in_l2` and `split_policy` are the same."""
         if self.split_policy == LEAVE_FIRST:
             return KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True]
         return (LEAVE_FIRST_BYTES if self.backward else KEEP_IN_L2_BYTES) if self.keep_in_l2 else 0
@@ -70,9 +73,9 @@ class Problem:
     def split_policy(self) -> int:
         """The policy of the split tier's loads.
 
-        If the device holds about all rows of a gradient at once, lines that are read leave L2 first. What earlier kernels wrote then stays
-        in L2, and memory does not write it back meanwhile. Larger gradients were slower so, and forwards were as fast
-        (`docs/kernels/notes-triton.md`).
+        If the device holds nearly all rows of a gradient at once, lines that are read leave L2 first. What earlier kernels wrote then
+        stays in L2, which does not write it to memory meanwhile. Larger gradients were slower with it, and forwards were not faster
+        (`docs/kernels/notes-triton.md`, Inputs that leave L2 first).
         """
         if self.hopper and self.backward and ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES:
             return LEAVE_FIRST

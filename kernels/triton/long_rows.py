@@ -27,8 +27,8 @@ FULL = 1.25
 MANY_WAVES = {2: FULL, 4: 1.5}
 """By element size: beyond, a row has the fewest programs that hold it. They exchange faster, and each has more of the row."""
 HALF_WAVES = (1.5, 1.65), (2.25, 2.5)
-"""Waves of a gradient's rows of up to HALF_WAVES_ROW. With as many programs as whole waves have, no SM is idle at the end."""
-HALF_WAVES_ROW = 3_100_000  # bytes of both inputs
+"""Waves of the fewest programs, more than the first number and at most the second. Gradients that need so many fill whole waves."""
+HALF_WAVES_ROW = 3_100_000  # bytes of a row in both inputs, at most, for HALF_WAVES
 FEW_SMEM_TILES = 5
 """With more tiles of a program in shared memory, a launch of one wave was slower than one of FULL waves."""
 
@@ -122,9 +122,9 @@ def _on_a_pair(problem: Problem, layout: tuple[int, int, int], vectors: int) -> 
 def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
     """Programs of which an SM holds four. If all rows run at once, each has an equal part of all programs.
 
-    Otherwise a row has the fewest programs that hold it, which exchange faster, or as many as fill the last wave (HALF_WAVES). Unaligned
-    rows that do not run at once have programs of GRADIENT or FLOAT32_GRADIENT, which were faster. So have all rows for which ptxas spills
-    registers of LARGEST_GRADIENT.
+    Otherwise a row has the fewest programs that hold it, which exchange faster. In HALF_WAVES it has more, so that the last wave is full.
+    Unaligned rows that do not run at once have programs of GRADIENT or FLOAT32_GRADIENT, which were faster. So have all rows for which
+    ptxas spills registers of LARGEST_GRADIENT.
     """
     aligned = problem.alignment == VECTOR_BYTES
     smaller = FLOAT32_GRADIENT if problem.element_size == 4 else GRADIENT

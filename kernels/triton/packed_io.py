@@ -194,7 +194,7 @@ def load_tiles(
 ):  # fmt: skip
     """A tuple of TILES tiles, of the vectors from `start` on. Vectors outside first..end-1 are `other`.
 
-    L2_POLICY: LEAVE_FIRST, KEEP (or True) or NO_POLICY of `softbench.kernels.triton.launch_plan`.
+    L2_POLICY: NO_POLICY (or False), KEEP (or True) or LEAVE_FIRST, which is 2, of `softbench.kernels.triton.launch_plan`.
     """
     POLICY: tl.constexpr = "evict_first" if L2_POLICY == 2 else ("evict_last" if L2_POLICY else "")
     o = start[:, None, None] * WORDS + tl.arange(0, THREADS)[None, :, None] * WORDS + tl.arange(0, WORDS)[None, None, :]

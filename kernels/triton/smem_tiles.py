@@ -95,7 +95,7 @@ def begin_copy(
 ):  # fmt: skip
     """Issues the copies of `copy_to_smem` to the address `smem`. What lies behind `end` becomes zeros. GROUPS: each tile is a group."""
     COPY_16: tl.constexpr = COPY_LEAVE_FIRST if L2_POLICY == 2 else (COPY_KEEP if L2_POLICY else COPY)
-    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP if L2_POLICY else COPY_8)
+    COPY_ASM: tl.constexpr = COPY_16 if WORDS == 4 else (COPY_8_KEEP if L2_POLICY else COPY_8)  # a gradient has four words
     t = tl.arange(0, THREADS)[None, :]
     VECTORS: tl.constexpr = 4 // WORDS  # of 16 bytes
     left = (end - start)[:, None] - t * VECTORS
