@@ -22,17 +22,12 @@ def _allocate(kib: int) -> tl.constexpr:
 
 ALLOCATE_4, ALLOCATE_8, ALLOCATE_16, ALLOCATE_24, ALLOCATE_32, ALLOCATE_44 = (_allocate(kib) for kib in (4, 8, 16, 24, 32, 44))
 COPY = tl.constexpr("cp.async.cg.shared.global [$1], [$2], 16, $3; mov.b32 $0, 0;")  # $3: bytes to read, 0 or 16
-
-
-def _with_policy(policy: str) -> tl.constexpr:
-    """COPY with a policy for L2, for sm_90 only. For sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set."""
-    return tl.constexpr(
-        f"{{ .reg .b64 policy; createpolicy.fractional.L2::{policy}.b64 policy, 1.0;"
-        " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
-    )
-
-
-COPY_KEEP, COPY_LEAVE_FIRST = _with_policy("evict_last"), _with_policy("evict_first")
+# With a policy for L2, for sm_90 only. For sm_100, ptxas of CUDA 12.8 to 13.3 emits a copy with a policy that it never set.
+COPY_KEEP = tl.constexpr(
+    "{ .reg .b64 policy; createpolicy.fractional.L2::evict_last.b64 policy, 1.0;"
+    " cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, $3, policy; mov.b32 $0, 0; }"
+)
+COPY_LEAVE_FIRST = tl.constexpr(COPY_KEEP.value.replace("evict_last", "evict_first"))
 # A thread's own value, by way of the warp's shuffle. ptxas then keeps it in a register of the thread. If an address is partly in a uniform
 # register, ptxas 12.8 to 13.0 makes a copy with a policy an illegal instruction.
 OWN_VALUE = tl.constexpr("{ .reg .u32 lane; mov.u32 lane, %laneid; shfl.sync.idx.b32 $0, $1, lane, 31, 0xffffffff; }")
@@ -41,7 +36,6 @@ COPY_8 = tl.constexpr(
     "{ .reg .pred p, q; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8; @p cp.async.cg.shared.global [$1], [$2], 16;"
     " @q cp.async.ca.shared.global [$1], [$2], 8; mov.b32 $0, 0; }"
 )
-
 COPY_8_KEEP = tl.constexpr(
     "{ .reg .pred p, q; .reg .b64 policy; setp.eq.u32 p, $3, 16; setp.eq.u32 q, $3, 8;"
     " createpolicy.fractional.L2::evict_last.b64 policy, 1.0; @p cp.async.cg.shared.global.L2::cache_hint [$1], [$2], 16, policy;"

@@ -80,7 +80,7 @@ def test_a_small_input_kept_in_l2_is_detected():
 
 @pytest.mark.parametrize("launch", [cuda.launch_backward, dispatch.launch_backward], ids=["cuda", "triton"])
 @pytest.mark.parametrize(("M", "N", "dtype"), [(5, 1046460, torch.float32), (12, 850432, torch.bfloat16)])
-def test_reads_that_leave_l2_first_are_as_fast_on_rotating_buffers(launch, M, N, dtype):
+def test_leaving_first_is_as_fast_on_rotating_buffers(launch, M, N, dtype):
     operands = [rows(M, N, dtype, 3) for _ in range(2 + ROTATED_BYTES // (3 * dtype.itemsize * M * N))]
     many, one = excess(lambda tensors: launch(*tensors), operands)
     assert as_fast(many, one), (many, one)

@@ -141,7 +141,7 @@ def test_staged_rows_move_without_a_loop_or_repacking(cards, h100, backward):
         assert ptx.count("ld.shared.u16 %") >= STAGED.tiles * problem.reads
 
 
-@pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2
+@pytest.mark.parametrize("M", sampled([64, 4096], lambda M: M == 4096))  # the second keeps its reads in L2
 def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     """Float32 results: the last 8 of 16 bytes may lie behind the tensor, so they are copied as 8 bytes."""
     problem = replace(cards.problem_of(h100, False, M, 262140, 2, 8), wide=True)
@@ -155,7 +155,7 @@ def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     assert {bool(hint) == bool(policy) == problem.keep_in_l2 for _, hint, _, policy in copies} == {True}
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", sampled([2, 4], lambda size: size == 2))
 def test_gradients_read_both_tensors_from_shared_memory_twice(cards, h100, size):
     plan = Plan("split", 4, 256, 4, 16 // size, warps=8, registers=64, split_ctas=64 * size, smem_tiles=5)
     found = cards.compiled_plan(h100, cards.problem_of(h100, True, 30, 1 << 20, size, 16), plan)
@@ -176,24 +176,25 @@ def test_rows_of_one_or_two_vectors_move_in_vectors(cards, h100, size, N, backwa
     assert all("v4" in move for move in moves), moves
 
 
-def losses(cards, h100):
-    """Prepared launches of losses with all options, and their operands."""
+def losses(cards, h100, logprob):
+    """Prepared launches of logprob, or of cross entropy with all options, and their operands."""
     every = Options(label_smoothing=0.1, z_loss=1e-4, softcap=30.0)
     data, rows, target = (cards.Operand(dtype, 16) for dtype in (torch.bfloat16, torch.float32, torch.int64))
     wide, short = (cards.problem_of(h100, False, 4096, N, 2, 16) for N in (32000, 512))
-    for options in (every, Options(logprob=True)):
-        third = rows if options.logprob else None
-        reading, writing = loss_plans.reduction_plan(wide), loss_plans.gradient_plan(wide)
-        given = (rows, rows, rows, rows) if options.logprob else (rows, None, rows, None)
-        yield loss_launch._reduction(wide, reading, (32000,), options), [data, target, rows, rows, third]
-        yield loss_launch._gradient(wide, writing, (32000, 32000), options), [data, target, *given, data]
-        yield loss_launch._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
-    fused = loss_plans.fused_plan(wide, "", 2)
-    yield loss_launch._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
+    options, third = (Options(logprob=True), rows) if logprob else (every, None)
+    reading, writing = loss_plans.reduction_plan(wide), loss_plans.gradient_plan(wide)
+    given = (rows, rows, rows, rows) if logprob else (rows, None, rows, None)
+    yield loss_launch._reduction(wide, reading, (32000,), options), [data, target, rows, rows, third]
+    yield loss_launch._gradient(wide, writing, (32000, 32000), options), [data, target, *given, data]
+    yield loss_launch._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
+    if not logprob:
+        fused = loss_plans.fused_plan(wide, "", 2)
+        yield loss_launch._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
 
 
-def test_losses_are_pinned_and_contract_no_exponent(cards, h100):
-    for ready, operands in losses(cards, h100):
+@pytest.mark.parametrize("logprob", sampled([False, True], lambda logprob: not logprob))
+def test_losses_are_pinned_and_contract_no_exponent(cards, h100, logprob):
+    for ready, operands in losses(cards, h100, logprob):
         scratch = [None] * ready.places
         if ready.floats:
             scratch[0] = cards.Operand(torch.float32, 16)

@@ -166,7 +166,7 @@ def test_gradients_of_half_a_last_wave_fill_it(rows, ctas):
     assert rows * ctas <= math.ceil(rows * 34 / 528) * 528
 
 
-def test_long_gradients_of_half_a_last_wave_do_not_fill_it():
+def test_long_rows_do_not_fill_a_last_wave():
     """Rows of 3.1 MB have other delays and numbers of programs than longer ones."""
     plans = [heuristics.choose(problem(True, 24, columns, 2), "NVIDIA H200") for columns in (775000, 775008)]
     assert [plan.split_ctas for plan in plans] == [44, 35]
