@@ -3,7 +3,7 @@
 F is softmax, scaled_softmax, log_softmax, cross_entropy, logprob or masked_softmax. Half of the scaled launches have a scale for each row.
 The launches of losses are in loss_launches.py, and those of masked_softmax in masked_launches.py.
 
-Some launches are just large enough for the kernels that keep their reads in L2; `--bytes` and `--rows` leave out what moves more.
+Some launches are just large enough for the kernels whose loads have a policy for L2; `--bytes` and `--rows` leave out what moves more.
 PYTORCH_NO_CUDA_MEMORY_CACHING=1 makes allocations exact, so that the sanitizer sees an access one byte beside a tensor. The script prints
 the launched tiers as JSON, of all launches and of the large ones. Exit code 1: a result is wrong.
 """
@@ -79,7 +79,7 @@ class Operands:
 
 
 def large(backward: bool, dtype: torch.dtype, N: int, offset: int = 0, out: torch.dtype | None = None) -> Operands:
-    """Operands with just enough rows for the kernels that keep their reads in L2."""
+    """Operands with just enough rows for the kernels whose loads have a policy for L2."""
     M = math.ceil(KEEP_IN_L2_BYTES / ((2 if backward else 1) * N * dtype.itemsize))
     return Operands(backward, dtype, M, N, offset=offset, out=out)
 

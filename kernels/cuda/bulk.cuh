@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         if (thread == 0) publish(slots + saved_rank, partial, tag, workspace);
         partial = block_reduce<T>(row.op, gather(row.op, slots, size, saved_tag, max_polls, timed_out), warp_partials[1]);
         if (timed_out) {  // uses nothing that is in registers or shared memory, but reads the chunk again
-            const Row<Op, false, KEEP_IN_L2> again(tensors, blockIdx.x / unsigned(size), base_alignment);
+            const Row<Op, false, KEEP_IN_L2> again(tensors, blockIdx.x / unsigned(size), base_alignment, leave_first);
             const typename Op::Total total = row.op.finalize(reduce_whole_row(again, warp_partials[0]));
             const int end = saved_end;
             for (int i = max(saved_begin, again.first) + thread; i < end; i += T) {

@@ -22,7 +22,8 @@ ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
 
 From here on, gradients have LEAVE_FIRST too.
 """
-LEAVE_FIRST_BYTES = 60 << 20  # of both inputs: gradients from here on were slower with LEAVE_FIRST
+LEAVE_FIRST_BYTES = 60 << 20  # of both inputs, on 132 SMs: gradients from here on were slower with LEAVE_FIRST
+LEAVE_FIRST_ROWS = 5  # fewer were not measured, and one row may be read twice
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Problem:
     def least_bytes(self) -> int:
         """The fewest bytes of all inputs for which `keep_in_l2` and `split_policy` are the same."""
         if self.split_policy == LEAVE_FIRST:
-            return KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True]
+            return max(LEAVE_FIRST_ROWS * self.input_bytes // self.M, KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True])
         return (LEAVE_FIRST_BYTES if self.backward else KEEP_IN_L2_BYTES) if self.keep_in_l2 else 0
 
     @property
@@ -77,7 +78,8 @@ class Problem:
         stays in L2, which does not write it to memory meanwhile. Larger gradients were slower with it, and forwards were not faster
         (`docs/kernels/notes-triton.md`, Inputs that leave L2 first).
         """
-        if self.hopper and self.backward and ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES:
+        size = ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES * min(1, self.sms / 132)
+        if size and self.hopper and self.backward and self.M >= LEAVE_FIRST_ROWS:
             return LEAVE_FIRST
         return KEEP if self.keep_in_l2 else NO_POLICY
 

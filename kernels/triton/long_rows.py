@@ -27,7 +27,7 @@ FULL = 1.25
 MANY_WAVES = {2: FULL, 4: 1.5}
 """By element size: beyond, a row has the fewest programs that hold it. They exchange faster, and each has more of the row."""
 HALF_WAVES = (1.5, 1.65), (2.25, 2.5)
-"""Waves of the fewest programs, more than the first number and at most the second. Gradients that need so many fill whole waves."""
+"""Waves of the fewest programs, more than the first number and at most the second. On Hopper, such gradients fill whole waves."""
 HALF_WAVES_ROW = 3_100_000  # bytes of a row in both inputs, at most, for HALF_WAVES
 FEW_SMEM_TILES = 5
 """With more tiles of a program in shared memory, a launch of one wave was slower than one of FULL waves."""
@@ -137,7 +137,7 @@ def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int
     if vectors <= CLUSTER_GRADIENT or fewest > most or 2 * problem.M * fewest < resident:
         return None
     ctas, filled = max(fewest, resident // problem.M), problem.M * fewest / resident
-    if problem.input_bytes <= problem.M * HALF_WAVES_ROW and any(least < filled <= most for least, most in HALF_WAVES):
+    if problem.hopper and problem.input_bytes <= problem.M * HALF_WAVES_ROW and any(least < filled <= most for least, most in HALF_WAVES):
         ctas = math.ceil(filled) * resident // problem.M
     ctas = min(ctas, MAX_SPLIT_CTAS)
     smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles

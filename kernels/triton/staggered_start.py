@@ -52,9 +52,9 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. There, gradients have no third more
-    in two cases: a row has at most MEDIUM_ROW bytes, or the device holds all rows at once. In the second case, launches of less than
-    ONE_WAVE_BYTES have no delay. With fewer than FEWEST_ROWS, forwards then have no delay, and gradients a third of it. For the split tier,
-    `share` of that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
+    in two cases: a row has at most MEDIUM_ROW bytes on Hopper, or the device holds all rows at once. In the second case, launches of less
+    than ONE_WAVE_BYTES have no delay. With fewer than FEWEST_ROWS, forwards then have no delay, and gradients a third of it. For the split
+    tier, `share` of that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -74,7 +74,7 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
 def _share(problem: Problem, rows: int) -> float:
     """The delay between rows of the split tier as a share of a row's time, if the device holds `rows` rows at once."""
     if problem.M > rows:
-        return 1 if problem.backward and problem.input_bytes <= problem.M * MEDIUM_ROW else 4 / 3
+        return 1 if problem.hopper and problem.backward and problem.input_bytes <= problem.M * MEDIUM_ROW else 4 / 3
     few = problem.M < FEWEST_ROWS
     if problem.input_bytes < ONE_WAVE_BYTES[problem.backward] or (few and not problem.backward):
         return 0

@@ -152,7 +152,7 @@ void sweep_scores() {
             }
 }
 
-// Whether only rows of CTAs that exchange in global memory leave L2 first, and only between the limits for forwards and for gradients.
+// Whether only five rows or more, of CTAs that exchange in global memory, leave L2 first, and only between the limits of forwards and of gradients.
 template <typename Op> void test_policies(int64_t least_mib, int64_t most_mib) {
     for (const Tier tier : {SPLIT, SPLIT_BULK, CLUSTER, CLUSTER_BULK, BLOCK})
         for (const int per_row : {1, 2})
@@ -161,7 +161,10 @@ template <typename Op> void test_policies(int64_t least_mib, int64_t most_mib) {
                 p.tier = tier, p.per_row = per_row;
                 const bool wanted = (tier == SPLIT || tier == SPLIT_BULK) && per_row == 2 && mib >= least_mib && mib < most_mib;
                 ++tested;
-                if (leaves_first<Op>(p, mib << 20) != wanted) ++bad, std::printf("policy of tier %d, per_row %d, %lld MiB\n", tier, per_row, (long long)mib);
+                const bool half = wanted && mib < (most_mib + 1) / 2;
+                if (leaves_first<Op>(p, 5, mib << 20, 132) != wanted || leaves_first<Op>(p, 5, mib << 20, 148) != wanted ||
+                    leaves_first<Op>(p, 5, mib << 20, 66) != half || leaves_first<Op>(p, 4, mib << 20, 132))
+                    ++bad, std::printf("policy of tier %d, per_row %d, %lld MiB\n", tier, per_row, (long long)mib);
             }
 }
 

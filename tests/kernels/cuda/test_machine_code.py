@@ -267,6 +267,19 @@ def test_exponents_of_losses_and_scores_are_not_contracted(compiled, function, p
     assert set.union(*(made for name, made in entries.items() if name not in written)) == {"mul.f32"}
 
 
+@needs_nvcc
+def test_only_rows_of_ctas_anywhere_leave_l2_first(compiled):
+    """A kernel with policies has evict_last. Those without clusters, whose exchange needs the grid, have evict_first too."""
+    cubin, _ = compiled("sm_90a", *FLOAT32)
+    bodies = cubin.with_suffix(".ptx").read_text().split(".entry ")[1:]
+    policies = {body.partition("(")[0]: set(re.findall(r"createpolicy\.fractional\.L2::(\w+)", body)) for body in bodies}
+    first = {name for name, found in policies.items() if "evict_first" in found}
+    assert first == {
+        name for name, found in policies.items() if found and ("5splitI" in name or ("4bulkI" in name and "Lb1ELb1EEEv" in name))
+    }
+    assert {"evict_first", "evict_last"} in policies.values() and {"evict_last"} in policies.values()
+
+
 @pytest.mark.parametrize("function", build.ALL)
 def test_contraction_is_stated_for_nvcc(function, tmp_path):
     assert [word for word in build.command("nvcc", "sm_90a", tmp_path, function) if word.startswith("-fmad")] == ["-fmad=true"]

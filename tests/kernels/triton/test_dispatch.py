@@ -143,7 +143,8 @@ def test_kernels_are_told_to_keep_large_inputs_in_l2():
         for plan in (rows, split):
             assert dispatch.prepare_launch(problem, plan, (torch.empty(2, 8),) * 2).arguments[-2:] == (problem.keep_in_l2, False)
     gradient = replace(large, backward=True, M=12, N=850432)
-    for plan, policy in ((rows, KEEP), (split, LEAVE_FIRST)):
+    cluster = Plan("cluster", tiles=10, threads=256, vector_elements=8, warps=8, cluster_ctas=16)
+    for plan, policy in ((rows, KEEP), (cluster, KEEP), (split, LEAVE_FIRST)):
         assert dispatch.prepare_launch(gradient, plan, (torch.empty(2, 8),) * 3).arguments[-2:] == (policy, False)
 
 

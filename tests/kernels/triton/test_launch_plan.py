@@ -35,6 +35,12 @@ def test_gradients_that_fill_the_device_once_leave_l2_first(mebibytes, policy):
     gradient = replace(LARGE, backward=True, M=mebibytes, N=1 << 18)
     assert gradient.split_policy == policy
     assert replace(gradient, hopper=False).split_policy == launch_plan.NO_POLICY
+    assert replace(gradient, M=4, N=mebibytes << 16).split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
+    assert replace(gradient, M=5, N=(mebibytes << 18) // 5).split_policy == policy
+    assert replace(gradient, sms=66).split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
+    assert replace(gradient, sms=72).split_policy == (
+        launch_plan.LEAVE_FIRST if mebibytes == 30 else replace(gradient, sms=66).split_policy
+    )
     forward = replace(gradient, backward=False, N=1 << 19)
     assert forward.split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
 

@@ -1,6 +1,7 @@
 """The plans of long rows that fill the device, and when the tables decide instead."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from problems import covers
@@ -158,12 +159,25 @@ def test_gradients_of_too_many_programs_have_other_plans():
         assert (beyond.tiles, beyond.smem_tiles) != (10, 11)
 
 
-@pytest.mark.parametrize(("rows", "ctas"), [(23, 34), (24, 44), (25, 42), (26, 34), (34, 34), (35, 45), (36, 44), (38, 41), (39, 34)])
-def test_gradients_of_half_a_last_wave_fill_it(rows, ctas):
-    """The fewest programs are 34, so 528 at once hold 15.5 rows. One more row has 1.5 waves, and so on."""
-    plan = heuristics.choose(problem(True, rows, 762880, 2), "NVIDIA H200")
+@pytest.mark.parametrize(
+    ("rows", "fewest", "ctas"),
+    [
+        *((24, 33, 33), (38, 21, 27), (30, 29, 35), (38, 23, 23)),  # 1.5 waves, 1.511, 1.648, 1.655
+        *((36, 33, 33), (35, 34, 45), (40, 33, 39), (53, 25, 25)),  # 2.25 waves, 2.254, 2.5, 2.509
+    ],
+)
+def test_gradients_of_half_a_last_wave_fill_it(rows, fewest, ctas):
+    """An H200 holds 528 programs at once. Each holds 2816 vectors of a row."""
+    given = problem(True, rows, fewest * 2816 * 8, 2)
+    plan = heuristics.choose(given, "NVIDIA H200")
     assert (plan.tier, plan.split_ctas) == ("split", ctas)
-    assert rows * ctas <= math.ceil(rows * 34 / 528) * 528
+    assert rows * ctas <= math.ceil(rows * fewest / 528) * 528
+    other = heuristics.choose(replace(given, hopper=False), "")
+    assert other.split_ctas == math.ceil(fewest * 2816 / (128 * 19))  # of the smaller programs
+
+
+def test_one_row_has_at_most_512_programs():
+    assert heuristics.choose(problem(True, 1, 1 << 22, 4), "").split_ctas == 512
 
 
 def test_long_rows_do_not_fill_a_last_wave():

@@ -46,8 +46,9 @@ def test_large_gradients_of_one_wave_are_staggered_by_a_row():
 def test_medium_gradients_are_staggered_by_a_row(columns, share):
     """375000 columns of two float32 tensors have 3 MB."""
     plan = replace(SPLIT, threads=128, registers=128, tiles=10)
-    gradient = replace(PROBLEM, backward=True, N=columns)
+    gradient = replace(PROBLEM, backward=True, N=columns, hopper=True)
     assert stagger(gradient, plan) == (4 * 132 // 56, int(8 * columns / 2500 * share))
+    assert stagger(replace(gradient, hopper=False), plan) == (4 * 132 // 56, int(8 * columns / 2500 * 4 / 3))
     assert stagger(replace(gradient, backward=False), SPLIT) == (4 * 132 // 56, int(4 * columns / 2500 * 4 / 3))
 
 
