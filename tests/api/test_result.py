@@ -72,6 +72,7 @@ def test_pictures_are_written_and_embedded(tmp_path):
         result.plot(tmp_path / "own.gif")
 
 
+@pytest.mark.slow
 def test_the_page_of_a_result_has_its_cells(tmp_path):
     for suffix in (".csv", ".json"):
         shutil.copy((H200 / "odd.csv").with_suffix(suffix), tmp_path)

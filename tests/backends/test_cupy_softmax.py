@@ -62,6 +62,7 @@ def test_each_row_gets_a_block_on_torchs_stream(fake_cupy, direction):
     assert fake_cupy[2][1:] == ((8,), (512,))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 def test_source_compiles_for_every_dtype(fake_cupy, tmp_path):
     from softbench.backends import cupy_softmax

@@ -47,6 +47,7 @@ def test_an_interrupted_check_reports_what_it_found(main, plugins, tmp_path, mon
     assert ElementTree.parse(tmp_path / "found.xml").getroot().get("tests") == "5"  # one is the interruption
 
 
+@pytest.mark.slow
 def test_only_some_wrong_findings_of_a_backend_are_told(main, plugins):
     """Of each backend, and of each direction and dtype first: a backend that is wrong everywhere would hide the others."""
     file = plugins / "wrong" / "zeros.py"

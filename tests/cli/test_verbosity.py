@@ -18,6 +18,7 @@ def without_compilers(cli):
     return cli
 
 
+@pytest.mark.slow
 def test_a_quiet_run_prints_the_file_and_failures(cli):
     (cli.folder / "fails.py").write_text(FAILS)
     done = cli("run", "-q", "--backends", "torch", *SMALL)

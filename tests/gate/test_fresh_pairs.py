@@ -209,6 +209,7 @@ def test_slower_cells_are_found(noise, pairs, slowdown, least):
     assert result.others == 0
 
 
+@pytest.mark.slow
 def test_more_pairs_find_more():
     """Each pair had to agree, so ten pairs found less than one."""
     few, many = (families(8, NOISES["tau 2 %"], 20, 0.05, pairs, 0.03, seed=6) for pairs in (1, 20))

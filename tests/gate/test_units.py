@@ -151,6 +151,7 @@ def test_a_cell_that_another_card_cannot_measure_is_missing(main, here, document
     assert (code, [verdict["state"] for verdict in verdicts].count("missing")) == (1, 1)
 
 
+@pytest.mark.slow
 def test_a_baseline_of_every_card_judges_any_shared_sweep(main, here, document):
     """Card B is slower by 30 %. A cell that no card measured now is missing."""
     base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))

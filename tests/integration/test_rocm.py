@@ -41,6 +41,7 @@ def rocm(monkeypatch):
     return pretended_rocm
 
 
+@pytest.mark.slow
 def test_doctor_says_in_a_line_each_what_is_missing(softbench):
     lines = {line.partition("  ")[0].strip(): line for line in softbench("doctor").splitlines()}
     assert "ROCm 6.4.43482" in lines["torch"]

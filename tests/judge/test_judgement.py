@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from judged import CASE, confined, judged
+from sampled import sampled
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import MakeCalls, QueueCalls, ShareOutputs
@@ -23,6 +24,7 @@ from softbench.worker.judged_calls import JudgedCalls
 from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
 
 
+@pytest.mark.slow
 def test_a_case_too_large_for_the_judge_is_unverified(judge, monkeypatch):
     def refuse(*_, **__):
         raise OSError(28, "No space left on device")
@@ -283,11 +285,14 @@ def test_a_challenge_leaves_memory_of_a_gpu_free(gib, N, direction):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        replace(CASE, direction=Direction.BOTH),
-        Case(12, 40, "fp32", Direction.FORWARD, "cpu", "log_softmax", "3x40x4@dim1"),
-        Case(16, 96, "fp32", Direction.FUSED, "cpu", "cross_entropy"),
-    ],
+    sampled(
+        [
+            replace(CASE, direction=Direction.BOTH),
+            Case(12, 40, "fp32", Direction.FORWARD, "cpu", "log_softmax", "3x40x4@dim1"),
+            Case(16, 96, "fp32", Direction.FUSED, "cpu", "cross_entropy"),
+        ],
+        lambda case: case.op == "cross_entropy",
+    ),
     ids=lambda case: case.key,
 )
 def test_other_passes_and_shapes_are_judged(judge, case):

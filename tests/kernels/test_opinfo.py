@@ -41,7 +41,7 @@ def of(name):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    sampled(itertools.product(SOFTMAX, DTYPES), lambda name, dtype: DTYPES.index(dtype) % 2 == [*SOFTMAX].index(name) % 2),
+    sampled(itertools.product(SOFTMAX, DTYPES), lambda name, dtype: DTYPES.index(dtype) == [*SOFTMAX].index(name) % 4),
 )
 def test_results_agree_with_torch_on_its_samples(name, dtype):
     opinfos.agree_with_torch(SOFTMAX[name], "cpu", dtype, of(name))

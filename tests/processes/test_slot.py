@@ -54,6 +54,7 @@ def test_one_source_is_used_while_another_loads(pool, tmp_path):
     assert again is first and second.info.able and second.worker in pool.workers
 
 
+@pytest.mark.slow
 def test_the_deadline_of_a_load_begins_with_it(pool, tmp_path):
     loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", waits_for(tmp_path / "never"))], "cpu", {}, 3.0)
     loading.slots("a")

@@ -140,6 +140,7 @@ def test_formats_and_output_name_the_files():
         assert str(caught.value) == message
 
 
+@pytest.mark.slow
 def test_a_dollar_sign_starts_no_formula(rows):
     """Devices and files may have such names."""
     named = [replace(row, device=r"$\frac{1 $ x") for row in rows]

@@ -2,6 +2,7 @@
 
 import csv
 
+import pytest
 from pretended import FakePool, make, scheduler_of
 
 from softbench.core.outcome import Failed, Measured, Status
@@ -111,6 +112,7 @@ backend = Killer()
 """
 
 
+@pytest.mark.slow
 def test_a_plugin_that_kills_all_workers_is_told(cli):
     (cli.folder / "killer.py").write_text(KILLER)
     done = cli("run", "--plugin", "killer.py", "--backends", "killer,torch", "--device", "cpu", "--quick", "--M", "8", "--N", "16,32")

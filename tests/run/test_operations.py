@@ -159,6 +159,7 @@ backends = [B(), Guarded()]
 """
 
 
+@pytest.mark.slow
 def test_an_operation_with_two_arguments_and_two_results_is_measured(cli, file):
     """Its yardstick takes both arguments, and its values are read-only."""
     (cli.folder / "sums.py").write_text(ADD.replace("BOUND", "2**-8 * (a * b).abs() + 1e-6"))

@@ -173,6 +173,7 @@ def test_blocked_modules_do_not_end_the_search(monkeypatch):
     assert error_location._kernel_of("no kernel") is None
 
 
+@pytest.mark.slow
 def test_an_error_in_available_costs_one_backend(cli):
     """The others of its file are checked, and the check fails with the line of the error."""
     (cli.folder / "mine.py").write_text(

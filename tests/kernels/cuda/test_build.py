@@ -10,6 +10,7 @@ from nvcc import needs_nvcc
 from softbench.kernels.cuda import build
 
 
+@pytest.mark.slow
 @needs_nvcc
 def test_a_library_links_all_parts(tmp_path, monkeypatch):
     source = tmp_path / "softmax.cu"

@@ -320,7 +320,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("name", [*COPIED, *SHARED])
+@pytest.mark.parametrize("name", sampled([*COPIED, *SHARED], lambda name: [*COPIED, *SHARED].index(name) % 3 == 0))
 def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     """Inductor writes a kernel, what it calls and its constants into one file, by their names and `repr`."""
     import triton

@@ -414,6 +414,7 @@ def test_results_without_any_time_make_a_page():
         assert "No case has a fastest backend" in text
 
 
+@pytest.mark.slow
 def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):
     verdicts = [
         Verdict(CellKey("cuda", "forward", "bf16", 4096, N), state, f"why {N}", ratio, (ratio - 0.02, ratio + 0.02), "c", "20 rounds", 0.05)
@@ -451,6 +452,7 @@ def test_page_says_if_the_gate_judged_another_run():
     assert "judged another run" not in document.html([Source("a.csv", rows)], "softbench report", own)
 
 
+@pytest.mark.slow
 def test_report_refuses_what_it_cannot_read_or_write(main):
     assert main("report", "-")[::2] == (2, "softbench: report -: reads files only, because the samples lie beside the CSV; name the file\n")
     assert main("report", "none.csv")[0] == 2

@@ -120,6 +120,7 @@ backend = Late()
 """
 
 
+@pytest.mark.slow
 def test_copy_is_measured_while_the_other_backends_load(tmp_path, monkeypatch):
     """A backend's import waits for a file, which is made after two comparisons. Its results then follow in one worker of copy."""
     monkeypatch.setattr(card, "DISTURBED", ())

@@ -58,6 +58,7 @@ def test_wrong_devices_are_refused(machine, text, why):
         cards._devices(text)
 
 
+@pytest.mark.slow
 def test_a_host_without_gpus_is_one_line(main):
     code, _, err = main("run", "--devices", "all")
     assert code == 2 and err.count("\n") == 1
