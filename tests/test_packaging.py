@@ -112,6 +112,7 @@ def test_the_wheel_ships_softbench_and_no_tests(wheel):
     assert not any(part.startswith("test") for name in names for part in name.split("/"))
 
 
+@pytest.mark.slow
 def test_the_sdist_builds_the_same_wheel(source, wheel, tmp_path):
     run(sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})", cwd=source)
     (archive,) = tmp_path.glob("*.tar.gz")

@@ -47,6 +47,7 @@ def test_more_threads_than_a_card_has_processors_are_refused(cli):
     assert not list(cli.folder.iterdir())
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_the_cases_of_each_card(cli):
     done = cli("run", "--devices", "cpu:0", "--backends", "torch", "--M", 8, "--N", "8,16,24", "--dry-run")
     assert done.returncode == 0, done.stderr

@@ -98,6 +98,7 @@ def test_process_sets_are_fresh_and_all_recorded(cli):
     assert {(batch["process"], batch["round"]) for batch in batches} == {(process, turn) for process in (0, 1) for turn in range(3)}
 
 
+@pytest.mark.slow
 def test_a_configuration_file_runs_and_flags_override_it(cli):
     (cli.folder / "mine.toml").write_text('backends = "torch"\nrounds = 1\n[[sweep]]\nM = 4\nN = [8, 16]\ndtype = "fp16"\n')
     done = cli("run", "--config", "mine.toml", "--N", "24", "--device", "cpu")

@@ -144,6 +144,7 @@ def test_a_selected_plugin_that_fails_to_load_is_an_error(cli, plugins):
     assert "no module named the_missing_library" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_file_named_like_a_backend_has_a_row(cli):
     (cli.folder / "naive.py").write_text("raise ValueError('broken')")
     cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}

@@ -79,7 +79,7 @@ RESULTS = ("cuda", "frontier", "frontier-2", "odd", "small", "small-2", "strateg
 FILES = {name: f"h200/{name}.csv" for name in RESULTS} | {"schema-1": "earlier/schema-1.csv"}
 
 
-@pytest.mark.parametrize("name", sampled(FILES, lambda name: name not in ("cuda", "frontier-2", "small-2", "strategies")))
+@pytest.mark.parametrize("name", sampled(FILES, lambda name: name in ("odd", "small", "schema-1")))
 def test_the_tables_of_committed_results_keep_their_values(main, folder, golden, name):
     lines = [*output(main, "show", FILES[name], heading=True), *output(main, "show", "--costs", "--markdown", FILES[name])]
     golden(f"show-{name}", lines + list(output(main, "show", "--long", FILES[name])))

@@ -94,6 +94,7 @@ def test_interrupting_while_workers_start_leaves_nothing_behind(cli):
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(cli):
     process = cli.start_fork(*ARGUMENTS)
     wait_for(lambda: len(measured(cli.folder)) >= BACKENDS)

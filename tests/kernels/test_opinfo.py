@@ -8,7 +8,10 @@ import torch
 from sampled import sampled
 from softbench.kernels.triton import generic
 
-pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+pytestmark = [
+    pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together"),
+    pytest.mark.slow,  # the operators' own tests have fewer samples
+]
 
 from softbench.kernels.cuda import log_softmax as cuda_log_softmax, softmax as cuda_softmax  # noqa: E402
 from softbench.kernels.triton import log_softmax as triton_log_softmax, softmax as triton_softmax  # noqa: E402

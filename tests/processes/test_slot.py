@@ -44,6 +44,7 @@ def pool(running):
     assert not running.workers
 
 
+@pytest.mark.slow
 def test_one_source_is_used_while_another_loads(pool, tmp_path):
     loading = Loading(pool, [source(tmp_path, "a"), source(tmp_path, "b", waits_for(tmp_path / "go"))], "cpu", {}, 60)
     (first,) = loading.slots("a")

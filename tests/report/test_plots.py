@@ -46,6 +46,7 @@ def test_many_backends_are_drawn_without_warnings(main):
     assert [name for name in names if f"<!-- {name}" not in drawn] == []
 
 
+@pytest.mark.slow
 def test_a_backend_looks_the_same_in_all_figures(tmp_path, monkeypatch):
     """The third backend of one figure is the second of another, which lacks one."""
     rows, _ = read_csv(RESULTS / "frontier.csv")

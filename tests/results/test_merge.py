@@ -32,6 +32,7 @@ def cells(records):
     return {(record.unit, record.backend, record.case): record for record in records}
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 7), st.randoms(use_true_random=False), st.sets(st.sampled_from(range(len(CASES))), min_size=7))
 def test_shards_merge_to_what_was_sharded(count, random, chosen):

@@ -111,6 +111,7 @@ def test_a_worker_names_what_is_invalid_in_a_file(file, what, monkeypatch):
     assert message.removeprefix("TypeError: ") in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_file_that_hangs_is_ended_by_its_deadline(file):
     with pytest.raises(UsageError, match=r"took longer than 3 s \(in <module>, rms.py:1\)"):
         operations.names([file("while True: pass")], seconds=3)

@@ -42,7 +42,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("shape", "dim"), sampled(SHAPES, lambda shape, dim: shape in ((5, 7), (2, 3, 4), (), (0, 3)) and dim))
+@pytest.mark.parametrize(("shape", "dim"), sampled(SHAPES, lambda shape, dim: shape in ((2, 3, 4), (0, 3))))
 def test_opcheck_passes_with_all_its_tests(shape, dim):
     x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
     opcheck(FORWARD, (x, dim), test_utils=EVERY_TEST)

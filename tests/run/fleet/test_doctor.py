@@ -1,5 +1,6 @@
 """`softbench doctor --devices`."""
 
+import pytest
 from fleets import FakeCards
 
 from softbench.run.fleet.doctor import examine
@@ -20,6 +21,7 @@ def test_cards_that_are_apart_or_lost_are_findings():
     assert examine("all", print, lambda devices: every)[0][:2] == ("cards", "missing")
 
 
+@pytest.mark.slow
 def test_a_host_without_gpus_has_no_cards(main):
     code, _, err = main("doctor", "--devices", "all")
     assert code == 2 and err.startswith("softbench: --devices all: ")
