@@ -110,8 +110,7 @@ def plans(shapes: Iterable[Shape], card: Any, name: str) -> list[tuple[Any, Any,
         problem = replace(cards.problem_of(card, one.direction == "backward", one.M, one.N, size, min(16, row & -row)), contiguous=True)
         plan = heuristics.choose(problem, name)
         launched = replace(problem, alignment=16)  # of the tensors' addresses, for which Triton compiles
-        policy = problem.split_policy if plan.tier == "split" else problem.keep_in_l2
-        found[one.direction, size, plan, policy, one.N if plan.tier in ("tile", "loop") else 0] = card, launched, plan
+        found[one.direction, size, plan, problem.policy(plan), one.N if plan.tier in ("tile", "loop") else 0] = card, launched, plan
     return list(found.values())
 
 

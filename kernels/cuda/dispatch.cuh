@@ -168,17 +168,6 @@ private:
     }
 };
 
-// Whether the lines that a launch reads leave L2 first. They do in the split tiers, if the device holds nearly all rows at once. What earlier kernels
-// wrote then stays in L2, which does not write it to memory meanwhile. Other sizes and loss operations were slower with it, or not measured:
-// docs/kernels/notes-triton.md, Inputs that leave L2 first.
-// `sms`: the device's. Fewer SMs hold less. One row may be read twice, and two to four were not measured.
-template <typename Op> bool leaves_first(const Plan& p, int64_t M, int64_t read_bytes, int sms) {
-    const bool split = (p.tier == SPLIT || p.tier == SPLIT_BULK) && p.per_row > 1;
-    const int64_t least = Op::READS == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES;
-    const int64_t most = (Op::READS == 1 ? LEAVE_FIRST_FORWARD_BYTES : LEAVE_FIRST_GRADIENT_BYTES) / 132 * std::min(sms, 132);
-    return split && M >= FEWEST_STAGGERED && !Op::HAS_TARGET && read_bytes >= least && read_bytes < most;
-}
-
 template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int64_t N, const Plan& p, Launcher& launcher, bool leave_first) {
     return Dispatch<Op, KEEP_IN_L2>{t, N, p, launcher, leave_first}();
 }
@@ -191,7 +180,7 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
     Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));
-    const bool hopper = device().major == 9 && device().clusters(), leave_first = hopper && leaves_first<Op>(chosen, t.M, read_bytes, device().sms);
+    const bool hopper = device().major == 9 && device().clusters(), leave_first = hopper && leaves_first<Op>(chosen, t.M, read_bytes);
     const bool with_policy = leave_first || (hopper && read_bytes >= KEEP_IN_L2_BYTES);
     if (!(with_policy ? dispatch<Op, true>(t, N, chosen, launcher, leave_first) : dispatch<Op, false>(t, N, chosen, launcher, false)))
         return cudaErrorInvalidValue;

@@ -24,6 +24,7 @@ constexpr int CLUSTER_CTA_VECTORS = 5800;       // of a gradient's CTA in tier c
 constexpr int64_t STAGGER_BYTES = 8 << 20;      // of all tensors read
 constexpr int64_t SHORT_BYTES_OF_FEW_WAVES = 3000000, SHORT_BYTES_OF_MANY_WAVES = 4000000;  // of a row in all tensors read
 constexpr int MANY_ROWS = 16384;                // of several KB: dozens of times what the device holds
+constexpr int MEASURED_SMS = 132;               // of the H200s and H100s that the limits of `leaves_first` were measured on
 constexpr int FEW_ROWS = 128, FEW_BYTES = 16 << 10;
 
 // In these functions, `vectors` are those of a row in one tensor, and `row_vectors` those in all tensors read. `total_vectors` are those of all
@@ -261,6 +262,16 @@ inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
         if (!one_wave && bytes > (few_waves ? SHORT_BYTES_OF_FEW_WAVES : SHORT_BYTES_OF_MANY_WAVES)) share = 4. / 3;
     }
     return int(std::min(share * cycles, 1e8));
+}
+
+// Whether the lines that a launch reads leave L2 first. They do in the split tiers, if the device holds nearly all rows at once. What earlier kernels
+// wrote then stays in L2, which does not write it to memory meanwhile. Other sizes and loss operations were slower with it, or not measured:
+// docs/kernels/notes-triton.md, Inputs that leave L2 first. One row may be read twice, and two to four were not measured. Fewer SMs hold less.
+template <typename Op> bool leaves_first(const Plan& p, int64_t M, int64_t read_bytes) {
+    const bool split = (p.tier == SPLIT || p.tier == SPLIT_BULK) && p.per_row > 1;
+    const int64_t least = Op::READS == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES;
+    const int64_t most = (Op::READS == 1 ? LEAVE_FIRST_FORWARD_BYTES : LEAVE_FIRST_GRADIENT_BYTES) / MEASURED_SMS * std::min(device().sms, MEASURED_SMS);
+    return split && M >= FEWEST_STAGGERED && !Op::HAS_TARGET && read_bytes >= least && read_bytes < most;
 }
 
 // The plan of a launch.

@@ -43,7 +43,7 @@ constexpr int LINE_ALIGNMENT = LINE_BYTES;
 constexpr int64_t KEEP_IN_L2_BYTES = 32 << 20;  // of all tensors read: half of an H200's L2
 // Of all tensors read: launches without clusters that the device holds at once are staggered from here on, forwards and gradients.
 constexpr int64_t ONE_WAVE_FORWARD_BYTES = 16 << 20, ONE_WAVE_GRADIENT_BYTES = 30 << 20;
-// Of all tensors read, on 132 SMs: the upper limits of `leaves_first`, by measurement. Its lower limits are those of one wave.
+// Of all tensors read, on MEASURED_SMS: the upper limits of `leaves_first`, by measurement. Its lower limits are those of one wave.
 constexpr int64_t LEAVE_FIRST_FORWARD_BYTES = 48 << 20, LEAVE_FIRST_GRADIENT_BYTES = 60 << 20;
 constexpr int64_t LARGE_BYTES = 64 << 20;  // of a tensor: a launch of tens of microseconds
 constexpr int64_t MAX_N = (int64_t(1) << 31) - 4096;  // indices within a row have 32 bits; tier generic takes longer rows

@@ -22,8 +22,9 @@ ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
 
 From here on, gradients have LEAVE_FIRST too.
 """
-LEAVE_FIRST_BYTES = 60 << 20  # of both inputs, on 132 SMs: gradients from here on were slower with LEAVE_FIRST
-LEAVE_FIRST_ROWS = 5  # fewer were not measured, and one row may be read twice
+LEAVE_FIRST_BYTES = 60 << 20  # of both inputs, on MEASURED_SMS: gradients from here on were slower with LEAVE_FIRST
+MEASURED_SMS = 132  # of an H200 and an H100
+FEWEST_ROWS = 5  # of one wave: fewer were not timed with LEAVE_FIRST or with these delays. One row may be read twice.
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Problem:
     def least_bytes(self) -> int:
         """The fewest bytes of all inputs for which `keep_in_l2` and `split_policy` are the same."""
         if self.split_policy == LEAVE_FIRST:
-            return max(LEAVE_FIRST_ROWS * self.input_bytes // self.M, KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True])
+            return max(FEWEST_ROWS * self.input_bytes // self.M, KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True])
         return (LEAVE_FIRST_BYTES if self.backward else KEEP_IN_L2_BYTES) if self.keep_in_l2 else 0
 
     @property
@@ -78,10 +79,14 @@ class Problem:
         stays in L2, which does not write it to memory meanwhile. Larger gradients were slower with it, and forwards were not faster
         (`docs/kernels/notes-triton.md`, Inputs that leave L2 first).
         """
-        size = ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES * min(1, self.sms / 132)
-        if size and self.hopper and self.backward and self.M >= LEAVE_FIRST_ROWS:
+        size = ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES * min(1, self.sms / MEASURED_SMS)
+        if size and self.hopper and self.backward and self.M >= FEWEST_ROWS:
             return LEAVE_FIRST
         return KEEP if self.keep_in_l2 else NO_POLICY
+
+    def policy(self, plan: Plan) -> int:
+        """The policy for L2 of the loads of a plan's kernel."""
+        return self.split_policy if plan.tier == "split" else KEEP if self.keep_in_l2 else NO_POLICY
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int
     if vectors <= CLUSTER_GRADIENT or fewest > most or 2 * problem.M * fewest < resident:
         return None
     ctas, filled = max(fewest, resident // problem.M), problem.M * fewest / resident
-    if problem.hopper and problem.input_bytes <= problem.M * HALF_WAVES_ROW and any(least < filled <= most for least, most in HALF_WAVES):
+    if problem.hopper and problem.input_bytes <= problem.M * HALF_WAVES_ROW and any(low < filled <= high for low, high in HALF_WAVES):
         ctas = math.ceil(filled) * resident // problem.M
     ctas = min(ctas, MAX_SPLIT_CTAS)
     smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles

@@ -13,14 +13,13 @@ import triton
 import triton.language as tl
 
 from .carveout import driver
-from .launch_plan import GPC_SMS, ONE_WAVE_BYTES, Plan, Problem, resident_programs
+from .launch_plan import FEWEST_ROWS, GPC_SMS, ONE_WAVE_BYTES, Plan, Problem, resident_programs
 from .packed_io import INTERPRETED
 
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
 MEDIUM_ROW = 3_000_000  # bytes of a row in all inputs, as SHORT_BYTES_OF_FEW_WAVES of the CUDA kernels
-FEWEST_ROWS = 5  # of one wave: fewer were not timed with these delays
 MAX_CYCLES = 100_000_000
 WAIT = (
     "{ .reg .u64 begin, now, since; .reg .pred p; mov.u64 begin, %clock64;"
@@ -52,7 +51,7 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. There, gradients have no third more
-    in two cases: a row has at most MEDIUM_ROW bytes on Hopper, or the device holds all rows at once. In the second case, launches of less
+    in two cases. On Hopper a row has at most MEDIUM_ROW bytes, or the device holds all rows at once. In the second case, launches of less
     than ONE_WAVE_BYTES have no delay. With fewer than FEWEST_ROWS, forwards then have no delay, and gradients a third of it. For the split
     tier, `share` of that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
     """

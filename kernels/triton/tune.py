@@ -121,8 +121,7 @@ def compile_part(part: int, parts: int, chosen: Sequence[Cell], most: int | None
         problem = _problem(backward, dtype, M, N)
         rows, few = rows_to_compile(problem), None
         for plan in itertools.islice(heuristics.candidates(problem), most):
-            policy = problem.split_policy if plan.tier == "split" else problem.keep_in_l2
-            kernel = plan, dtype, N, backward, policy, rows % SPECIALIZED == 0, rows == 1
+            kernel = plan, dtype, N, backward, problem.policy(plan), rows % SPECIALIZED == 0, rows == 1
             if kernel in seen:
                 continue
             if len(seen) % parts == part:

@@ -152,7 +152,8 @@ void sweep_scores() {
             }
 }
 
-// Whether only five rows or more, of CTAs that exchange in global memory, leave L2 first, and only between the limits of forwards and of gradients.
+// Whether only five rows or more, of CTAs that exchange in global memory, leave L2 first. It holds between the limits of forwards or of gradients, which
+// are lower in proportion on fewer SMs. The devices have 132, 78, 16 and 148 SMs.
 template <typename Op> void test_policies(int64_t least_mib, int64_t most_mib) {
     for (const Tier tier : {SPLIT, SPLIT_BULK, CLUSTER, CLUSTER_BULK, BLOCK})
         for (const int per_row : {1, 2})
@@ -161,10 +162,12 @@ template <typename Op> void test_policies(int64_t least_mib, int64_t most_mib) {
                 p.tier = tier, p.per_row = per_row;
                 const bool wanted = (tier == SPLIT || tier == SPLIT_BULK) && per_row == 2 && mib >= least_mib && mib < most_mib;
                 ++tested;
-                const bool half = wanted && mib < (most_mib + 1) / 2;
-                if (leaves_first<Op>(p, 5, mib << 20, 132) != wanted || leaves_first<Op>(p, 5, mib << 20, 148) != wanted ||
-                    leaves_first<Op>(p, 5, mib << 20, 66) != half || leaves_first<Op>(p, 4, mib << 20, 132))
-                    ++bad, std::printf("policy of tier %d, per_row %d, %lld MiB\n", tier, per_row, (long long)mib);
+                bool right = true;
+                for (fake::current = 0; fake::current < 4; ++fake::current) {
+                    const bool fits = mib * 132 < most_mib * std::min(device().sms, 132);
+                    right &= leaves_first<Op>(p, 5, mib << 20) == (wanted && fits) && !leaves_first<Op>(p, 4, mib << 20);
+                }
+                if (!right) ++bad, std::printf("policy of tier %d, per_row %d, %lld MiB\n", tier, per_row, (long long)mib);
             }
 }
 

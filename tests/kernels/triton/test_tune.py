@@ -106,8 +106,7 @@ def test_all_parts_together_compile_each_kernel_once(monkeypatch):
         return replace(PROBLEM, backward=backward, M=M, N=N, hopper=True)
 
     def kernel(problem, rows, plan):
-        policy = problem.split_policy if plan.tier == "split" else problem.keep_in_l2
-        return problem.backward, problem.N, policy, rows % 16 == 0, rows == 1, plan
+        return problem.backward, problem.N, problem.policy(plan), rows % 16 == 0, rows == 1, plan
 
     monkeypatch.setattr(tune, "_problem", problem_of)
     rows: list[int] = []
