@@ -19,7 +19,8 @@ import cards
 import torch
 from softbench.kernels.triton import dispatch, heuristics, tune
 from softbench.kernels.triton.launch_plan import Plan, Problem, plan_to_json
-from softbench.kernels.triton.tier_candidates import short_row_plans, staged_plans
+from softbench.kernels.triton.staged_candidates import staged_plans
+from softbench.kernels.triton.tier_candidates import short_row_plans
 
 ROWS = 1_000_000
 COLUMNS = (3, 5, 8, 12, 17, 31, 50, 60, 77, 131, 197)

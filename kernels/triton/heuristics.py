@@ -13,18 +13,18 @@ from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
 from .long_rows import FULL, long_forward_plan, long_row_plan, waves
+from .staged_candidates import fit_staged, staged_plans
 from .tier_candidates import (
     CLUSTER_CTAS,
     IN_FLIGHT,
+    PROGRAM_BYTES,
     SHORT_ROW,
     SMEM_BYTES,
     cluster_plans,
-    fit_staged,
     generic_plan,
     rows_plans,
     short_row_plans,
     split_plans,
-    staged_plans,
 )
 
 MAX_WARPS = 8  # of an enlarged program.
@@ -35,8 +35,9 @@ IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
 STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/notes-triton.md, Unaligned rows in the tier staged.
 STAGED_ALIGNED_ROWS = 80, 144  # bytes
-# Bytes that an enlarged program reads and writes at least: if a row is one vector of a thread, and otherwise.
-VECTOR_ROWS_BYTES, PROGRAM_BYTES = 4 * 1024, 3 * 1024
+# Bytes that an enlarged program reads and writes at least: if a row is one vector of a thread, and if several rows share a warp. Otherwise
+# it is PROGRAM_BYTES.
+VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
@@ -50,12 +51,11 @@ def choose(problem: Problem, device: str = "") -> Plan:
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
-        staged = next(_staged(problem), None) is not None  # a table may be older than the tier
         near = ((abs(length - at) + 2 * abs(rows - many), 1 << many, plan) for at, many, plan in measured_plans(device).get(kind, ()))
         for distance, M, plan in sorted(near, key=lambda one: one[0]):
             if distance > most:
                 break
-            if (plan.tier == "staged" or not staged) and (fitted := fit(problem, plan)) is not None:
+            if (fitted := fit(problem, plan)) is not None:
                 if not distance and problem.M == M:  # as it was measured
                     return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
@@ -85,18 +85,18 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 def enlarged(problem: Problem, plan: Plan) -> Plan:
     """The plan with more rows a program, if there are many programs that each move few bytes.
 
-    An SM starts a program in 160 to 190 cycles. In that time memory moves some 3 KiB for it (docs/kernels/notes-triton.md, Short rows).
+    An SM starts a program in 160 to 190 cycles. In that time memory moves 2.6 to 3.1 KB for it (docs/kernels/notes-triton.md, Short rows).
     If a thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
     gets more rows: more warps would add barriers. A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
-        words = plan.tiles * plan.vector_words * problem.reads * plan.rows * plan.threads // (WARP * plan.warps)
-        if plan.rows * moved >= (VECTOR_ROWS_BYTES if plan.threads == plan.tiles == 1 else PROGRAM_BYTES):
+        shared = SHARED_WARP_BYTES if plan.threads < WARP else PROGRAM_BYTES
+        if plan.rows * moved >= (VECTOR_ROWS_BYTES if plan.threads == plan.tiles == 1 else shared):
             break
         if plan.threads == 1 and 2 * plan.warps <= MAX_WARPS:
             plan = replace(plan, rows=2 * plan.rows, warps=2 * plan.warps)
-        elif plan.threads > 1 and 2 * words <= MAX_WORDS:
+        elif plan.threads > 1 and 2 * _words(problem, plan) <= MAX_WORDS:
             plan = replace(plan, rows=2 * plan.rows)
         else:
             break
@@ -164,12 +164,14 @@ def bucket(problem: Problem) -> tuple[str, int, int]:
 def fit(problem: Problem, plan: Plan) -> Plan | None:
     """A table's plan with the numbers of this problem, or None if it does not fit.
 
-    Problems of one bucket differ by a few percent in length.
+    Problems of one bucket differ by a few percent in length. Where the tier staged has priority no other tier fits: a table may be older.
     """
-    if plan.tier == "loop":
-        return plan
     if plan.tier == "staged":
         return fit_staged(problem, plan)
+    if next(_staged(problem), None) is not None:
+        return None
+    if plan.tier == "loop":
+        return plan
     if plan.tier == "tile":
         # Triton moves aligned rows in whole vectors only if it sees that 16 divides N. A tile's columns are a power of two.
         moves_vectors = problem.alignment < VECTOR_BYTES or problem.N % 16 == 0
@@ -190,4 +192,12 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
         # The line may have filled its SM with fewer tiles. A tile more wastes lanes, and one program an SM waits for its cluster.
         programs = resident_programs(plan.threads, plan.registers)
         fits = fits and (programs > 1 or chunk * VECTOR_BYTES * problem.reads >= IN_FLIGHT)
-    return replace(plan, tiles=tiles) if fits else None
+    rows = plan.rows
+    while plan.tier == "rows" and rows > 1 and _words(problem, replace(plan, tiles=tiles, rows=rows)) > MAX_WORDS:
+        rows //= 2
+    return replace(plan, tiles=tiles, rows=rows) if fits else None
+
+
+def _words(problem: Problem, plan: Plan) -> int:
+    """4-byte words of inputs a thread has in a plan of tier rows."""
+    return plan.tiles * plan.vector_words * problem.reads * plan.rows * plan.threads // (WARP * plan.warps)

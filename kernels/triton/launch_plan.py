@@ -17,7 +17,7 @@ LINE_VECTORS = 8  # vectors of a 128-byte line.
 KEEP_IN_L2_BYTES = 32 << 20  # of all inputs: half of an H200's L2
 NO_POLICY, KEEP, LEAVE_FIRST = range(3)
 """Policies of loads for L2: none, evict_last, evict_first."""
-ONE_WAVE_BYTES = {False: 16 << 20, True: 30 << 20}
+ONE_WAVE_BYTES = {False: 13 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered.
 
 From here on, gradients have LEAVE_FIRST too.

@@ -63,10 +63,12 @@ def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
     fewest = fewest_programs_plan(problem, layout, vectors)
     if problem.M * fewest.split_ctas > MANY_WAVES[problem.element_size] * resident:
         return fewest if fewest.split_ctas <= min(MAX_SPLIT_CTAS, resident) else None
-    if plan.tier != "split" or waves(problem, plan) <= FULL:
+    filled, in_registers = waves(problem, plan), register_tiles(problem)
+    if filled <= 1:
         return None
-    in_registers = register_tiles(problem)
     for most_waves, most_tiles in ((1, in_registers + FEW_SMEM_TILES), (FULL, in_registers + SMEM_TILES)):
+        if filled <= most_waves:
+            break
         ctas = min(int(most_waves * resident) // problem.M, MAX_SPLIT_CTAS, resident)
         if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / THREADS) <= most_tiles:
             return programs_plan(problem, layout, vectors, ctas)

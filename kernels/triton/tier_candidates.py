@@ -6,12 +6,11 @@ H200 near the front. They have no other justification.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, row_distance, vectors_in_row
+from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
 from .long_forward import PROGRAMS, fewest_programs_plan, programs_plan
 
 LINE_BYTES = 128
@@ -19,10 +18,7 @@ SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SMEM_BYTES = 44 * 1024  # of a program, in all inputs, for `smem_tiles.py`: static shared memory ends at 48 KiB
 CLUSTER_CTAS = (2, 4, 8, 16)
-STAGED_ROW = 1024  # bytes
-STAGED_BYTES = 8192  # of a block of rows, in all inputs
-MAX_STAGED_BYTES = 24 * 1024
-APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
+PROGRAM_BYTES = 3 * 1024  # that a program of short rows reads and writes at least, if there are many: `heuristics.enlarged`.
 STAGED_LEAST = 8 << 20  # bytes of all inputs: smaller launches make one trip to memory in other tiers
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
@@ -54,8 +50,10 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
                 words_per_thread = words * rows * threads / (32 * warps)
                 if words_per_thread * problem.reads > 64:
                     continue
-                score = order + 2 * (padding - 1) + _relative_distance(words_per_thread * problem.reads, 8)
-                score += 0.25 * (32 * warps < rows * threads) + 0.5 * (threads > 32)
+                score = order + 2 * (padding - 1) + relative_distance(words_per_thread * problem.reads, 8)
+                score += 0.25 * (32 * warps < rows * threads)
+                if threads > 32:  # a program has one row
+                    score += 0.5 + 1.5 * max(0.0, PROGRAM_BYTES / (problem.N * problem.element_size * (problem.reads + 1)) - 1)
                 # Of several warps, Triton 3.6 lets the threads of a row lie in different ones: each reduction then has barriers.
                 score += 0.5 * (warps > 1 and 1 < threads < 32)
                 scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
@@ -65,55 +63,7 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
         short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= STAGED_LEAST
         # A program of one vector a thread moves 2 KiB; a launch of many is then as slow as the start of programs.
         yield from (replace(plan, rows=2), replace(plan, rows=4), plan) if short else (plan,)
-    yield from _best(scored, 9)
-
-
-def staged_plans(problem: Problem) -> Iterator[Plan]:
-    """Plans for rows of at most STAGED_ROW bytes back to back, which no 16-byte vector can move row by row.
-
-    A power of two of lanes shares a row, with about ten elements each: the reduction over lanes then costs less than the elements do. A
-    block has about STAGED_BYTES, and leaves several blocks to each SM.
-    """
-    row = problem.N * problem.element_size
-    if not problem.contiguous or problem.alignment == VECTOR_BYTES or row > STAGED_ROW or problem.M * row * problem.reads < STAGED_LEAST:
-        return
-    elements = 2 if problem.element_size == 2 and problem.alignment >= 4 else 1
-    units = problem.N // elements
-    scored: list[Scored] = []
-    for lanes in (1, 2, 4, 8, 16, 32):
-        each = math.ceil(units / lanes)
-        if each * elements * problem.reads > 40 or (each < 3 and lanes > 1):
-            continue
-        for warps, size in itertools.product((4, 2), (STAGED_BYTES, 2 * STAGED_BYTES)):
-            plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
-            rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
-            if rows * row * problem.reads > MAX_STAGED_BYTES:
-                continue
-            score = each * lanes / units - 1 + _relative_distance(each * elements, 10) / 2
-            scored.append((score + 0.1 * (warps == 2) + 0.2 * (size > STAGED_BYTES), replace(plan, rows=rows)))
-    yield from _best(scored, 8)
-
-
-def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
-    """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`."""
-    row = problem.N * problem.element_size
-    unit = math.lcm(32 * plan.warps // plan.threads, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
-    rows = max(1, size // row // unit) * unit
-    if plan.vector_elements * problem.element_size > 2:
-        return rows
-    most = min(APART_BYTES // problem.reads, problem.M * row // (16 * problem.sms)) // row
-    return min(range(rows, max(rows, most) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
-
-
-def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
-    """A table's staged plan with the numbers of this problem, or None if it does not fit."""
-    if not problem.contiguous or problem.alignment == VECTOR_BYTES or (plan.vector_elements == 2 and problem.alignment < 4):
-        return None
-    row = problem.N * problem.element_size
-    each = math.ceil(problem.N / plan.vector_elements / plan.threads)
-    rows = _staged_rows(problem, plan, STAGED_BYTES // problem.reads)
-    fits = rows * row * problem.reads <= MAX_STAGED_BYTES and each <= 1.5 * plan.tiles + 1
-    return replace(plan, tiles=each, rows=rows) if fits else None
+    yield from best(scored, 9)
 
 
 def rows_plans(problem: Problem) -> Iterator[Plan]:
@@ -128,8 +78,8 @@ def rows_plans(problem: Problem) -> Iterator[Plan]:
         if most >= tiles:
             for registers in _register_limits(problem, tiles, threads):
                 plan = Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, threads // 32, registers)
-                scored.append((_relative_distance(tiles, ideal), plan))
-    yield from _best(scored, 6)
+                scored.append((relative_distance(tiles, ideal), plan))
+    yield from best(scored, 6)
 
 
 def cluster_plans(problem: Problem) -> Iterator[Plan]:
@@ -157,7 +107,7 @@ def cluster_plans(problem: Problem) -> Iterator[Plan]:
                 plan = Plan("cluster", tiles, threads, 4, vector_elements, base_alignment, threads // 32, most, cluster_ctas=ctas)
                 score = tiles * threads / chunk - 1 + 0.1 * number + 0.01 * max(0, all_tiles - 8) + 0.5 * (limit is None)
                 scored.append((_cluster_score(problem, plan, vectors, score), plan))
-    yield from _best(scored, 16)
+    yield from best(scored, 16)
 
 
 def _cluster_score(problem: Problem, plan: Plan, vectors: int, score: float) -> float:
@@ -165,7 +115,7 @@ def _cluster_score(problem: Problem, plan: Plan, vectors: int, score: float) -> 
     ctas, threads, all_tiles = plan.cluster_ctas, plan.threads, plan.tiles * problem.reads
     busy = min(1.0, problem.M * ctas / problem.sms)  # SMs without work cost the most
     if busy < 1.0:
-        return score + (ctas / 64 + 4 * (1 - busy) + _relative_distance(all_tiles, 2) / 4)
+        return score + (ctas / 64 + 4 * (1 - busy) + relative_distance(all_tiles, 2) / 4)
     row = vectors * VECTOR_BYTES * problem.reads
     enough = min(IN_FLIGHT, problem.M * row / problem.sms)
     clusters_of_gpc = resident_programs(threads, plan.registers) * GPC_SMS // ctas
@@ -173,7 +123,7 @@ def _cluster_score(problem: Problem, plan: Plan, vectors: int, score: float) -> 
     if problem.M > problem.sms:
         return score + (ctas / 64 + threads / 2048 + missing)
     score += ctas / 256 + threads / 4096 + missing
-    return score + (_relative_distance(all_tiles, 2) / 10 if problem.element_size == 2 else 0)  # 16-bit rows compute the most
+    return score + (relative_distance(all_tiles, 2) / 10 if problem.element_size == 2 else 0)  # 16-bit rows compute the most
 
 
 def split_plans(problem: Problem) -> Iterator[Plan]:
@@ -213,7 +163,7 @@ def split_plans(problem: Problem) -> Iterator[Plan]:
             limit = _idle_registers(problem, threads, registers, ctas)
             plan = Plan("split", used, threads, *layout, threads // 32, limit, split_ctas=ctas, smem_tiles=smem_used)
             scored.append((score, plan))
-    yield from _best(scored, 24)
+    yield from best(scored, 24)
 
 
 def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, base_alignment: int) -> Plan:
@@ -300,11 +250,13 @@ def _program_sizes(threads: int) -> Iterator[tuple[int, int]]:
     for warps in (1, 2, 4):
         for times in (1, 2, 4):
             yield warps, 32 * warps // threads * times
+    if threads == 1:
+        yield 8, 256
 
 
-def _relative_distance(value: float, ideal: float) -> float:
+def relative_distance(value: float, ideal: float) -> float:
     return abs(value / ideal - 1) if value > ideal else abs(ideal / value - 1)
 
 
-def _best(scored: list[Scored], count: int) -> list[Plan]:
+def best(scored: list[Scored], count: int) -> list[Plan]:
     return [plan for _, plan in sorted(scored, key=lambda pair: pair[0])[:count]]

@@ -32,7 +32,8 @@ from .launch_plan import Fields, Plan, Problem, plan_from_json, plan_to_json
 LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536)
 MIDDLE = (1024, 768, 512, 384)
 SHORT = (16, 24, 32, 48, 64, 100, 128, 130, 200, 256)
-ODD_SHORT = (5, 6, 9, 12, 17, 20, 33, 50, 60, 65, 77, 131, 197, 333)
+MULTIPLES = (8, 40, 56, 72, 80, 88, 104, 120, 136, 152, 160, 176, 216, 232, 272, 304, 320, 352)  # of 8: aligned in 16 and 32 bits
+ODD_SHORT = (5, 6, 9, 12, 17, 20, 33, 50, 60, 65, 77, 131, 149, 171, 197, 207, 243, 333)
 FEW = (*((M, 1 << log) for log in (15, 16, 17, 18, 19, 20, 22) for M in (1, 2, 4, 8, 16, 32, 64, 128) if M <= 1 << (27 - log)),
        *((M, N) for N in (50257, 151937) for M in (2, 8, 32, 128)),
        *((M, N) for N in (5120, 151936) for M in (2, 48)), (512, 1 << 20), (1024, 1 << 18), (1024, 1 << 19))  # fmt: skip
@@ -83,7 +84,7 @@ def _grid() -> Iterator[Cell]:
                 yield backward, dtype, 4096, N
                 if number % 2 == 0:
                     yield backward, dtype, 4096, N + 1
-            for N in (*SHORT, *ODD_SHORT):
+            for N in (*SHORT, *MULTIPLES, *ODD_SHORT):
                 yield backward, dtype, (1 << 26) // N, N
             for M, N in FEW:
                 yield backward, dtype, M, N
@@ -239,8 +240,9 @@ def measure_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int |
 
 
 def _plans_to_try(problem: Problem, most: int | None, table: Table) -> list[Plan]:
-    """The first candidates, and the plan of the table's line for the problem."""
-    plans = list(itertools.islice(heuristics.candidates(problem), most))
+    """The first candidates, and the plan of the table's line for the problem, without plans that `choose` would not take from a table."""
+    first, *others = itertools.islice(heuristics.candidates(problem), most)
+    plans = [first, *(plan for plan in others if heuristics.fit(problem, plan) is not None)]
     line = table.get(heuristics.bucket(problem))
     fitted = heuristics.fit(problem, plan_from_json(line[3])) if line else None
     return plans if fitted is None or fitted in plans else [*plans, fitted]

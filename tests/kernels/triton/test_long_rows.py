@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from problems import covers
 from softbench.kernels.triton import heuristics
-from softbench.kernels.triton.launch_plan import Problem, measured_plans
-from softbench.kernels.triton.long_rows import waves
+from softbench.kernels.triton.launch_plan import Plan, Problem, measured_plans
+from softbench.kernels.triton.long_rows import long_forward_plan, waves
 
 
 def problem(backward, rows, columns, size, alignment=16, **fields):
@@ -89,7 +89,15 @@ def test_the_h200_has_the_plan_that_was_fastest(given, tier, threads, tiles):
     assert covers(given, plan)
 
 
-@pytest.mark.parametrize(("given", "ctas"), [(problem(False, 10, 835392, 2), 52), (problem(False, 7, 952384, 4), 75)])
+@pytest.mark.parametrize(
+    ("given", "ctas"),
+    [
+        (problem(False, 10, 835392, 2), 52),
+        (problem(False, 7, 952384, 4), 75),
+        (problem(False, 5, 957536, 4), 105),  # by a table's line for other rows it had 128 programs, of 1.2 waves
+        (problem(False, 13, 867008, 2), 40),
+    ],
+)
 def test_few_rows_run_at_once(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")
     assert (plan.split_ctas, waves(given, plan) <= 1, covers(given, plan)) == (ctas, True, True)
@@ -116,6 +124,16 @@ def test_many_rows_have_the_fewest_programs(given, ctas):
 def test_rows_between_run_in_little_more_than_a_wave(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")
     assert (plan.split_ctas, 1 < waves(given, plan) <= 1.25, covers(given, plan)) == (ctas, True, True)
+
+
+def test_one_wave_of_many_tiles_is_not_preferred():
+    """33 programs of 1.25 waves have 13 tiles; 26 of one wave would have 17, of which shared memory would hold nine."""
+    given = problem(False, 20, 871744, 2)
+    plan = Plan("split", 8, 256, 4, 8, warps=8, registers=64, split_ctas=33, smem_tiles=5)
+    assert long_forward_plan(given, plan) is None
+    fewer = replace(given, N=680000)  # 13 tiles in one wave
+    found = long_forward_plan(fewer, plan)
+    assert (found.split_ctas, found.tiles, found.smem_tiles) == (26, 8, 5)
 
 
 def test_a_line_of_a_table_decides_for_its_own_rows():

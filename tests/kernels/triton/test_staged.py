@@ -4,7 +4,7 @@ STAGED = """
 import torch
 from dataclasses import replace
 from softbench.kernels.triton import dispatch
-from softbench.kernels.triton.tier_candidates import staged_plans
+from softbench.kernels.triton.staged_candidates import staged_plans
 torch.manual_seed(0)
 UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 

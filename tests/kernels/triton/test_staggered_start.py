@@ -1,5 +1,6 @@
 """The delays between the first rows of a launch."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -28,10 +29,16 @@ def test_large_forwards_of_one_wave_are_staggered_too():
     few = replace(PROBLEM, M=9)
     assert stagger(few, SPLIT) == stagger(PROBLEM, SPLIT)
     assert stagger(few, CLUSTER) == stagger(PROBLEM, CLUSTER)
-    assert stagger(replace(few, N=1 << 17, M=9), replace(SPLIT, split_ctas=7)) == (0, 0)  # less than 16 MiB
     small = replace(PROBLEM, M=4)
     assert stagger(small, SPLIT) == (0, 0)
     assert stagger(small, CLUSTER) == stagger(PROBLEM, CLUSTER)
+
+
+@pytest.mark.parametrize(("mebibytes", "share"), [(12.9, 0), (13, 1), (15.9, 1), (16, 4 / 3)])
+def test_delays_of_forwards_of_one_wave_grow_with_bytes(mebibytes, share):
+    few = replace(PROBLEM, M=8, N=math.floor(mebibytes * (1 << 20) / 32))
+    cycles = int(few.N * 4 / 2500 * share)
+    assert stagger(few, replace(SPLIT, split_ctas=66)) == ((8, cycles) if share else (0, 0))
 
 
 def test_large_gradients_of_one_wave_are_staggered_by_a_row():

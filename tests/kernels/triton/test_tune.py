@@ -37,6 +37,21 @@ def test_with_few_plans_the_tables_plan_is_tried_too(without_gpu, monkeypatch):
     assert tune.measure_cell(*CELL)[3] == plan_to_json(known)
 
 
+@pytest.mark.parametrize(("N", "warps"), [(8, [8]), (48, [])])
+def test_only_plans_that_a_table_may_give_are_tried(without_gpu, monkeypatch, N, warps):
+    """A tile of 64 columns for 48 is never taken from a table. Programs of eight warps are for one row a thread."""
+    problem = replace(PROBLEM, M=(1 << 26) // N, N=N)
+    tried = []
+    monkeypatch.setattr(tune.dispatch, "problem_of", lambda _: problem)
+    monkeypatch.setattr(tune, "_try", lambda _, plan: tried.append(plan))
+    tune.measure_cell(False, torch.float32, problem.M, N)
+    assert tried[0] == heuristics.by_heuristics(problem)
+    assert all(heuristics.fit(problem, plan) is not None for plan in tried)
+    assert "tile" in {plan.tier for plan in heuristics.candidates(problem)}
+    assert "tile" not in {plan.tier for plan in tried}
+    assert [plan.warps for plan in tried if plan.warps > 4] == warps
+
+
 @pytest.mark.parametrize("only", ["some", ""])
 def test_a_cell_without_a_working_plan_keeps_its_line(without_gpu, monkeypatch, tmp_path, capsys, only):
     monkeypatch.setattr(tune, "_try", lambda *_: "out of resources")

@@ -1,0 +1,74 @@
+"""The plans of tier staged that may be fast for a problem, the likely fastest first, and what a table's plan of the tier becomes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from .launch_plan import VECTOR_BYTES, Plan, Problem, row_distance
+from .tier_candidates import STAGED_LEAST, Scored, best, relative_distance
+
+ROW = 1024  # bytes, at most
+BLOCK_BYTES = 8192  # of a block of rows, in all inputs
+MAX_BLOCK_BYTES = 24 * 1024
+APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
+
+
+def staged_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans for rows of at most ROW bytes back to back, which no 16-byte vector can move row by row.
+
+    A power of two of lanes shares a row, with about ten elements each: the reduction over lanes then costs less than the elements do. A
+    block has about BLOCK_BYTES, and leaves several blocks to each SM.
+    """
+    row = problem.N * problem.element_size
+    if not _can_be_staged(problem) or row > ROW:
+        return
+    elements = 2 if problem.element_size == 2 and problem.alignment >= 4 else 1
+    units = problem.N // elements
+    scored: list[Scored] = []
+    for lanes in (1, 2, 4, 8, 16, 32):
+        each = math.ceil(units / lanes)
+        if each * elements * problem.reads > 40 or (each < 3 and lanes > 1):
+            continue
+        for warps, size in itertools.product((4, 2), (BLOCK_BYTES, 2 * BLOCK_BYTES)):
+            plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
+            rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
+            if rows * row * problem.reads > MAX_BLOCK_BYTES:
+                continue
+            score = each * lanes / units - 1 + relative_distance(each * elements, 10) / 2
+            scored.append((score + 0.1 * (warps == 2) + 0.2 * (size > BLOCK_BYTES), replace(plan, rows=rows)))
+    yield from best(scored, 8)
+
+
+def _can_be_staged(problem: Problem) -> bool:
+    large = problem.M * problem.N * problem.element_size * problem.reads >= STAGED_LEAST
+    return problem.contiguous and problem.alignment < VECTOR_BYTES and large
+
+
+def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
+    """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`."""
+    row = problem.N * problem.element_size
+    unit = math.lcm(32 * plan.warps // plan.threads, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
+    rows = max(1, size // row // unit) * unit
+    if plan.vector_elements * problem.element_size > 2:
+        return rows
+    most = min(APART_BYTES // problem.reads, problem.M * row // (16 * problem.sms)) // row
+    return min(range(rows, max(rows, most) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
+
+
+def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
+    """A table's staged plan with the numbers of this problem, or None if it does not fit.
+
+    Its blocks have BLOCK_BYTES or twice as many, whichever is nearer to the table's plan. A launch of few blocks has the smaller ones.
+    """
+    if not _can_be_staged(problem) or (plan.vector_elements == 2 and problem.alignment < 4):
+        return None
+    row = problem.N * problem.element_size
+    each = math.ceil(problem.N / plan.vector_elements / plan.threads)
+    measured = plan.rows * plan.tiles * plan.threads * plan.vector_elements / problem.N  # rows of this length in the table's block
+    sizes = {min(size // problem.reads, problem.M * row // (8 * problem.sms)) for size in (BLOCK_BYTES, 2 * BLOCK_BYTES)}
+    rows = min((_staged_rows(problem, plan, size) for size in sizes), key=lambda rows: abs(math.log(rows / measured)))
+    fits = rows * row * problem.reads <= MAX_BLOCK_BYTES and each <= 1.5 * plan.tiles + 1
+    return replace(plan, tiles=each, rows=rows) if fits else None

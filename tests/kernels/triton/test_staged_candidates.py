@@ -1,0 +1,42 @@
+"""Plans of tier staged: the rows of a block, and what a table's plan says of them."""
+
+from dataclasses import replace
+
+import pytest
+from softbench.kernels.triton import heuristics, launch_plan
+from softbench.kernels.triton.launch_plan import Plan, Problem
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_odd_rows_of_16_bits_share_banks_little(backward):
+    """An access of 2 bytes that takes two turns or more costs as much as it moves."""
+    left = {}
+    for N in range(3, heuristics.STAGED_COLUMNS, 2):
+        plan = heuristics.by_heuristics(Problem(backward, 1 << 20, N, 2, 2, True, 132, True, contiguous=True))
+        turns, _ = launch_plan.row_distance(2 * N, 2, plan.threads, plan.rows)
+        assert 2 * N * plan.rows * (2 if backward else 1) <= 17 * 1024
+        if turns > 1:
+            left[N] = turns
+    # No power of two of these rows lies half of all banks away, or only in larger blocks.
+    assert left == ({85: 1.5, 95: 1.5, 97: 1.5, 107: 1.5, 127: 1.5, 129: 1.5, 191: 2, 193: 2} if backward else {191: 1.5, 193: 1.5})
+
+
+def test_a_block_grows_only_while_each_sm_has_many():
+    """Gradients of 129 columns have 32 rows a program, but for few rows 8."""
+    problem = Problem(True, 1 << 20, 129, 2, 2, True, 132, True, contiguous=True)
+    assert heuristics.by_heuristics(problem).rows == 32
+    few = replace(problem, M=1 << 15)
+    assert heuristics.by_heuristics(few).tier == "staged"
+    assert heuristics.by_heuristics(few).rows == 8
+
+
+def test_a_table_says_how_large_staged_blocks_are():
+    """Sixteen rows of 207 columns have 6.6 KB of each input, and eight 3.3 KB."""
+    problem = Problem(True, 1 << 18, 207, 2, 2, True, 132, True, contiguous=True)
+    large, small = (Plan("staged", 7, 32, 0, 1, 0, 4, rows=rows) for rows in (16, 8))
+    assert heuristics.fit(problem, large) == large
+    assert heuristics.fit(problem, small) == small
+    assert heuristics.fit(replace(problem, N=211), large).rows == 16
+    few = replace(problem, M=12_000)  # blocks of 16 rows would leave an SM fewer than eight
+    assert heuristics.fit(few, large) == small
+    assert heuristics.fit(replace(problem, M=10_000), large) is None  # less than 8 MiB
