@@ -35,8 +35,8 @@ IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
 STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/notes-triton.md, Unaligned rows in the tier staged.
 STAGED_ALIGNED_ROWS = 80, 144  # bytes
-# Bytes that an enlarged program reads and writes at least: if a row is one vector of a thread, and if several rows share a warp. Otherwise
-# it is PROGRAM_BYTES.
+# The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
+# Otherwise PROGRAM_BYTES are the fewest.
 VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
@@ -87,7 +87,7 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
 
     An SM starts a program in 160 to 190 cycles. In that time memory moves 2.6 to 3.1 KB for it (docs/kernels/notes-triton.md, Short rows).
     If a thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
-    gets more rows: more warps would add barriers. A plan that was measured for such a problem stays as it is (`choose`).
+    gets more rows: more warps would add barriers to unaligned rows. A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
@@ -164,7 +164,8 @@ def bucket(problem: Problem) -> tuple[str, int, int]:
 def fit(problem: Problem, plan: Plan) -> Plan | None:
     """A table's plan with the numbers of this problem, or None if it does not fit.
 
-    Problems of one bucket differ by a few percent in length. Where the tier staged has priority no other tier fits: a table may be older.
+    Problems of one bucket differ by a few percent in length. Where the tier staged has priority no other tier fits: a table may be older
+    than that rule.
     """
     if plan.tier == "staged":
         return fit_staged(problem, plan)

@@ -52,8 +52,8 @@ def long_row_plan(problem: Problem) -> Plan | None:
 def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
     """The plan of a long forward in place of a table's `plan`, which was measured with another number of rows; None to keep it.
 
-    An SM holds four programs. If all rows need many waves, a row has the fewest programs that hold it. If a split plan needs more than FULL
-    waves, all programs run at once, or as many as FULL waves hold.
+    An SM holds four programs. If all rows need many waves, a row has the fewest programs that hold it. If a split plan needs more than one
+    wave, a row has fewer programs, so that all run at once. If a program would then have too many tiles, FULL waves are the limit.
     """
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])

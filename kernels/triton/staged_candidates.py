@@ -10,7 +10,7 @@ from dataclasses import replace
 from .launch_plan import VECTOR_BYTES, Plan, Problem, row_distance
 from .tier_candidates import STAGED_LEAST, Scored, best, relative_distance
 
-ROW = 1024  # bytes, at most
+ROW = 1024  # bytes of a row, at most
 BLOCK_BYTES = 8192  # of a block of rows, in all inputs
 MAX_BLOCK_BYTES = 24 * 1024
 APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
@@ -43,6 +43,7 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _can_be_staged(problem: Problem) -> bool:
+    """Whether the rows lie back to back, no 16-byte vector moves them row by row, and the launch is large."""
     large = problem.M * problem.N * problem.element_size * problem.reads >= STAGED_LEAST
     return problem.contiguous and problem.alignment < VECTOR_BYTES and large
 
@@ -61,7 +62,8 @@ def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
 def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
     """A table's staged plan with the numbers of this problem, or None if it does not fit.
 
-    Its blocks have BLOCK_BYTES or twice as many, whichever is nearer to the table's plan. A launch of few blocks has the smaller ones.
+    Its blocks have BLOCK_BYTES or twice as many in all inputs, whichever is nearer to the table's plan. In small launches they have less,
+    so that each SM has eight.
     """
     if not _can_be_staged(problem) or (plan.vector_elements == 2 and problem.alignment < 4):
         return None

@@ -19,7 +19,7 @@ from .packed_io import INTERPRETED
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
-LONGER_DELAY_BYTES = 16 << 20  # of a forward of one wave
+LONGER_DELAY_BYTES = 16 << 20  # of the inputs: from here on, forwards of one wave have a third more
 MEDIUM_ROW = 3_000_000  # bytes of a row in all inputs, as SHORT_BYTES_OF_FEW_WAVES of the CUDA kernels
 MAX_CYCLES = 100_000_000
 WAIT = (
@@ -53,9 +53,9 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
 
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. There, gradients have no third more
     in two cases. On Hopper a row has at most MEDIUM_ROW bytes, or the device holds all rows at once. In the second case, launches of less
-    than ONE_WAVE_BYTES have no delay. With fewer than FEWEST_ROWS, forwards then have no delay, and gradients a third of it. Forwards of
-    less than LONGER_DELAY_BYTES have no third more. For the split tier, `share` of that time takes the place of these rules. The CUDA
-    kernels differ where other delays were faster.
+    than ONE_WAVE_BYTES have no delay, and forwards of less than LONGER_DELAY_BYTES have no third more. With fewer than FEWEST_ROWS,
+    forwards then have no delay, and gradients a third of it. For the split tier, `share` of that time takes the place of these rules. The
+    CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
