@@ -22,6 +22,7 @@ from .tier_candidates import (
     SMEM_BYTES,
     cluster_plans,
     generic_plan,
+    power_of_two_plans,
     rows_plans,
     short_row_plans,
     split_plans,
@@ -51,16 +52,29 @@ def choose(problem: Problem, device: str = "") -> Plan:
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
-        near = ((abs(length - at) + 2 * abs(rows - many), 1 << many, plan) for at, many, plan in measured_plans(device).get(kind, ()))
-        for distance, M, plan in sorted(near, key=lambda one: one[0]):
+        lines = measured_plans(device).get(kind, ())
+        near = ((abs(length - at) + 2 * abs(rows - many), at, 1 << many, plan) for at, many, plan in lines)
+        for distance, at, M, plan in sorted(near, key=lambda one: one[0]):
             if distance > most:
                 break
+            if at != length and _needs_own_line(problem, plan):
+                continue
             if (fitted := fit(problem, plan)) is not None:
                 if not distance and problem.M == M:  # as it was measured
                     return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
                     return long_forward_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted) if distance else fitted)
     return by_heuristics(problem)
+
+
+def _needs_own_line(problem: Problem, plan: Plan) -> bool:
+    """Whether a table's plan of another length is not for this problem.
+
+    Of short rows, only those whose length is a power of two are fast in tier tile. Rows beyond STAGED_COLUMNS are in tier staged only where
+    that was measured.
+    """
+    tile = problem.N * problem.element_size <= SHORT_ROW and any(one.tier == "tile" for one in power_of_two_plans(problem))
+    return (tile and plan.tier != "tile") or (plan.tier == "staged" and problem.N > STAGED_COLUMNS)
 
 
 def by_heuristics(problem: Problem) -> Plan:
@@ -137,10 +151,14 @@ def _staged(problem: Problem) -> Iterator[Plan]:
 
     16-bit rows of 5 or 9 vectors are among them: lanes that share such a row by vectors leave one slot of six or three of twelve idle.
     """
-    short_forward = problem.element_size == 2 and not problem.backward and not problem.wide
-    if short_forward and problem.alignment == VECTOR_BYTES and 2 * problem.N in STAGED_ALIGNED_ROWS:
-        return staged_plans(replace(problem, alignment=VECTOR_BYTES // 2))
-    return staged_plans(problem) if problem.N <= STAGED_COLUMNS else iter(())
+    return staged_plans(_as_staged(problem)) if problem.N <= STAGED_COLUMNS else iter(())
+
+
+def _as_staged(problem: Problem) -> Problem:
+    """The problem as the tier staged sees it: aligned rows that have priority there count as unaligned ones."""
+    forward = problem.element_size == 2 and not problem.backward and not problem.wide
+    aligned = forward and problem.alignment == VECTOR_BYTES and 2 * problem.N in STAGED_ALIGNED_ROWS
+    return replace(problem, alignment=VECTOR_BYTES // 2) if aligned else problem
 
 
 def _cluster_row(problem: Problem, row: int) -> bool:
@@ -168,7 +186,7 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
     than that rule.
     """
     if plan.tier == "staged":
-        return fit_staged(problem, plan)
+        return fit_staged(_as_staged(problem), plan)
     if next(_staged(problem), None) is not None:
         return None
     if plan.tier == "loop":
@@ -193,10 +211,11 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
         # The line may have filled its SM with fewer tiles. A tile more wastes lanes, and one program an SM waits for its cluster.
         programs = resident_programs(plan.threads, plan.registers)
         fits = fits and (programs > 1 or chunk * VECTOR_BYTES * problem.reads >= IN_FLIGHT)
-    rows = plan.rows
-    while plan.tier == "rows" and rows > 1 and _words(problem, replace(plan, tiles=tiles, rows=rows)) > MAX_WORDS:
-        rows //= 2
-    return replace(plan, tiles=tiles, rows=rows) if fits else None
+    fitted = replace(plan, tiles=tiles)
+    longer = plan.tier == "rows" and tiles > plan.tiles
+    while longer and _words(problem, fitted) > MAX_WORDS and fitted.rows * plan.threads > WARP * plan.warps:
+        fitted = replace(fitted, rows=fitted.rows // 2)
+    return fitted if fits else None
 
 
 def _words(problem: Problem, plan: Plan) -> int:

@@ -64,8 +64,6 @@ def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
     if problem.M * fewest.split_ctas > MANY_WAVES[problem.element_size] * resident:
         return fewest if fewest.split_ctas <= min(MAX_SPLIT_CTAS, resident) else None
     filled, in_registers = waves(problem, plan), register_tiles(problem)
-    if filled <= 1:
-        return None
     for most_waves, most_tiles in ((1, in_registers + FEW_SMEM_TILES), (FULL, in_registers + SMEM_TILES)):
         if filled <= most_waves:
             break

@@ -57,13 +57,20 @@ def short_row_plans(problem: Problem) -> Iterator[Plan]:
                 # Of several warps, Triton 3.6 lets the threads of a row lie in different ones: each reduction then has barriers.
                 score += 0.5 * (warps > 1 and 1 < threads < 32)
                 scored.append((score, Plan("rows", tiles, threads, vector_words, vector_elements, base_alignment, warps, None, rows)))
-    # Triton moves vectors in the tier tile only if it sees that 16 divides N; else it moves element by element.
+    yield from power_of_two_plans(problem)
+    yield from best(scored, 9)
+
+
+def power_of_two_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans of the tier tile in which Triton moves vectors.
+
+    It does so only if it sees that 16 divides N; else it moves element by element.
+    """
     if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and problem.N % 16 == 0 and not problem.wide:
         plan = Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
         short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= STAGED_LEAST
         # A program of one vector a thread moves 2 KiB; a launch of many is then as slow as the start of programs.
         yield from (replace(plan, rows=2), replace(plan, rows=4), plan) if short else (plan,)
-    yield from best(scored, 9)
 
 
 def rows_plans(problem: Problem) -> Iterator[Plan]:

@@ -1,6 +1,6 @@
 """Measures the table of plans for this GPU: python -m softbench.kernels.triton.tune [--output FILE] [--only WORDS] [--most N]
 
-Over a grid of cells, it times every plan of `heuristics.candidates` by `triton.testing.do_bench` (median), and keeps the fastest. It keeps
+Over a grid of cells, it times the plans of `heuristics.candidates` by `triton.testing.do_bench` (median), and keeps the fastest. It keeps
 the heuristics' choice unless another plan is at least 1 % faster. It reports and drops plans whose result differs from torch's float64
 softmax. It takes CHUNK cells at a time: several processes compile their kernels, and then one measures. Compilation takes most of the time.
 
@@ -33,7 +33,7 @@ LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288,
 MIDDLE = (1024, 768, 512, 384)
 SHORT = (16, 24, 32, 48, 64, 100, 128, 130, 200, 256)
 MULTIPLES = (8, 40, 56, 72, 80, 88, 104, 120, 136, 152, 160, 176, 216, 232, 272, 304, 320, 352)  # of 8: aligned in 16 and 32 bits
-ODD_SHORT = (5, 6, 9, 12, 17, 20, 33, 50, 60, 65, 77, 131, 149, 171, 197, 207, 243, 333)
+ODD_SHORT = (5, 6, 9, 12, 17, 20, 33, 50, 60, 65, 77, 131, 149, 171, 207, 243, 333)
 FEW = (*((M, 1 << log) for log in (15, 16, 17, 18, 19, 20, 22) for M in (1, 2, 4, 8, 16, 32, 64, 128) if M <= 1 << (27 - log)),
        *((M, N) for N in (50257, 151937) for M in (2, 8, 32, 128)),
        *((M, N) for N in (5120, 151936) for M in (2, 48)), (512, 1 << 20), (1024, 1 << 18), (1024, 1 << 19))  # fmt: skip
@@ -121,7 +121,7 @@ def compile_part(part: int, parts: int, chosen: Sequence[Cell], most: int | None
     for backward, dtype, M, N in chosen:
         problem = _problem(backward, dtype, M, N)
         rows, few = rows_to_compile(problem), None
-        for plan in itertools.islice(heuristics.candidates(problem), most):
+        for plan in plans_to_try(problem, most):
             kernel = plan, dtype, N, backward, problem.policy(plan), rows % SPECIALIZED == 0, rows == 1
             if kernel in seen:
                 continue
@@ -213,7 +213,7 @@ def measure_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int |
     copy_time = time_ms(copy)
     name = cell_name((backward, dtype, M, N))
     timed: list[tuple[list[float], Callable[[], object], Plan]] = []
-    for plan in _plans_to_try(problem, most, table or {}):
+    for plan in _with_line(problem, plans_to_try(problem, most), table or {}):
         tensors[-1].fill_(float("nan"))
         failure = _try(tensors, plan)
         if failure is None and not is_right(backward, tensors):
@@ -239,10 +239,14 @@ def measure_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int |
     return (*heuristics.bucket(problem), fields)
 
 
-def _plans_to_try(problem: Problem, most: int | None, table: Table) -> list[Plan]:
-    """The first candidates, and the plan of the table's line for the problem, without plans that `choose` would not take from a table."""
-    first, *others = itertools.islice(heuristics.candidates(problem), most)
-    plans = [first, *(plan for plan in others if heuristics.fit(problem, plan) is not None)]
+def plans_to_try(problem: Problem, most: int | None) -> list[Plan]:
+    """The first candidates. Without those that `choose` would not take from a table as they are, but with the heuristics' choice."""
+    plans = list(itertools.islice(heuristics.candidates(problem), most))
+    return plans[:1] + [plan for plan in plans[1:] if heuristics.fit(problem, plan) == plan]
+
+
+def _with_line(problem: Problem, plans: list[Plan], table: Table) -> list[Plan]:
+    """The plans and that of the table's line for the problem."""
     line = table.get(heuristics.bucket(problem))
     fitted = heuristics.fit(problem, plan_from_json(line[3])) if line else None
     return plans if fitted is None or fitted in plans else [*plans, fitted]
@@ -259,9 +263,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m softbench.kernels.triton.tune", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--output", type=Path, help="the table's file; by default tables/<device>.json beside this module")
-    parser.add_argument(
-        "--only", default="", metavar="WORDS", help="measure only cells with these words in their names, as in 'forward few'"
-    )
+    parser.add_argument("--only", default="", metavar="WORDS", help="only cells with these words in their names, as in 'forward few'")
     parser.add_argument("--most", type=int, metavar="N", help="plans to try for each cell, in the heuristics' order; by default all")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--begin", type=int, default=0, help=argparse.SUPPRESS)

@@ -24,6 +24,7 @@ print("fine")
 SHAPES = ["shape 1x1x5x2", "shape 2x3x7x7", "structured 2x5x70x33", "shape 1x2x2x16384"]
 
 
+@pytest.mark.slow
 def test_check_cases_pass_under_the_interpreter(run_interpreted):
     run_interpreted(CHECK_CASES.format(shapes=SHAPES))
 

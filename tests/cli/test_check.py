@@ -14,6 +14,7 @@ from softbench.cli.output import AGAIN_SECONDS
 from softbench.core.errors import Interrupted
 
 
+@pytest.mark.slow
 def test_an_interrupted_check_ends_its_workers_with_the_signals_code(cli, plugins):
     process = cli.start("check", "--plugin", plugins / "faulty" / "faults.py", "--backends", "sleeps-for-ever", "--device", "cpu")
     end = time.monotonic() + 60

@@ -106,6 +106,7 @@ def test_a_configuration_file_runs_and_flags_override_it(cli):
     assert [(row["N"], row["dtype"], row["rounds"]) for row in rows(cli)] == [("24", "fp16", "1")] * 2
 
 
+@pytest.mark.slow
 def test_too_little_memory_for_all_workers_ends_interleaving(cli):
     (cli.folder / "tight.toml").write_text('memory_share = 0.000001\nbackends = "torch"\nrounds = 2\n[[sweep]]\nM = 4\nN = [8, 16]\n')
     done = cli("run", "--config", "tight.toml", "--device", "cpu")
@@ -146,6 +147,7 @@ def test_a_dry_run_with_resume_counts_stored_cells(cli):
     assert journal.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_auto_says_so_in_one_line(cli):
     done = cli("run", "--dry-run")
@@ -166,6 +168,7 @@ def test_show_and_plot_read_what_run_wrote(cli):
     assert (cli.folder / "results" / "latest.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_log_gets_no_colour_and_unbroken_tables(cli):
     done = cli("run", "--backends", "naive,torch", *SMALL, "--N", "16")
     assert "\x1b" not in done.stdout + done.stderr

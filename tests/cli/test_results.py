@@ -169,6 +169,7 @@ def test_markdown_is_the_main_table(main):
     assert "| backend | build |" in main("show", FRONTIER, "--markdown", "--costs")[1]
 
 
+@pytest.mark.slow
 def test_a_dash_reads_stdin(main, monkeypatch):
     small = FRONTIER.with_name("small.csv")
     text = small.read_bytes()
@@ -191,6 +192,7 @@ def test_selected_rows_can_be_read_again(main):
     assert again == [row for row in read_csv(STRATEGIES)[0] if row.backend in ("copy", "cuda")]
 
 
+@pytest.mark.slow
 def test_plot_writes_a_kind_in_several_formats(main):
     some = ("--M", "4096", "--N", "1024,2048,4096", "--dtype", "bf16", "--direction", "forward")
     main("show", FRONTIER, *some, "--csv", "some.csv")

@@ -277,6 +277,7 @@ def test_simulated_identical_runs_do_not_alarm(process_sd, runs):
     assert sum(report.exit_code == 0 for report in reports) >= 0.95 * runs
 
 
+@pytest.mark.slow
 def test_simulated_false_alarms_at_the_margin_stay_within_the_level():
     """The least favourable truth: every cell slower by exactly the margin. Holm's level is 5 % of the runs."""
     rng, alarms, runs = dice(27), 0, 120

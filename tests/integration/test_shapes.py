@@ -29,6 +29,7 @@ backend = Rough()
 SHAPES = ["2x3x8x16", "2x3x8x16@dim1", "2x3x8x16@dim0", "9x8", "9x8@dim0"]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_shapes_is_measured_shown_and_compared(cli):
     (cli.folder / "shapes.toml").write_text(SWEEP)
     (cli.folder / "rough.py").write_text(PLUGIN)

@@ -90,6 +90,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("candidate", "reference"), sampled(NAMED, lambda candidate, _: candidate == "mine"))
 def test_the_gate_refuses_a_sources_name_before_it_measures(package, candidate, reference):
     softbench = package(STATED)

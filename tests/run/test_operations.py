@@ -183,6 +183,7 @@ def test_an_operation_survives_json(file):
         from_json({**to_json(found), "tensors": {}})
 
 
+@pytest.mark.slow
 def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
     for name in ("rms_norm.py", "rms_norm_kernels.py"):
         shutil.copy(FOLDER / name, cli.folder)

@@ -26,6 +26,7 @@ def library(monkeypatch, tmp_path):
     return build.build("sm_90a")
 
 
+@pytest.mark.slow
 def test_resources_are_listed_by_mangled_kernel_name(library):
     found = disassemble.resources(library)
     assert set(found) == {FLOAT, DOUBLE}

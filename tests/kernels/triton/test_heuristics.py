@@ -94,7 +94,40 @@ def test_longer_rows_of_a_line_are_fewer_in_a_program():
     plan = Plan("rows", 1, 32, 4, 8, 0, 1, rows=4)
     problem = Problem(True, 1 << 18, 256, 2, 16, True, 132, True)
     assert heuristics.fit(problem, plan) == plan
-    assert heuristics.fit(replace(problem, N=264), plan) == replace(plan, tiles=2, rows=2)
+    longer = replace(problem, N=264)
+    assert heuristics.fit(longer, plan) == replace(plan, tiles=2, rows=2)
+    assert heuristics.fit(longer, replace(plan, rows=3)).rows == 3  # 48 words
+    assert heuristics.fit(longer, replace(plan, warps=4)) == replace(plan, tiles=2, warps=4)  # a row for each warp
+    wide = Plan("rows", 6, 4, 4, 8, 0, 1, rows=16)  # 64 words as it was measured
+    assert heuristics.fit(replace(problem, N=192), wide) == wide
+    assert heuristics.fit(replace(problem, N=216), wide) == replace(wide, tiles=7, rows=8)  # all lanes have a part of a row
+
+
+@pytest.mark.parametrize(("backward", "N", "rows"), [(False, 88, 8), (False, 80, 16), (True, 56, 8), (True, 48, 16)])
+def test_programs_whose_rows_share_a_warp_move_2600_bytes(backward, N, rows):
+    plan = heuristics.by_heuristics(Problem(backward, 1 << 20, N, 2, 16, True, 132, True))
+    assert (plan.tier, plan.warps, plan.rows) == ("rows", 1, rows)
+
+
+@pytest.mark.parametrize("N", [32, 64, 128, 256, 512])
+def test_powers_of_two_need_a_line_of_their_own(N):
+    """The H100's table has lines for lengths between these, and none for these."""
+    problem = Problem(False, (1 << 26) // N, N, 2, 16, True, 132, True)
+    assert heuristics.choose(problem, "NVIDIA H100 80GB HBM3") == heuristics.by_heuristics(problem)
+    assert heuristics.by_heuristics(problem).tier == "tile"
+
+
+def test_longer_rows_are_not_staged_by_a_neighbours_line():
+    problem = Problem(True, 1 << 18, 243, 2, 2, True, 132, True, contiguous=True)
+    assert heuristics.choose(problem, "NVIDIA H100 80GB HBM3").tier == "staged"
+    assert heuristics.choose(replace(problem, N=261), "NVIDIA H100 80GB HBM3").tier == "rows"
+
+
+@pytest.mark.parametrize("N", [40, 72])
+def test_aligned_rows_of_tier_staged_fit_their_lines(N):
+    problem = Problem(False, 1 << 20, N, 2, 16, True, 132, True, contiguous=True)
+    plan = heuristics.by_heuristics(problem)
+    assert plan.tier == "staged" and heuristics.fit(problem, plan) == plan
 
 
 @pytest.mark.parametrize("N", [136, 152, 160, 176])

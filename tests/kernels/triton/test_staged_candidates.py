@@ -37,6 +37,10 @@ def test_a_table_says_how_large_staged_blocks_are():
     assert heuristics.fit(problem, large) == large
     assert heuristics.fit(problem, small) == small
     assert heuristics.fit(replace(problem, N=211), large).rows == 16
+    assert heuristics.fit(replace(problem, N=241), replace(large, tiles=5, rows=24)).rows == 16  # as many bytes as 24 rows of 160
+    words = Plan("staged", 5, 8, 1, 2, 0, 4, rows=64)
+    assert heuristics.fit(replace(problem, N=78, alignment=4), words).tiles == 5
+    assert heuristics.fit(replace(problem, N=78), words) is None  # rows do not start at a word
     few = replace(problem, M=12_000)  # blocks of 16 rows would leave an SM fewer than eight
     assert heuristics.fit(few, large) == small
     assert heuristics.fit(replace(problem, M=10_000), large) is None  # less than 8 MiB

@@ -191,6 +191,7 @@ def test_any_number_of_long_rows_is_one_call_without_guards(function):
     assert sizes.guards == []
 
 
+@pytest.mark.slow
 def test_plans_that_compilers_launch_need_no_option_but_the_warps():
     """A thread holds at most MAX_WORDS words, and every row of the range fits the plan of a symbolic N."""
     tiers = collections.Counter()

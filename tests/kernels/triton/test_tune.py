@@ -46,7 +46,7 @@ def test_only_plans_that_a_table_may_give_are_tried(without_gpu, monkeypatch, N,
     monkeypatch.setattr(tune, "_try", lambda _, plan: tried.append(plan))
     tune.measure_cell(False, torch.float32, problem.M, N)
     assert tried[0] == heuristics.by_heuristics(problem)
-    assert all(heuristics.fit(problem, plan) is not None for plan in tried)
+    assert all(heuristics.fit(problem, plan) == plan for plan in tried)
     assert "tile" in {plan.tier for plan in heuristics.candidates(problem)}
     assert "tile" not in {plan.tier for plan in tried}
     assert [plan.warps for plan in tried if plan.warps > 4] == warps
@@ -111,6 +111,14 @@ def test_only_selects_cells_by_the_words_of_their_names():
     few = {tune.cell_name(cell) for cell in tune.cells("forward few, backward float32 50257")}
     assert few and few < everything
     assert all(("forward" in name and "few" in name) or ("backward float32" in name and "50257" in name) for name in few)
+
+
+def test_no_cells_share_a_line():
+    problems = []
+    for backward, dtype, M, N in tune._grid():
+        row = N * dtype.itemsize
+        problems.append(Problem(backward, M, N, dtype.itemsize, min(16, row & -row), True, 132, True, contiguous=True))
+    assert len({heuristics.bucket(problem) for problem in problems}) == len(problems)
 
 
 def test_all_parts_together_compile_each_kernel_once(monkeypatch):

@@ -51,6 +51,7 @@ def test_a_card_runs_on_its_share_of_its_node(monkeypatch, message, expected):
     assert ran == ([expected] if expected else [])
 
 
+@pytest.mark.slow
 def test_a_gpu_that_is_gone_costs_only_its_card(monkeypatch):
     """An earlier command saw it: the card is lost and the run goes on. Without that, the request is wrong."""
     forgotten = []
