@@ -240,7 +240,7 @@ def measure_cell(backward: bool, dtype: torch.dtype, M: int, N: int, most: int |
 
 
 def plans_to_try(problem: Problem, most: int | None) -> list[Plan]:
-    """The first candidates. Without those that `choose` would not take from a table as they are, but with the heuristics' choice."""
+    """The heuristics' choice, and those of the first candidates that `choose` would take from a table as they are."""
     plans = list(itertools.islice(heuristics.candidates(problem), most))
     return plans[:1] + [plan for plan in plans[1:] if heuristics.fit(problem, plan) == plan]
 
