@@ -44,6 +44,7 @@ backends = [Hostile("skips"), Hostile("raises")]
 """
 
 
+@pytest.mark.slow
 def test_texts_of_a_hostile_plugin_are_written_as_plain_text(cli):
     name = "=1+1 \x1b[31m..%2F evil.py"
     (cli.folder / name).write_text(PLUGIN)

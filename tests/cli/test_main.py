@@ -157,6 +157,7 @@ def test_without_a_gpu_auto_says_so_in_one_line(cli):
         assert "): measuring on the CPU instead" in cli("run", "--dry-run", *given).stderr
 
 
+@pytest.mark.slow
 def test_show_and_plot_read_what_run_wrote(cli):
     assert cli("run", "--backends", "torch", *SMALL, "--N", "16,32").returncode == 0
     shown = cli("show", "results/latest.csv")

@@ -152,6 +152,7 @@ open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
         pool._closed = True
 
 
+@pytest.mark.slow
 def test_files_of_the_working_directory_are_not_imported(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise ImportError('the wrong json')")
     monkeypatch.chdir(tmp_path)

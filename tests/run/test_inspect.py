@@ -192,6 +192,7 @@ def library(monkeypatch, folder):
     return build.build("sm_90a")
 
 
+@pytest.mark.slow
 def test_the_cuda_library_is_looked_into_for_what_was_launched(library):
     pieces, spills = own_kernels.cuda.generated(FORWARD, ["void doubled<float>(float*)", "elsewhere"])
     assert spills == {"void doubled<float>(float*)": 0}

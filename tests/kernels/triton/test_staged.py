@@ -34,7 +34,7 @@ def check(M, N, dtype, log, scale):
     assert close(dx, expected, factor * (b.abs() + size * b.abs().sum(-1, keepdim=True)), UNIT[dtype]), ("backward", plan, M, N, dtype)
     assert not dispatch.problem_of((x[:, : N - 1], y[:, : N - 1])).contiguous
 
-COLUMNS = {torch.float32: (1, 5, 77), torch.float16: (17, 130), torch.bfloat16: (2, 17, 50, 129, 197)}
+COLUMNS = {torch.float32: (1, 5, 77), torch.float16: (130,), torch.bfloat16: (2, 17, 50, 197)}
 for dtype, columns in COLUMNS.items():
     for N in columns:
         check(41, N, dtype, N == 17, None)

@@ -251,6 +251,7 @@ def compilations(function, shapes, **options):
     return len(made)
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_compile_once_for_each_range_of_columns():
     softmax = kernels.softmax
     every_M = (2, 3, 37, 4096, 100_003)
