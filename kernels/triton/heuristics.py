@@ -73,7 +73,7 @@ def _needs_own_line(problem: Problem, plan: Plan) -> bool:
     Of short rows, only those whose length is a power of two are fast in tier tile. Rows beyond STAGED_COLUMNS are in tier staged only where
     that was measured.
     """
-    tile = problem.N * problem.element_size <= SHORT_ROW and any(one.tier == "tile" for one in power_of_two_plans(problem))
+    tile = problem.N * problem.element_size <= SHORT_ROW and next(power_of_two_plans(problem), None) is not None
     return (tile and plan.tier != "tile") or (plan.tier == "staged" and problem.N > STAGED_COLUMNS)
 
 

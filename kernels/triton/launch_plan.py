@@ -22,8 +22,8 @@ ONE_WAVE_BYTES = {False: 13 << 20, True: 30 << 20}
 
 From here on, gradients have LEAVE_FIRST too.
 """
-LEAVE_FIRST_BYTES = 60 << 20  # of both inputs, on MEASURED_SMS: gradients from here on were slower with LEAVE_FIRST
-MEASURED_SMS = 132  # of an H200 and an H100
+LEAVE_FIRST_BYTES = 60 << 20  # of both inputs, on MEASURED_SMS: gradients from here on were slower with LEAVE_FIRST.
+MEASURED_SMS = 132  # of an H200 and an H100.
 FEWEST_ROWS = 5  # of one wave: fewer were not timed with LEAVE_FIRST or with these delays. One row may be read twice.
 
 

@@ -63,7 +63,7 @@ def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
     """A table's staged plan with the numbers of this problem, or None if it does not fit.
 
     Its blocks have BLOCK_BYTES or twice as many in all inputs, whichever is nearer to the table's plan. In small launches they have less,
-    so that each SM has eight.
+    so that each SM has eight blocks.
     """
     if not _can_be_staged(problem) or (plan.vector_elements == 2 and problem.alignment < 4):
         return None

@@ -18,8 +18,8 @@ from .packed_io import INTERPRETED
 
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
 CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
-MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered
-LONGER_DELAY_BYTES = 16 << 20  # of the inputs: from here on, forwards of one wave have a third more
+MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered.
+LONGER_DELAY_BYTES = 16 << 20  # of the inputs: from here on, forwards of one wave have a third more.
 MEDIUM_ROW = 3_000_000  # bytes of a row in all inputs, as SHORT_BYTES_OF_FEW_WAVES of the CUDA kernels
 MAX_CYCLES = 100_000_000
 WAIT = (

@@ -54,7 +54,7 @@ def check(M, N, dtype, op, structured=False, pad=0, offset=0, in_place=False):
 """
 PASSES = """
 for dtype in NAMES:
-    for op in {"fp32": (CE, ALL, "logprob"), "bf16": (ALL, "logprob"), "fp16": (CE,)}[dtype]:  # 16 bits differ by the conversion
+    for op in {"fp32": (CE, ALL, "logprob"), "bf16": (ALL, "logprob"), "fp16": (CE,)}[dtype]:  # fp16 differs from bf16 by the conversion
         check(9, 7, dtype, op)
         check(30, 1000, dtype, op, structured=True)  # as many rows as kinds
         check(3, 301, dtype, op, pad=3, offset=1)
