@@ -273,7 +273,7 @@ def _split(problem: Problem, plan: Plan, strides: tuple[int, ...], log: bool) ->
     if problem.backward and (plan.registers or 255) > 64:  # tiles at once; with a lower limit an SM has more threads
         read_twice *= 2
     layout = plan.threads, plan.vector_elements, plan.base_alignment
-    constants = plan.tiles, plan.smem_tiles, *layout, max_ctas, read_twice, problem.split_policy, log
+    constants = plan.tiles, plan.smem_tiles, *layout, max_ctas, read_twice, problem.policy(plan), log
     sizes = plan.split_ctas, chunk, programs, read_twice * plan.threads if problem.backward else extra_tiles
     arguments = *_strides_and_N(problem, plan, strides), *sizes, *stagger(problem, plan), *constants
     kernel = backward_split if problem.backward else forward_split

@@ -20,9 +20,12 @@ NO_POLICY, KEEP, LEAVE_FIRST = range(3)
 ONE_WAVE_BYTES = {False: 13 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered.
 
-From here on, gradients have LEAVE_FIRST too.
+From here on, they have LEAVE_FIRST too.
 """
-LEAVE_FIRST_BYTES = 60 << 20  # of both inputs, on MEASURED_SMS: gradients from here on were slower with LEAVE_FIRST.
+LEAVE_FIRST_BYTES = {False: 48 << 20, True: 60 << 20}
+"""Of all inputs of a forward and of a gradient, on MEASURED_SMS: from here on, launches were slower with LEAVE_FIRST."""
+LEAVE_FIRST_THREADS = 256  # of a forward's program: with 128 threads, forwards were not faster.
+LEAVE_FIRST_WAVES = 1.2  # of a forward's programs: launches of 1.21 to 1.5 waves were not faster.
 MEASURED_SMS = 132  # of an H200 and an H100.
 FEWEST_ROWS = 5  # of one wave: fewer were not timed with LEAVE_FIRST or with these delays. One row may be read twice.
 
@@ -60,33 +63,43 @@ class Problem:
 
         Written lines then leave L2 soon after the write, presumably in that order, which memory takes faster
         (`docs/kernels/notes-triton.md`). This has been measured on Hopper only. Small launches go without: their inputs would survive a
-        flush such as do_bench's, and the kernel would only seem fast. The split tier has `split_policy` instead.
+        flush such as do_bench's, and the kernel would only seem fast. Some plans of the split tier have another policy: `policy`.
         """
         return self.hopper and self.input_bytes >= KEEP_IN_L2_BYTES
 
     @property
     def least_bytes(self) -> int:
-        """The fewest bytes of all inputs for which `keep_in_l2` and `split_policy` are the same."""
-        if self.split_policy == LEAVE_FIRST:
+        """The fewest bytes of all inputs for which every plan has the same policy."""
+        if self._may_leave_first:
+            if not self.backward:
+                return self.input_bytes  # a forward's policy depends on the number of its programs.
             return max(FEWEST_ROWS * self.input_bytes // self.M, KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True])
-        return (LEAVE_FIRST_BYTES if self.backward else KEEP_IN_L2_BYTES) if self.keep_in_l2 else 0
+        return LEAVE_FIRST_BYTES[self.backward] if self.keep_in_l2 else 0
 
-    @property
-    def split_policy(self) -> int:
-        """The policy of the split tier's loads.
+    def policy(self, plan: Plan) -> int:
+        """The policy for L2 of the loads of a plan's kernel.
 
-        If the device holds nearly all rows of a gradient at once, lines that are read leave L2 first. What earlier kernels wrote then
-        stays in L2, which does not write it to memory meanwhile. Larger gradients were slower with it, and forwards were not faster
-        (`docs/kernels/notes-triton.md`, Inputs that leave L2 first).
+        If the device holds nearly all rows of a split plan at once, lines that are read leave L2 first. What earlier kernels wrote then
+        stays in L2, which does not write it to memory meanwhile. Larger launches were slower with it (`docs/kernels/notes-triton.md`,
+        Inputs that leave L2 first).
         """
-        size = ONE_WAVE_BYTES[True] <= self.input_bytes < LEAVE_FIRST_BYTES * min(1, self.sms / MEASURED_SMS)
-        if size and self.hopper and self.backward and self.M >= FEWEST_ROWS:
+        if plan.tier == "split" and self._may_leave_first and (self.backward or self._nearly_one_wave(plan)):
             return LEAVE_FIRST
         return KEEP if self.keep_in_l2 else NO_POLICY
 
-    def policy(self, plan: Plan) -> int:
-        """The policy for L2 of the loads of a plan's kernel."""
-        return self.split_policy if plan.tier == "split" else KEEP if self.keep_in_l2 else NO_POLICY
+    @property
+    def _may_leave_first(self) -> bool:
+        most = LEAVE_FIRST_BYTES[self.backward] * min(1, self.sms / MEASURED_SMS)
+        return self.hopper and self.M >= FEWEST_ROWS and ONE_WAVE_BYTES[self.backward] <= self.input_bytes < most
+
+    def _nearly_one_wave(self, plan: Plan) -> bool:
+        """Whether the device holds nearly all rows of a forward at once, with programs and results as those that were measured.
+
+        These read no part of a row twice.
+        """
+        resident = self.sms * resident_programs(plan.threads, plan.registers, plan.smem_tiles)
+        holds = chunk_of(self, plan) <= plan.threads * (plan.tiles + plan.smem_tiles)
+        return plan.threads == LEAVE_FIRST_THREADS and not self.wide and holds and self.M * plan.split_ctas <= LEAVE_FIRST_WAVES * resident
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
-from .long_forward import PROGRAMS, SMEM_TILES, THREADS, fewest_programs_plan, programs_plan, register_tiles
+from .launch_plan import LEAVE_FIRST, VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
+from .long_forward import PROGRAMS, SMEM_TILES, THREADS, Layout, fewest_programs_plan, programs_plan, register_tiles
 from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
 # With LARGEST_GRADIENT ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100. With FLOAT32_GRADIENT, ptxas of
@@ -26,9 +27,15 @@ FULL = 1.25
 """Waves of programs that share rows. A launch of more takes the time of two."""
 MANY_WAVES = {2: FULL, 4: 1.5}
 """By element size: beyond, a row has the fewest programs that hold it. They exchange faster, and each has more of the row."""
-HALF_WAVES = (1.5, 1.65), (2.25, 2.5)
-"""Waves of the fewest programs, more than the first number and at most the second. On Hopper, such gradients fill whole waves."""
-HALF_WAVES_ROW = 3_100_000  # bytes of a row in both inputs, at most, for HALF_WAVES
+HALF_WAVES = (1.5, 1.65, 3_900_000), (2.25, 2.5, 3_100_000)
+"""Waves of the fewest programs, more than the first number and at most the second, and the most bytes of a row in both inputs.
+
+On Hopper, such gradients fill whole waves.
+"""
+AT_ONCE = {2: 53_000, 4: 75_000}
+"""Vectors of a row of a forward, by element size. Shorter rows were not measured with `_forward_at_once`."""
+MANY_ROWS = 10.7
+"""Rows an SM. With more, forwards on clusters had other fastest plans than with fewer."""
 FEW_SMEM_TILES = 5
 """With more tiles of a program in shared memory, a launch of one wave was slower than one of FULL waves."""
 
@@ -45,8 +52,14 @@ def long_row_plan(problem: Problem) -> Plan | None:
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
     if problem.backward:
-        return _on_a_cluster(problem, layout, vectors) or _split_gradient(problem, layout, vectors)
-    return _on_a_cluster(problem, layout, vectors) or _on_a_pair(problem, layout, vectors)
+        return _first((_short_split_gradient, _on_a_cluster, _split_gradient), problem, layout, vectors)
+    plans = (_forward_at_once, _measured_forward, _on_a_cluster) if problem.hopper else (_on_a_cluster,)
+    return _first(plans, problem, layout, vectors)
+
+
+def _first(rules: Iterable[Callable[[Problem, Layout, int], Plan | None]], problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """The plan of the first rule that has one."""
+    return next((plan for rule in rules if (plan := rule(problem, layout, vectors)) is not None), None)
 
 
 def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
@@ -79,7 +92,7 @@ def waves(problem: Problem, plan: Plan) -> float:
     return problem.M * plan.split_ctas / resident if plan.tier == "split" else 0.0
 
 
-def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
+def _on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """The plan of a row that the registers of 16 programs hold. `few`: more rows were not measured with most of these rules.
 
     16-bit forwards: 4.8 and 7.75 programs an SM are those of 40 and 64 rows on 132 SMs, which were measured.
@@ -107,19 +120,67 @@ def _on_a_cluster(problem: Problem, layout: tuple[int, int, int], vectors: int) 
     return None
 
 
-def _on_a_pair(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
-    """Two programs a row of 41 to 56 KB, of aligned 16-bit forwards with 5 to 10.7 rows an SM. Four programs were slower there.
-
-    The limits of the rows an SM are those of what was timed.
-    """
-    tiles = math.ceil(chunk_vectors(vectors, 2) / 128)
-    aligned = problem.hopper and problem.element_size == 2 and problem.alignment == VECTOR_BYTES
-    if not aligned or not 11 <= tiles <= 14 or not 5 <= problem.M / problem.sms <= 10.7:
+def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """The plan that fills the device once, of forwards with the policy LEAVE_FIRST, if its programs can hold all rows."""
+    ctas = PROGRAMS * problem.sms // problem.M
+    held = math.ceil(chunk_vectors(vectors, max(1, ctas)) / THREADS) <= register_tiles(problem) + SMEM_TILES
+    if not held or vectors < AT_ONCE[problem.element_size]:
         return None
-    return Plan("cluster", tiles, 128, *layout, 4, 72 if tiles == 11 else 96, cluster_ctas=2)
+    plan = programs_plan(problem, layout, vectors, ctas)
+    return plan if problem.policy(plan) == LEAVE_FIRST else None
 
 
-def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int) -> Plan | None:
+def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """The plan of a 16-bit forward of 33 KB to 1.1 MB a row on Hopper, where other plans were slower; None elsewhere.
+
+    The limits are those of what was measured: docs/kernels/notes-triton.md, Plans of forwards measured by softbench run.
+    """
+    if problem.element_size != 2:
+        return None
+    aligned, rows_per_sm = problem.alignment == VECTOR_BYTES, problem.M / problem.sms
+
+    def tiles(ctas: int, threads: int = 128) -> int:
+        return math.ceil(chunk_vectors(vectors, ctas) / threads)
+
+    def cluster(ctas: int, threads: int, registers: int) -> Plan:
+        return Plan("cluster", tiles(ctas, threads), threads, *layout, threads // WARP, registers, cluster_ctas=ctas)
+
+    if aligned and 9 <= tiles(2) <= 14 and rows_per_sm > MANY_ROWS:
+        return cluster(2, 128, 64) if tiles(2) <= 10 else cluster(2, 256, 48 if tiles(2) <= 12 else 56)
+    if aligned and 11 <= tiles(2) <= 14 and rows_per_sm >= 5:
+        return cluster(2, 128, 72 if tiles(2) == 11 else 96)
+    if not aligned and 11 <= tiles(4) <= 13 and rows_per_sm > MANY_ROWS:
+        return cluster(4, 128, 72 if tiles(4) == 11 else 80)
+    if 8 <= tiles(8) <= 11 and 0.85 <= rows_per_sm <= 1.45:
+        return cluster(8, 128, 72 if tiles(8) == 11 else 64)
+    if rows_per_sm >= 0.5 and not aligned and tiles(CTAS) in (15, 16):
+        return cluster(CTAS, 128, 96)
+    if rows_per_sm >= 0.5 and (tiles(CTAS) == 18 or (tiles(CTAS) == 17 and not aligned)):
+        return cluster(CTAS, 256, 64)
+    if 14 <= tiles(CTAS, 256) <= 17 and CTAS <= problem.M <= 0.75 * problem.sms:  # programs of less than FULL waves were slower
+        fewest = fewest_programs_plan(problem, layout, vectors).split_ctas
+        return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * PROGRAMS * problem.sms) // problem.M))
+    return None
+
+
+def _short_split_gradient(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """The fewest programs of GRADIENT, where clusters of 512 threads with four tiles were slower: .5 to 4.5 rows an SM."""
+    tiles, aligned = math.ceil(chunk_vectors(vectors, CTAS) / 256), problem.alignment == VECTOR_BYTES
+    measured = problem.hopper and 0.5 < problem.M / problem.sms <= 4.5 and not (aligned and problem.element_size == 4)
+    if not measured or tiles not in (7, 8):
+        return None
+    return _gradient_plan(GRADIENT, layout, vectors, _fewest_programs(GRADIENT, vectors))
+
+
+def _gradient_plan(program: Plan, layout: Layout, vectors: int, ctas: int) -> Plan | None:
+    """`ctas` such programs a row; None if they cannot hold it, or need none of their shared memory."""
+    smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles
+    if not 1 <= smem_tiles <= program.smem_tiles:
+        return None
+    return replace(program, vector_elements=layout[1], base_alignment=layout[2], split_ctas=ctas, smem_tiles=smem_tiles)
+
+
+def _split_gradient(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """Programs of which an SM holds four. If all rows run at once, each has an equal part of all programs.
 
     Otherwise a row has the fewest programs that hold it, which exchange faster. In HALF_WAVES it has more, so that the last wave is full.
@@ -137,13 +198,10 @@ def _split_gradient(problem: Problem, layout: tuple[int, int, int], vectors: int
     if vectors <= CLUSTER_GRADIENT or fewest > most or 2 * problem.M * fewest < resident:
         return None
     ctas, filled = max(fewest, resident // problem.M), problem.M * fewest / resident
-    if problem.hopper and problem.input_bytes <= problem.M * HALF_WAVES_ROW and any(low < filled <= high for low, high in HALF_WAVES):
+    row = problem.input_bytes // problem.M
+    if problem.hopper and any(low < filled <= high and row <= most_bytes for low, high, most_bytes in HALF_WAVES):
         ctas = math.ceil(filled) * resident // problem.M
-    ctas = min(ctas, MAX_SPLIT_CTAS)
-    smem_tiles = math.ceil(chunk_vectors(vectors, ctas) / program.threads) - program.tiles
-    if not 1 <= smem_tiles <= program.smem_tiles:
-        return None
-    return replace(program, vector_elements=layout[1], base_alignment=layout[2], split_ctas=ctas, smem_tiles=smem_tiles)
+    return _gradient_plan(program, layout, vectors, min(ctas, MAX_SPLIT_CTAS))
 
 
 def _fewest_programs(program: Plan, vectors: int) -> int:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from .carveout import driver
-from .launch_plan import FEWEST_ROWS, GPC_SMS, ONE_WAVE_BYTES, Plan, Problem, resident_programs
+from .launch_plan import FEWEST_ROWS, GPC_SMS, LEAVE_FIRST, ONE_WAVE_BYTES, Plan, Problem, resident_programs
 from .packed_io import INTERPRETED
 
 # CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
@@ -54,8 +54,8 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. There, gradients have no third more
     in two cases. On Hopper a row has at most MEDIUM_ROW bytes, or the device holds all rows at once. In the second case, launches of less
     than ONE_WAVE_BYTES have no delay, and forwards of less than LONGER_DELAY_BYTES have no third more. With fewer than FEWEST_ROWS,
-    forwards then have no delay, and gradients a third of it. For the split tier, `share` of that time takes the place of these rules. The
-    CUDA kernels differ where other delays were faster.
+    forwards then have no delay, and gradients a third of it. Forwards with the policy LEAVE_FIRST have no third more. For the split tier,
+    `share` of that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -66,14 +66,16 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
         rows = max(1, programs * GPC_SMS // plan.cluster_ctas) * (problem.sms // GPC_SMS)
     else:
         rows = programs * problem.sms // plan.split_ctas
-        cycles *= _share(problem, rows) if share is None else share
+        cycles *= _share(problem, plan, rows) if share is None else share
         if not cycles:
             return 0, 0
     return (rows, int(min(MAX_CYCLES, cycles))) if rows else (0, 0)
 
 
-def _share(problem: Problem, rows: int) -> float:
-    """The delay between rows of the split tier as a share of a row's time, if the device holds `rows` rows at once."""
+def _share(problem: Problem, plan: Plan, rows: int) -> float:
+    """The delay between rows of a split plan as a share of a row's time, if the device holds `rows` rows at once."""
+    if not problem.backward and problem.policy(plan) == LEAVE_FIRST:
+        return 1
     if problem.M > rows:
         return 1 if problem.hopper and problem.backward and problem.input_bytes <= problem.M * MEDIUM_ROW else 4 / 3
     few = problem.M < FEWEST_ROWS

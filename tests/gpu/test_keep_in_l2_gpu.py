@@ -84,3 +84,11 @@ def test_leaving_first_is_as_fast_on_rotating_buffers(launch, M, N, dtype):
     operands = [rows(M, N, dtype, 3) for _ in range(2 + ROTATED_BYTES // (3 * dtype.itemsize * M * N))]
     many, one = excess(lambda tensors: launch(*tensors), operands)
     assert as_fast(many, one), (many, one)
+
+
+@pytest.mark.parametrize("launch", [cuda.launch_forward, dispatch.launch_forward], ids=["cuda", "triton"])
+@pytest.mark.parametrize(("M", "N", "dtype"), [(12, 594560, torch.float32), (21, 635232, torch.bfloat16)])
+def test_forwards_that_leave_first_are_as_fast_on_rotating_buffers(launch, M, N, dtype):
+    operands = [rows(M, N, dtype, 2) for _ in range(2 + ROTATED_BYTES // (2 * dtype.itemsize * M * N))]
+    many, one = excess(lambda tensors: launch(*tensors), operands)
+    assert as_fast(many, one), (many, one)

@@ -147,6 +147,10 @@ def test_kernels_are_told_to_keep_large_inputs_in_l2():
     cluster = Plan("cluster", tiles=10, threads=256, vector_elements=8, warps=8, cluster_ctas=16)
     for plan, policy in ((rows, KEEP), (cluster, KEEP), (split, LEAVE_FIRST)):
         assert dispatch.prepare_launch(gradient, plan, (torch.empty(2, 8),) * 3).arguments[-2:] == (policy, False)
+    forward = replace(large, M=24, N=997207)
+    for ctas, policy in ((26, LEAVE_FIRST), (27, KEEP)):
+        plan = replace(split, split_ctas=ctas, smem_tiles=11, registers=64)
+        assert dispatch.prepare_launch(forward, plan, (torch.empty(2, 8),) * 2).arguments[-2:] == (policy, False)
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -1,6 +1,7 @@
 """Problems, plans and the tables of measured plans."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from softbench.kernels.triton import launch_plan
 from softbench.kernels.triton.launch_plan import Plan, Problem, plan_from_json, plan_to_json
 
 LARGE = Problem(False, 4096, 4096, 2, 16, True, 132, True, hopper=True)
+SPLIT = Plan("split", 8, 256, 4, 8, 0, 8, 64, split_ctas=2, smem_tiles=11)
 
 
 @pytest.fixture(autouse=True)
@@ -33,16 +35,35 @@ def test_only_large_inputs_on_hopper_are_kept_in_l2():
 def test_gradients_that_fill_the_device_once_leave_l2_first(mebibytes, policy):
     """Each row of both tensors has one MiB."""
     gradient = replace(LARGE, backward=True, M=mebibytes, N=1 << 18)
-    assert gradient.split_policy == policy
-    assert replace(gradient, hopper=False).split_policy == launch_plan.NO_POLICY
-    assert replace(gradient, M=4, N=mebibytes << 16).split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
-    assert replace(gradient, M=5, N=(mebibytes << 18) // 5).split_policy == policy
-    assert replace(gradient, sms=66).split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
-    assert replace(gradient, sms=72).split_policy == (
-        launch_plan.LEAVE_FIRST if mebibytes == 30 else replace(gradient, sms=66).split_policy
-    )
-    forward = replace(gradient, backward=False, N=1 << 19)
-    assert forward.split_policy == (launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY)
+    kept = launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY
+    assert gradient.policy(SPLIT) == policy
+    assert gradient.policy(Plan("cluster", cluster_ctas=16)) == kept
+    assert replace(gradient, hopper=False).policy(SPLIT) == launch_plan.NO_POLICY
+    assert replace(gradient, M=4, N=mebibytes << 16).policy(SPLIT) == kept
+    assert replace(gradient, M=5, N=(mebibytes << 18) // 5).policy(SPLIT) == policy
+    assert replace(gradient, sms=66).policy(SPLIT) == kept
+    assert replace(gradient, sms=72).policy(SPLIT) == (launch_plan.LEAVE_FIRST if mebibytes == 30 else kept)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "policy"),
+    [(12, launch_plan.NO_POLICY), (13, launch_plan.LEAVE_FIRST), (47, launch_plan.LEAVE_FIRST), (48, launch_plan.KEEP)],
+)
+def test_forwards_of_little_more_than_one_wave_leave_l2_first(mebibytes, policy):
+    """Each row has one MiB. The device holds 528 programs of SPLIT."""
+    forward = replace(LARGE, M=mebibytes, N=1 << 19)
+    kept = launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY
+    ctas = int(1.2 * 528 / mebibytes)
+    tiles = math.ceil(65536 / ctas / 256)
+    nearly = replace(SPLIT, tiles=tiles, split_ctas=ctas, smem_tiles=0)
+    assert forward.policy(nearly) == policy
+    assert forward.policy(replace(nearly, tiles=tiles - 1)) == kept  # reads part of a row twice
+    assert forward.policy(replace(nearly, split_ctas=nearly.split_ctas + 1)) == kept
+    assert forward.policy(replace(nearly, threads=128, warps=4)) == kept
+    assert replace(forward, wide=True).policy(nearly) == replace(forward, hopper=True).policy(Plan("rows")) == kept
+    assert replace(forward, hopper=False).policy(nearly) == launch_plan.NO_POLICY
+    assert replace(forward, M=4, N=mebibytes << 17).policy(SPLIT) == kept
+    assert replace(forward, sms=66).policy(nearly) == kept
 
 
 def test_tables_are_read_by_device_name(monkeypatch, tmp_path):

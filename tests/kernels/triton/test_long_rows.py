@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from problems import covers
 from softbench.kernels.triton import heuristics
-from softbench.kernels.triton.launch_plan import Plan, Problem, measured_plans
-from softbench.kernels.triton.long_rows import long_forward_plan, waves
+from softbench.kernels.triton.launch_plan import LEAVE_FIRST, Plan, Problem, measured_plans, vectors_in_row
+from softbench.kernels.triton.long_rows import _measured_forward, long_forward_plan, waves
+from softbench.kernels.triton.tier_candidates import vector_layouts
 
 
 def problem(backward, rows, columns, size, alignment=16, **fields):
@@ -20,7 +21,8 @@ def problem(backward, rows, columns, size, alignment=16, **fields):
     [
         (30, 1026246, 4, 8, 96, (10, 11)),
         (23, 799748, 2, 8, 42, (8, 11)),
-        (23, 799744, 2, 16, 36, (12, 10)),
+        (23, 799744, 2, 16, 45, (12, 6)),
+        (22, 1000000, 2, 16, 45, (12, 10)),
         (93, 414696, 4, 16, 39, (10, 11)),
         (87, 254848, 4, 16, 24, (10, 11)),
         (5, 1046460, 4, 16, 105, (10, 10)),
@@ -73,10 +75,10 @@ def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignme
         (problem(False, 100, 851976, 2), "split", 256, 8),
         (problem(False, 150, 700001, 2, 2), "cluster", 256, 22),
         (problem(False, 150, 650001, 2, 2), "cluster", 512, 10),
-        (problem(False, 15, 736741, 2, 2), "split", 128, 16),
+        (problem(False, 15, 736741, 2, 2), "split", 256, 8),
         (problem(False, 768, 20768, 2), "cluster", 128, 11),
         (problem(False, 1400, 25600, 2), "cluster", 128, 13),
-        (problem(False, 1500, 20768, 2), "cluster", 128, 6),
+        (problem(False, 1500, 20768, 2), "cluster", 256, 6),
         (problem(False, 2264113, 40, 2), "staged", 4, 5),
         (problem(False, 627941, 80, 2), "rows", 4, 3),
         (problem(True, 26452, 3264, 2), "rows", 128, 4),
@@ -120,7 +122,9 @@ def test_many_rows_have_the_fewest_programs(given, ctas):
     assert covers(given, plan)
 
 
-@pytest.mark.parametrize(("given", "ctas"), [(problem(False, 20, 871744, 2), 33), (problem(False, 19, 469760, 4), 34)])
+@pytest.mark.parametrize(
+    ("given", "ctas"), [(problem(False, 20, 871744, 2, hopper=False), 33), (problem(False, 19, 469760, 4, hopper=False), 34)]
+)
 def test_rows_between_run_in_little_more_than_a_wave(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")
     assert (plan.split_ctas, 1 < waves(given, plan) <= 1.25, covers(given, plan)) == (ctas, True, True)
@@ -198,10 +202,14 @@ def test_one_row_has_at_most_512_programs():
     assert heuristics.choose(problem(True, 1, 1 << 22, 4), "").split_ctas == 512
 
 
-def test_long_rows_do_not_fill_a_last_wave():
-    """Rows of 3.1 MB have other delays and numbers of programs than longer ones."""
-    plans = [heuristics.choose(problem(True, 24, columns, 2), "NVIDIA H200") for columns in (775000, 775008)]
-    assert [plan.split_ctas for plan in plans] == [44, 35]
+@pytest.mark.parametrize(
+    ("rows", "columns", "ctas"),
+    [(19, 975000, (55, 44)), (36, 775000, (44, 35))],
+)
+def test_long_rows_do_not_fill_a_last_wave(rows, columns, ctas):
+    """Rows of up to 3.9 MB fill two waves, and rows of up to 3.1 MB three."""
+    plans = [heuristics.choose(problem(True, rows, columns + more, 2), "NVIDIA H200") for more in (0, 8)]
+    assert tuple(plan.split_ctas for plan in plans) == ctas
 
 
 def test_two_clusters_of_256_threads_share_an_sm():
@@ -209,5 +217,104 @@ def test_two_clusters_of_256_threads_share_an_sm():
 
 
 def test_two_programs_of_a_gradient_share_an_sm():
-    plan = heuristics.choose(problem(True, 76, 214016, 2), "NVIDIA H200")
+    plan = heuristics.choose(problem(True, 34, 253152, 2), "NVIDIA H200")
     assert (plan.tier, plan.threads, plan.tiles, plan.registers) == ("cluster", 512, 4, 64)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "ctas", "threads", "tiles", "registers"),
+    [
+        (9495, 16856, 2, 128, 9, 64),
+        (1413, 20480, 2, 128, 10, 64),
+        (1413, 20488, 2, 256, 6, 48),
+        (1413, 24584, 2, 256, 7, 56),
+        (1413, 28672, 2, 256, 7, 56),
+        (1412, 28672, 2, 128, 14, 96),
+        (2922, 42009, 4, 128, 11, 72),
+        (6000, 50003, 4, 128, 13, 80),
+        (118, 88256, 8, 128, 11, 72),
+        (186, 70500, 8, 128, 9, 64),
+        (95, 233149, 16, 128, 15, 96),
+        (552, 250918, 16, 128, 16, 96),
+        (299, 282490, 16, 256, 9, 64),
+        (561, 291672, 16, 256, 9, 64),
+    ],
+)
+def test_forwards_on_clusters_have_the_measured_plan(rows, columns, ctas, threads, tiles, registers):
+    alignment = min(16, 2 * columns & -(2 * columns))
+    given = problem(False, rows, columns, 2, alignment)
+    plan = heuristics.choose(given, "NVIDIA H200")
+    found = plan.tier, plan.cluster_ctas, plan.threads, plan.tiles, plan.registers
+    assert found == ("cluster", ctas, threads, tiles, registers)
+    assert covers(given, plan)
+    assert heuristics.choose(replace(given, hopper=False), "NVIDIA H200") != plan
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (1413, 28680),  # 15 tiles of two programs
+        (1413, 40001),  # 10 tiles of four programs
+        (1412, 42009),  # fewer than MANY_ROWS
+        (112, 88256),  # .85 rows an SM
+        (192, 88256),  # 1.45
+        (130, 90120),  # 12 tiles of eight programs
+        (65, 233149),  # fewer than half the SMs
+        (65, 282490),
+        (191, 278512),  # 17 tiles of aligned rows
+    ],
+)
+def test_other_forwards_keep_their_plan(rows, columns):
+    given = problem(False, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))
+    assert _measured_forward(given, vector_layouts(given)[0], vectors_in_row(given, *vector_layouts(given)[0][1:])) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size", "ctas"),
+    [
+        (62, 526550, 2, 15),  # one program more than the fewest
+        (49, 469696, 2, 14),
+        (99, 457512, 2, 13),
+        (38, 540000, 2, 17),  # FULL waves
+    ],
+)
+def test_forwards_of_about_a_megabyte_share_programs(rows, columns, size, ctas):
+    given = problem(False, rows, columns, size, min(16, size * columns & -(size * columns)))
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.tier, plan.threads, plan.split_ctas) == ("split", 256, ctas)
+    assert covers(given, plan)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size", "ctas"),
+    [(38, 448884, 2, 13), (16, 679307, 2, 33), (20, 871744, 2, 26), (24, 321192, 4, 22), (9, 544992, 4, 58), (16, 606677, 4, 33)],
+)
+def test_forwards_that_leave_l2_first_fill_the_device_once(rows, columns, size, ctas):
+    given = problem(False, rows, columns, size, min(16, size * columns & -(size * columns)))
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.tier, plan.threads, plan.split_ctas, given.policy(plan)) == ("split", 256, ctas, LEAVE_FIRST)
+    assert waves(given, plan) <= 1 and covers(given, plan)
+    for other in (replace(given, hopper=False), replace(given, M=4)):
+        assert other.policy(heuristics.choose(other, "NVIDIA H200")) != LEAVE_FIRST
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size", "split"),
+    [
+        (162, 204416, 2, True),
+        (234, 250389, 2, True),
+        (594, 262144, 2, True),
+        (595, 262144, 2, False),  # more than 4.5 rows an SM
+        (66, 204416, 2, False),  # half a row an SM
+        (162, 196608, 2, False),  # six tiles
+        (162, 262152, 2, False),  # nine
+        (137, 104438, 4, True),
+        (137, 104440, 4, False),  # aligned
+    ],
+)
+def test_gradients_of_seven_or_eight_tiles_share_programs(rows, columns, size, split):
+    given = problem(True, rows, columns, size, min(16, size * columns & -(size * columns)))
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.tier == "split") == split
+    if split:
+        assert (plan.threads, plan.tiles) == (128, 8) and covers(given, plan)

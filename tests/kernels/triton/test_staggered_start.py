@@ -41,6 +41,14 @@ def test_delays_of_forwards_of_one_wave_grow_with_bytes(mebibytes, share):
     assert stagger(few, replace(SPLIT, split_ctas=66)) == ((8, cycles) if share else (0, 0))
 
 
+@pytest.mark.parametrize(("ctas", "share"), [(26, 1), (27, 4 / 3)])
+def test_forwards_that_leave_l2_first_are_staggered_by_a_row(ctas, share):
+    """24 rows of 1994414 bytes. With 26 programs a row the launch has 1.18 waves, and with 27 it has 1.23."""
+    forward = replace(PROBLEM, M=24, N=997207, element_size=2, hopper=True)
+    plan = replace(SPLIT, vector_elements=8, base_alignment=128, split_ctas=ctas)
+    assert stagger(forward, plan) == (528 // ctas, int(2 * 997207 / 2500 * share))
+
+
 def test_large_gradients_of_one_wave_are_staggered_by_a_row():
     gradient, row = replace(PROBLEM, backward=True, M=8), 2 * (1 << 20) * 4
     plan = replace(SPLIT, threads=128, registers=96, smem_tiles=10)

@@ -10,9 +10,10 @@ from typing import ClassVar
 import pytest
 import torch
 from softbench.kernels.triton import heuristics, tune
-from softbench.kernels.triton.launch_plan import Problem, plan_to_json
+from softbench.kernels.triton.launch_plan import Plan, Problem, plan_to_json
 
 PROBLEM = Problem(False, 4096, 65536, 4, 16, True, 132, True)
+SPLIT = Plan("split", 8, 256, 4, 4, 0, 8, 64, smem_tiles=11)
 CELL = (False, torch.float32, 4096, 65536)
 
 
@@ -77,10 +78,12 @@ def test_few_rows_compile_the_kernels_of_all_rows(backward):
     )
     for problem in (many, *others):
         few = replace(problem, M=tune.rows_to_compile(problem))
-        assert (few.keep_in_l2, few.split_policy) == (problem.keep_in_l2, problem.split_policy)
+        assert few.keep_in_l2 == problem.keep_in_l2
+        for plan in (Plan("rows"), *(replace(SPLIT, split_ctas=ctas) for ctas in (2, 16, 40, 512))):
+            assert few.policy(plan) == problem.policy(plan)
         assert (few.M % 16 == 0, few.M == 1) == (problem.M % 16 == 0, problem.M == 1)  # Triton specializes these
         assert 1 <= few.M <= problem.M
-        assert few.M * few.N * few.element_size < 40 << 20
+        assert few.input_bytes <= 64 << 20
 
 
 def test_an_interrupted_tune_keeps_new_and_old_lines(monkeypatch, tmp_path):
