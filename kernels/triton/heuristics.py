@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
-from .long_rows import FULL, long_forward_plan, long_row_plan, waves
+from .long_rows import FULL, long_forward_plan, long_row_plan, unlisted_plan, waves
 from .staged_candidates import fit_staged, staged_plans
 from .tier_candidates import (
     CLUSTER_CTAS,
@@ -47,24 +47,26 @@ MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads 
 
 def choose(problem: Problem, device: str = "") -> Plan:
     """The plan for a problem on a device of this name."""
+    rule = unlisted_plan(problem)
     if (plan := long_row_plan(problem)) is not None:  # measured later than the tables, and for all numbers of rows
-        return plan
+        return plan if rule is None else rule
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
         lines = measured_plans(device).get(kind, ())
         near = ((abs(length - at) + 2 * abs(rows - many), at, 1 << many, plan) for at, many, plan in lines)
         for distance, at, M, plan in sorted(near, key=lambda one: one[0]):
-            if distance > most:
+            own = not distance and problem.M == M  # as it was measured
+            if distance > most or (rule is not None and not own):
                 break
             if at != length and _needs_own_line(problem, plan):
                 continue
             if (fitted := fit(problem, plan)) is not None:
-                if not distance and problem.M == M:  # as it was measured
+                if own:
                     return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
                     return long_forward_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted) if distance else fitted)
-    return by_heuristics(problem)
+    return by_heuristics(problem) if rule is None else rule
 
 
 def _needs_own_line(problem: Problem, plan: Plan) -> bool:
@@ -88,7 +90,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         yield generic_plan(problem)
         return
     seen = set()
-    first = long_row_plan(problem)
+    first = unlisted_plan(problem) or long_row_plan(problem)
     for small in (*([first] if first else []), *_by_tier(problem)):
         for plan in (enlarged(problem, small), small):
             if plan not in seen:

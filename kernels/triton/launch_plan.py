@@ -20,12 +20,15 @@ NO_POLICY, KEEP, LEAVE_FIRST = range(3)
 ONE_WAVE_BYTES = {False: 13 << 20, True: 30 << 20}
 """Of all inputs of a forward and of a gradient: from here on, rows of the split tier that the device holds at once are staggered.
 
-From here on, they have LEAVE_FIRST too.
+From here on, some plans have the policy LEAVE_FIRST too.
 """
 LEAVE_FIRST_BYTES = {False: 48 << 20, True: 60 << 20}
-"""Of all inputs of a forward and of a gradient, on MEASURED_SMS: from here on, launches were slower with LEAVE_FIRST."""
-LEAVE_FIRST_THREADS = 256  # of a forward's program: with 128 threads, forwards were not faster.
-LEAVE_FIRST_WAVES = 1.2  # of a forward's programs: launches of 1.21 to 1.5 waves were not faster.
+"""Of all inputs of a forward and of a gradient, on MEASURED_SMS. Larger launches were slower with LEAVE_FIRST.
+
+Larger forwards were measured with other delays only.
+"""
+LEAVE_FIRST_THREADS = 256  # of a forward's program. Forwards with 128 threads were not faster with LEAVE_FIRST.
+LEAVE_FIRST_WAVES = 1.2  # of a forward's programs. Launches of 1.21 and 1.25 waves were not faster with LEAVE_FIRST.
 MEASURED_SMS = 132  # of an H200 and an H100.
 FEWEST_ROWS = 5  # of one wave: fewer were not timed with LEAVE_FIRST or with these delays. One row may be read twice.
 
@@ -45,6 +48,7 @@ class Problem:
     bytes_per_cycle: float = 0.0  # peak of memory, per cycle of an SM; 0 if unknown.
     hopper: bool = False  # compute capability 9.0.
     contiguous: bool = False  # all operands have one dtype, and their rows lie back to back from a 16-byte boundary on.
+    loss: bool = False  # a loss's fused pass, whose threads need more registers than those of softmax's forward.
     wide: bool = False  # a forward whose results are float32 and whose inputs have 16 bits. `element_size` is that of the inputs.
 
     @property
@@ -79,9 +83,9 @@ class Problem:
     def policy(self, plan: Plan) -> int:
         """The policy for L2 of the loads of a plan's kernel.
 
-        If the device holds nearly all rows of a split plan at once, lines that are read leave L2 first. What earlier kernels wrote then
-        stays in L2, which does not write it to memory meanwhile. Larger launches were slower with it (`docs/kernels/notes-triton.md`,
-        Inputs that leave L2 first).
+        In split plans of gradients between two sizes, and of forwards of at most LEAVE_FIRST_WAVES, lines that are read leave L2 first.
+        What earlier kernels wrote then stays in L2, which does not write it to memory meanwhile (`docs/kernels/notes-triton.md`, Inputs
+        that leave L2 first).
         """
         if plan.tier == "split" and self._may_leave_first and (self.backward or self._nearly_one_wave(plan)):
             return LEAVE_FIRST
@@ -93,9 +97,9 @@ class Problem:
         return self.hopper and self.M >= FEWEST_ROWS and ONE_WAVE_BYTES[self.backward] <= self.input_bytes < most
 
     def _nearly_one_wave(self, plan: Plan) -> bool:
-        """Whether the device holds nearly all rows of a forward at once, with programs and results as those that were measured.
+        """Whether a forward's plan has at most LEAVE_FIRST_WAVES of programs with LEAVE_FIRST_THREADS, which hold their part of a row.
 
-        These read no part of a row twice.
+        Forwards with results of another size were not measured.
         """
         resident = self.sms * resident_programs(plan.threads, plan.registers, plan.smem_tiles)
         holds = chunk_of(self, plan) <= plan.threads * (plan.tiles + plan.smem_tiles)

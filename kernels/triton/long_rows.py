@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from .launch_plan import LEAVE_FIRST, VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
@@ -33,7 +32,7 @@ HALF_WAVES = (1.5, 1.65, 3_900_000), (2.25, 2.5, 3_100_000)
 On Hopper, such gradients fill whole waves.
 """
 AT_ONCE = {2: 53_000, 4: 75_000}
-"""Vectors of a row of a forward, by element size. Shorter rows were not measured with `_forward_at_once`."""
+"""Vectors of a row of a forward, by element size. Shorter rows were not measured with the plan of `_forward_at_once`."""
 MANY_ROWS = 10.7
 """Rows an SM. With more, forwards on clusters had other fastest plans than with fewer."""
 FEW_SMEM_TILES = 5
@@ -52,14 +51,25 @@ def long_row_plan(problem: Problem) -> Plan | None:
     layout = vector_layouts(problem)[0]
     vectors = vectors_in_row(problem, *layout[1:])
     if problem.backward:
-        return _first((_short_split_gradient, _on_a_cluster, _split_gradient), problem, layout, vectors)
-    plans = (_forward_at_once, _measured_forward, _on_a_cluster) if problem.hopper else (_on_a_cluster,)
-    return _first(plans, problem, layout, vectors)
+        return _on_a_cluster(problem, layout, vectors) or _split_gradient(problem, layout, vectors)
+    return _on_a_cluster(problem, layout, vectors) or _on_a_pair(problem, layout, vectors)
 
 
-def _first(rules: Iterable[Callable[[Problem, Layout, int], Plan | None]], problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """The plan of the first rule that has one."""
-    return next((plan for rule in rules if (plan := rule(problem, layout, vectors)) is not None), None)
+def unlisted_plan(problem: Problem) -> Plan | None:
+    """The plan of long rows on Hopper where tables and heuristics had slower ones; None elsewhere.
+
+    A line of a table comes first if it was measured with as many rows of this length. Measurements: docs/kernels/notes-triton.md, Plans
+    compared by softbench run. They are of softmax and not of losses, whose threads need more registers.
+    """
+    if not problem.hopper or not problem.congruent or problem.element_size == 8 or problem.wide or problem.loss:
+        return None
+    if problem.N * problem.element_size <= SHORT_ROW:
+        return None
+    layout = vector_layouts(problem)[0]
+    vectors = vectors_in_row(problem, *layout[1:])
+    if problem.backward:
+        return _short_split_gradient(problem, layout, vectors)
+    return _forward_at_once(problem, layout, vectors) or _measured_forward(problem, layout, vectors)
 
 
 def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
@@ -120,6 +130,18 @@ def _on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None
     return None
 
 
+def _on_a_pair(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """Two programs a row of 41 to 56 KB, of aligned 16-bit forwards with 5 to MANY_ROWS rows an SM. Four programs were slower there.
+
+    The limits of the rows an SM are those of what was timed.
+    """
+    tiles = math.ceil(chunk_vectors(vectors, 2) / 128)
+    aligned = problem.hopper and problem.element_size == 2 and problem.alignment == VECTOR_BYTES
+    if not aligned or not 11 <= tiles <= 14 or not 5 <= problem.M / problem.sms <= MANY_ROWS:
+        return None
+    return Plan("cluster", tiles, 128, *layout, 4, 72 if tiles == 11 else 96, cluster_ctas=2)
+
+
 def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """The plan that fills the device once, of forwards with the policy LEAVE_FIRST, if its programs can hold all rows."""
     ctas = PROGRAMS * problem.sms // problem.M
@@ -131,10 +153,7 @@ def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | N
 
 
 def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """The plan of a 16-bit forward of 33 KB to 1.1 MB a row on Hopper, where other plans were slower; None elsewhere.
-
-    The limits are those of what was measured: docs/kernels/notes-triton.md, Plans of forwards measured by softbench run.
-    """
+    """The plan of a 16-bit forward of 33 KB to 1.1 MB a row. The limits are those of what was measured."""
     if problem.element_size != 2:
         return None
     aligned, rows_per_sm = problem.alignment == VECTOR_BYTES, problem.M / problem.sms
@@ -147,8 +166,6 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
 
     if aligned and 9 <= tiles(2) <= 14 and rows_per_sm > MANY_ROWS:
         return cluster(2, 128, 64) if tiles(2) <= 10 else cluster(2, 256, 48 if tiles(2) <= 12 else 56)
-    if aligned and 11 <= tiles(2) <= 14 and rows_per_sm >= 5:
-        return cluster(2, 128, 72 if tiles(2) == 11 else 96)
     if not aligned and 11 <= tiles(4) <= 13 and rows_per_sm > MANY_ROWS:
         return cluster(4, 128, 72 if tiles(4) == 11 else 80)
     if 8 <= tiles(8) <= 11 and 0.85 <= rows_per_sm <= 1.45:
@@ -157,16 +174,17 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
         return cluster(CTAS, 128, 96)
     if rows_per_sm >= 0.5 and (tiles(CTAS) == 18 or (tiles(CTAS) == 17 and not aligned)):
         return cluster(CTAS, 256, 64)
-    if 14 <= tiles(CTAS, 256) <= 17 and CTAS <= problem.M <= 0.75 * problem.sms:  # programs of less than FULL waves were slower
+    if 14 <= tiles(CTAS, 256) <= 17 and CTAS <= problem.M <= 0.75 * problem.sms:
+        # 38 x 448884 was fastest with FULL waves, and 62 x 526550 and 71 x 542391 with one program a row more than the fewest.
         fewest = fewest_programs_plan(problem, layout, vectors).split_ctas
         return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * PROGRAMS * problem.sms) // problem.M))
     return None
 
 
 def _short_split_gradient(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """The fewest programs of GRADIENT, where clusters of 512 threads with four tiles were slower: .5 to 4.5 rows an SM."""
+    """The fewest programs of GRADIENT, where clusters with seven or eight tiles of 256 threads were slower, or four of 512."""
     tiles, aligned = math.ceil(chunk_vectors(vectors, CTAS) / 256), problem.alignment == VECTOR_BYTES
-    measured = problem.hopper and 0.5 < problem.M / problem.sms <= 4.5 and not (aligned and problem.element_size == 4)
+    measured = 0.5 < problem.M / problem.sms <= 4.5 and not (aligned and problem.element_size == 4)
     if not measured or tiles not in (7, 8):
         return None
     return _gradient_plan(GRADIENT, layout, vectors, _fewest_programs(GRADIENT, vectors))

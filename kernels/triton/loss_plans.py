@@ -42,6 +42,7 @@ def fused_plan(problem: Problem, device: str, additions: int = 0) -> Plan | None
 
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
+    problem = replace(problem, loss=True)
     plans = itertools.chain((choose(problem, device),), candidates(problem), rows_plans(problem))
     most = MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions]
     found = next((plan for plan in plans if _fits_fused(plan, most)), None)

@@ -54,7 +54,7 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. There, gradients have no third more
     in two cases. On Hopper a row has at most MEDIUM_ROW bytes, or the device holds all rows at once. In the second case, launches of less
     than ONE_WAVE_BYTES have no delay, and forwards of less than LONGER_DELAY_BYTES have no third more. With fewer than FEWEST_ROWS,
-    forwards then have no delay, and gradients a third of it. Forwards with the policy LEAVE_FIRST have no third more. For the split tier,
+    forwards then have no delay, and gradients a third of it. Forwards with the policy LEAVE_FIRST have a row's time. For the split tier,
     `share` of that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads

@@ -15,10 +15,13 @@ problems = st.builds(
     congruent=st.booleans(),
     sms=st.sampled_from([4, 20, 108, 132]),
     clusters=st.booleans(),
+    bytes_per_cycle=st.sampled_from([0.0, 2.4]),
+    hopper=st.booleans(),
     contiguous=st.booleans(),
 ).map(
     lambda problem: replace(
         problem,
+        hopper=problem.hopper and problem.clusters,
         alignment=max(
             min(problem.element_size, 8),
             min(16, (problem.N * problem.element_size) & -(problem.N * problem.element_size), problem.alignment),

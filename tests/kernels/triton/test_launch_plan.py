@@ -47,7 +47,13 @@ def test_gradients_that_fill_the_device_once_leave_l2_first(mebibytes, policy):
 
 @pytest.mark.parametrize(
     ("mebibytes", "policy"),
-    [(12, launch_plan.NO_POLICY), (13, launch_plan.LEAVE_FIRST), (47, launch_plan.LEAVE_FIRST), (48, launch_plan.KEEP)],
+    [
+        (12, launch_plan.NO_POLICY),
+        (13, launch_plan.LEAVE_FIRST),
+        (45, launch_plan.LEAVE_FIRST),
+        (47, launch_plan.LEAVE_FIRST),
+        (48, launch_plan.KEEP),
+    ],
 )
 def test_forwards_of_little_more_than_one_wave_leave_l2_first(mebibytes, policy):
     """Each row has one MiB. The device holds 528 programs of SPLIT."""

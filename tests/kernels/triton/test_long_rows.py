@@ -7,7 +7,7 @@ import pytest
 from problems import covers
 from softbench.kernels.triton import heuristics
 from softbench.kernels.triton.launch_plan import LEAVE_FIRST, Plan, Problem, measured_plans, vectors_in_row
-from softbench.kernels.triton.long_rows import _measured_forward, long_forward_plan, waves
+from softbench.kernels.triton.long_rows import _forward_at_once, _measured_forward, long_forward_plan, unlisted_plan, waves
 from softbench.kernels.triton.tier_candidates import vector_layouts
 
 
@@ -235,6 +235,7 @@ def test_two_programs_of_a_gradient_share_an_sm():
         (118, 88256, 8, 128, 11, 72),
         (186, 70500, 8, 128, 9, 64),
         (95, 233149, 16, 128, 15, 96),
+        (66, 233149, 16, 128, 15, 96),
         (552, 250918, 16, 128, 16, 96),
         (299, 282490, 16, 256, 9, 64),
         (561, 291672, 16, 256, 9, 64),
@@ -260,6 +261,11 @@ def test_forwards_on_clusters_have_the_measured_plan(rows, columns, ctas, thread
         (192, 88256),  # 1.45
         (130, 90120),  # 12 tiles of eight programs
         (65, 233149),  # fewer than half the SMs
+        (1413, 57001),  # 14 tiles of four programs
+        (1413, 45000),  # 11 tiles of aligned rows
+        (130, 57000),  # 7 tiles of eight programs
+        (93, 571712),  # 18 tiles of 256 threads
+        (100, 540000),  # more than three quarters of the SMs
         (65, 282490),
         (191, 278512),  # 17 tiles of aligned rows
     ],
@@ -287,7 +293,17 @@ def test_forwards_of_about_a_megabyte_share_programs(rows, columns, size, ctas):
 
 @pytest.mark.parametrize(
     ("rows", "columns", "size", "ctas"),
-    [(38, 448884, 2, 13), (16, 679307, 2, 33), (20, 871744, 2, 26), (24, 321192, 4, 22), (9, 544992, 4, 58), (16, 606677, 4, 33)],
+    [
+        (17, 424000, 2, 31),  # 53000 vectors
+        (20, 300000, 4, 26),  # 75000
+        (16, 642048, 4, 33),  # 19 tiles
+        (38, 448884, 2, 13),
+        (16, 679307, 2, 33),
+        (20, 871744, 2, 26),
+        (24, 321192, 4, 22),
+        (9, 544992, 4, 58),
+        (16, 606677, 4, 33),
+    ],
 )
 def test_forwards_that_leave_l2_first_fill_the_device_once(rows, columns, size, ctas):
     given = problem(False, rows, columns, size, min(16, size * columns & -(size * columns)))
@@ -296,6 +312,24 @@ def test_forwards_that_leave_l2_first_fill_the_device_once(rows, columns, size, 
     assert waves(given, plan) <= 1 and covers(given, plan)
     for other in (replace(given, hopper=False), replace(given, M=4)):
         assert other.policy(heuristics.choose(other, "NVIDIA H200")) != LEAVE_FIRST
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "size"), [(17, 423992, 2), (20, 299996, 4), (16, 642080, 4), (600, 425000, 2), (4, 2_500_000, 2)]
+)
+def test_shorter_larger_and_fewer_rows_do_not_run_at_once(rows, columns, size):
+    """These rows have one vector less, 20 tiles, more rows than programs, and fewer rows than were measured."""
+    given = problem(False, rows, columns, size)
+    assert _forward_at_once(given, vector_layouts(given)[0], vectors_in_row(given, *vector_layouts(given)[0][1:])) is None
+
+
+def test_a_line_for_these_rows_comes_before_rules_without_lines():
+    """The H100's table has a line of 32 rows. Losses, whose threads need more registers, do not have these rules."""
+    given = problem(False, 32, 524288, 2)
+    assert heuristics.choose(given, "NVIDIA H100 80GB HBM3").tier == "cluster"
+    assert heuristics.choose(replace(given, M=31), "NVIDIA H100 80GB HBM3") == unlisted_plan(replace(given, M=31))
+    assert unlisted_plan(given) is not None and unlisted_plan(replace(given, loss=True)) is None
+    assert next(heuristics.candidates(given)) == unlisted_plan(given)
 
 
 @pytest.mark.parametrize(
@@ -318,3 +352,4 @@ def test_gradients_of_seven_or_eight_tiles_share_programs(rows, columns, size, s
     assert (plan.tier == "split") == split
     if split:
         assert (plan.threads, plan.tiles) == (128, 8) and covers(given, plan)
+        assert heuristics.choose(replace(given, hopper=False), "NVIDIA H200").tier == "cluster"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from problems import problems
 from softbench.kernels.triton import heuristics
-from softbench.kernels.triton.launch_plan import Plan, Problem
+from softbench.kernels.triton.launch_plan import LEAVE_FIRST, Plan, Problem
 from softbench.kernels.triton.staggered_start import stagger
 
 PROBLEM = Problem(False, 64, 1 << 20, 4, 16, True, 132, True, bytes_per_cycle=2500.0)
@@ -47,6 +47,14 @@ def test_forwards_that_leave_l2_first_are_staggered_by_a_row(ctas, share):
     forward = replace(PROBLEM, M=24, N=997207, element_size=2, hopper=True)
     plan = replace(SPLIT, vector_elements=8, base_alignment=128, split_ctas=ctas)
     assert stagger(forward, plan) == (528 // ctas, int(2 * 997207 / 2500 * share))
+
+
+def test_gradients_that_leave_l2_first_keep_their_delay():
+    """15 rows of 3.6 MB, of which the device holds 12 at once."""
+    gradient = replace(PROBLEM, backward=True, M=15, N=900000, element_size=2, hopper=True)
+    plan = Plan("split", 12, 128, 4, 8, 0, 4, 128, split_ctas=44, smem_tiles=10)
+    assert gradient.policy(plan) == LEAVE_FIRST
+    assert stagger(gradient, plan) == (12, int(4 * 900000 / 2500 * 4 / 3))
 
 
 def test_large_gradients_of_one_wave_are_staggered_by_a_row():
