@@ -44,15 +44,12 @@ def long_row_plan(problem: Problem) -> Plan | None:
 
     Measurements: docs/kernels/notes-triton.md, from Gradients of long rows in shared memory to Gradients of more than one wave.
     """
-    if not problem.clusters or not problem.congruent or problem.element_size == 8 or problem.wide:
+    row = _long_row(problem)
+    if row is None:
         return None
-    if problem.N * problem.element_size <= SHORT_ROW:
-        return None
-    layout = vector_layouts(problem)[0]
-    vectors = vectors_in_row(problem, *layout[1:])
     if problem.backward:
-        return _on_a_cluster(problem, layout, vectors) or _split_gradient(problem, layout, vectors)
-    return _on_a_cluster(problem, layout, vectors) or _on_a_pair(problem, layout, vectors)
+        return _on_a_cluster(problem, *row) or _split_gradient(problem, *row)
+    return _on_a_cluster(problem, *row) or _on_a_pair(problem, *row)
 
 
 def unlisted_plan(problem: Problem) -> Plan | None:
@@ -61,15 +58,22 @@ def unlisted_plan(problem: Problem) -> Plan | None:
     A line of a table comes first if it was measured with as many rows of this length. Measurements: docs/kernels/notes-triton.md, Plans
     compared by softbench run. They are of softmax and not of losses, whose threads need more registers.
     """
-    if not problem.hopper or not problem.congruent or problem.element_size == 8 or problem.wide or problem.loss:
+    row = _long_row(problem)
+    if row is None or not problem.hopper or problem.loss:
+        return None
+    if problem.backward:
+        return _short_split_gradient(problem, *row)
+    return _forward_at_once(problem, *row) or _measured_forward(problem, *row)
+
+
+def _long_row(problem: Problem) -> tuple[Layout, int] | None:
+    """The layout of a row of more than SHORT_ROW bytes and the most vectors that it touches, if clusters can share it; else None."""
+    if not problem.clusters or not problem.congruent or problem.element_size == 8 or problem.wide:
         return None
     if problem.N * problem.element_size <= SHORT_ROW:
         return None
     layout = vector_layouts(problem)[0]
-    vectors = vectors_in_row(problem, *layout[1:])
-    if problem.backward:
-        return _short_split_gradient(problem, layout, vectors)
-    return _forward_at_once(problem, layout, vectors) or _measured_forward(problem, layout, vectors)
+    return layout, vectors_in_row(problem, *layout[1:])
 
 
 def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:

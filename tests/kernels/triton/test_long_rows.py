@@ -329,6 +329,7 @@ def test_a_line_for_these_rows_comes_before_rules_without_lines():
     assert heuristics.choose(given, "NVIDIA H100 80GB HBM3").tier == "cluster"
     assert heuristics.choose(replace(given, M=31), "NVIDIA H100 80GB HBM3") == unlisted_plan(replace(given, M=31))
     assert unlisted_plan(given) is not None and unlisted_plan(replace(given, loss=True)) is None
+    assert unlisted_plan(replace(given, clusters=False)) is None
     assert next(heuristics.candidates(given)) == unlisted_plan(given)
 
 
