@@ -127,6 +127,7 @@ def test_the_kinds_that_are_shown_are_those_asked_for(capsys):
         inspect.kinds("asm")
 
 
+@pytest.mark.slow
 def test_the_command_writes_files_and_shows_code(cli):
     if reason := compile_backend.available():
         pytest.skip(reason)

@@ -141,7 +141,8 @@ def test_staged_rows_move_without_a_loop_or_repacking(cards, h100, backward):
         assert ptx.count("ld.shared.u16 %") >= STAGED.tiles * problem.reads
 
 
-@pytest.mark.parametrize("M", sampled([64, 4096], lambda M: M == 4096))  # the second keeps its reads in L2
+@pytest.mark.slow
+@pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2
 def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     """Float32 results: the last 8 of 16 bytes may lie behind the tensor, so they are copied as 8 bytes."""
     problem = replace(cards.problem_of(h100, False, M, 262140, 2, 8), wide=True)
@@ -192,7 +193,8 @@ def losses(cards, h100, logprob):
         yield loss_launch._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
 
 
-@pytest.mark.parametrize("logprob", sampled([False, True], lambda logprob: not logprob))
+@pytest.mark.slow
+@pytest.mark.parametrize("logprob", [False, True])
 def test_losses_are_pinned_and_contract_no_exponent(cards, h100, logprob):
     for ready, operands in losses(cards, h100, logprob):
         scratch = [None] * ready.places
