@@ -97,7 +97,7 @@ class Problem:
         return self.hopper and self.M >= FEWEST_ROWS and ONE_WAVE_BYTES[self.backward] <= self.input_bytes < most
 
     def _nearly_one_wave(self, plan: Plan) -> bool:
-        """Whether a forward's plan has at most LEAVE_FIRST_WAVES of programs with LEAVE_FIRST_THREADS, which hold their part of a row.
+        """Whether a forward's plan has at most LEAVE_FIRST_WAVES of programs with LEAVE_FIRST_THREADS, which read no part of a row twice.
 
         Forwards with results of another size were not measured.
         """

@@ -1,4 +1,7 @@
-"""Plans of long rows: rules that `heuristics.choose` tries before the tables, and rules that replace a table's plan."""
+"""Plans of long rows: rules that `heuristics.choose` tries before the tables, and rules that replace a table's plan.
+
+Rules of the third kind (`unlisted_plan`) give way to a table's line for the same rows only.
+"""
 
 from __future__ import annotations
 
@@ -147,10 +150,9 @@ def _on_a_pair(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
 
 
 def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """The plan that fills the device once, of forwards with the policy LEAVE_FIRST, if its programs can hold all rows."""
+    """The plan that fills the device once, of forwards for which this plan has the policy LEAVE_FIRST."""
     ctas = PROGRAMS * problem.sms // problem.M
-    held = math.ceil(chunk_vectors(vectors, max(1, ctas)) / THREADS) <= register_tiles(problem) + SMEM_TILES
-    if not held or vectors < AT_ONCE[problem.element_size]:
+    if ctas < 2 or vectors < AT_ONCE[problem.element_size]:
         return None
     plan = programs_plan(problem, layout, vectors, ctas)
     return plan if problem.policy(plan) == LEAVE_FIRST else None
@@ -178,7 +180,7 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
         return cluster(CTAS, 128, 96)
     if rows_per_sm >= 0.5 and (tiles(CTAS) == 18 or (tiles(CTAS) == 17 and not aligned)):
         return cluster(CTAS, 256, 64)
-    if 14 <= tiles(CTAS, 256) <= 17 and CTAS <= problem.M <= 0.75 * problem.sms:
+    if 14 <= tiles(CTAS, 256) <= 17 and 19 <= problem.M <= 0.75 * problem.sms:
         # 38 x 448884 was fastest with FULL waves, and 62 x 526550 and 71 x 542391 with one program a row more than the fewest.
         fewest = fewest_programs_plan(problem, layout, vectors).split_ctas
         return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * PROGRAMS * problem.sms) // problem.M))

@@ -254,20 +254,20 @@ def test_forwards_on_clusters_have_the_measured_plan(rows, columns, ctas, thread
 @pytest.mark.parametrize(
     ("rows", "columns"),
     [
-        (1413, 28680),  # 15 tiles of two programs
-        (1413, 40001),  # 10 tiles of four programs
-        (1412, 42009),  # fewer than MANY_ROWS
-        (112, 88256),  # .85 rows an SM
-        (192, 88256),  # 1.45
-        (130, 90120),  # 12 tiles of eight programs
-        (65, 233149),  # fewer than half the SMs
-        (1413, 57001),  # 14 tiles of four programs
-        (1413, 45000),  # 11 tiles of aligned rows
-        (130, 57000),  # 7 tiles of eight programs
-        (93, 571712),  # 18 tiles of 256 threads
-        (100, 540000),  # more than three quarters of the SMs
+        (1413, 28680),  # 15 tiles of two programs.
+        (1413, 40001),  # 10 tiles of four programs.
+        (1412, 42009),  # fewer than MANY_ROWS.
+        (112, 88256),  # .85 rows an SM.
+        (192, 88256),  # 1.45.
+        (130, 90120),  # 12 tiles of eight programs.
+        (65, 233149),  # fewer than half the SMs.
+        (1413, 57001),  # 14 tiles of four programs.
+        (1413, 45000),  # 11 tiles of aligned rows.
+        (130, 57000),  # 7 tiles of eight programs.
+        (93, 571712),  # 18 tiles of 256 threads.
+        (100, 540000),  # more than three quarters of the SMs.
         (65, 282490),
-        (191, 278512),  # 17 tiles of aligned rows
+        (191, 278512),  # 17 tiles of aligned rows.
     ],
 )
 def test_other_forwards_keep_their_plan(rows, columns):
@@ -278,10 +278,10 @@ def test_other_forwards_keep_their_plan(rows, columns):
 @pytest.mark.parametrize(
     ("rows", "columns", "size", "ctas"),
     [
-        (62, 526550, 2, 15),  # one program more than the fewest
+        (62, 526550, 2, 15),  # one program more than the fewest.
         (49, 469696, 2, 14),
         (99, 457512, 2, 13),
-        (38, 540000, 2, 17),  # FULL waves
+        (38, 540000, 2, 17),  # FULL waves.
     ],
 )
 def test_forwards_of_about_a_megabyte_share_programs(rows, columns, size, ctas):
@@ -294,9 +294,9 @@ def test_forwards_of_about_a_megabyte_share_programs(rows, columns, size, ctas):
 @pytest.mark.parametrize(
     ("rows", "columns", "size", "ctas"),
     [
-        (17, 424000, 2, 31),  # 53000 vectors
-        (20, 300000, 4, 26),  # 75000
-        (16, 642048, 4, 33),  # 19 tiles
+        (17, 424000, 2, 31),  # 53000 vectors.
+        (20, 300000, 4, 26),  # 75000.
+        (16, 642048, 4, 33),  # 19 tiles.
         (38, 448884, 2, 13),
         (16, 679307, 2, 33),
         (20, 871744, 2, 26),
@@ -327,6 +327,7 @@ def test_a_line_for_these_rows_comes_before_rules_without_lines():
     """The H100's table has a line of 32 rows. Losses, whose threads need more registers, do not have these rules."""
     given = problem(False, 32, 524288, 2)
     assert heuristics.choose(given, "NVIDIA H100 80GB HBM3").tier == "cluster"
+    assert heuristics.choose(given, "NVIDIA H200") == unlisted_plan(given)  # its line has this plan.
     assert heuristics.choose(replace(given, M=31), "NVIDIA H100 80GB HBM3") == unlisted_plan(replace(given, M=31))
     assert unlisted_plan(given) is not None and unlisted_plan(replace(given, loss=True)) is None
     assert unlisted_plan(replace(given, clusters=False)) is None
@@ -339,12 +340,12 @@ def test_a_line_for_these_rows_comes_before_rules_without_lines():
         (162, 204416, 2, True),
         (234, 250389, 2, True),
         (594, 262144, 2, True),
-        (595, 262144, 2, False),  # more than 4.5 rows an SM
-        (66, 204416, 2, False),  # half a row an SM
-        (162, 196608, 2, False),  # six tiles
-        (162, 262152, 2, False),  # nine
+        (595, 262144, 2, False),  # more than 4.5 rows an SM.
+        (66, 204416, 2, False),  # half a row an SM.
+        (162, 196608, 2, False),  # six tiles.
+        (162, 262152, 2, False),  # nine.
         (137, 104438, 4, True),
-        (137, 104440, 4, False),  # aligned
+        (137, 104440, 4, False),  # aligned.
     ],
 )
 def test_gradients_of_seven_or_eight_tiles_share_programs(rows, columns, size, split):
