@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from gating import interleaved, stored_run
+from sampled import sampled
 
 from softbench.api.assertions import Softbench
 from softbench.core.errors import UsageError
@@ -57,14 +58,14 @@ def outcomes(softbench, monkeypatch, count, **noise):
     return found
 
 
-@pytest.mark.parametrize("process_sd", [0.002, 0.005])
+@pytest.mark.parametrize("process_sd", sampled([0.002, 0.005], lambda sd: sd == 0.005))
 def test_unchanged_code_fails_at_most_one_in_twenty(softbench, monkeypatch, process_sd):
     found = outcomes(softbench, monkeypatch, 60, process_sd=process_sd)
     assert found["fail"] <= 3, found
     assert found["pass"] >= 57, found
 
 
-@pytest.mark.parametrize("process_sd", [0.002, 0.005])
+@pytest.mark.parametrize("process_sd", sampled([0.002, 0.005], lambda sd: sd == 0.005))
 def test_eight_percent_slower_is_found(softbench, monkeypatch, process_sd):
     found = outcomes(softbench, monkeypatch, 60, slowdown=0.08, process_sd=process_sd)
     assert found["fail"] >= 57, found

@@ -64,7 +64,7 @@ def test_opcheck_passes_on_any_strides(layout):
     opcheck(BACKWARD, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
 
 
-@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("dtype", sampled(NARROW, lambda dtype: dtype is NARROW[0]))
 def test_opcheck_passes_on_wider_results(dtype):
     x, dy, y = (torch.randn(5, 7) for _ in range(3))
     opcheck(FORWARD, (x.to(dtype).requires_grad_(), -1, torch.float32), test_utils=EVERY_TEST)
