@@ -52,6 +52,18 @@ def barrier_zero(anything):
 
 
 @triton.jit
+def zero_in_layout_of(value):
+    """A zero for each element of `value`, which ptxas knows. What it is added to gets the layout of `value`.
+
+    With assembly that has side effects, Triton 3.6 keeps a computation in each layout that it has tried, such as reads of shared memory.
+    """
+    if INTERPRETED:
+        return 0
+    else:
+        return tl.inline_asm_elementwise("mov.b32 $0, 0; // $1", "=r,r", [value], dtype=tl.int32, is_pure=True, pack=1)
+
+
+@triton.jit
 def late_zero(value):
     """A zero that the compiler does not know before `value`, a float: value - value is 0 or NaN, and so never negative."""
     return tl.where(value - value < 0, -1, 0)
