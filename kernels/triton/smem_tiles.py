@@ -262,13 +262,13 @@ def add_smem_dots(terms, smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE
     """
     tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16 + zero_in_layout_of(terms)
-    s = terms
+    s = tl.zeros((1, THREADS), tl.float32)
     for h in tl.static_range(TILES):
         dy0, dy1, dy2, dy3 = read_vector(at + h * THREADS * 16)
         y0, y1, y2, y3 = read_vector(at + (TILES + h) * THREADS * 16)
         s += word_dot(dy0, y0, DTYPE, LOG) + word_dot(dy1, y1, DTYPE, LOG)
         s += word_dot(dy2, y2, DTYPE, LOG) + word_dot(dy3, y3, DTYPE, LOG)
-    return s
+    return terms + s
 
 
 @triton.jit
