@@ -258,7 +258,7 @@ def word_dot(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
 def add_smem_dots(terms, smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr):
     """`terms`, (1, THREADS), plus each thread's `dot_terms` of the TILES tiles of both tensors in shared memory (`copy_pair_to_smem`).
 
-    Waits for all copies. It is a barrier of the CTA, so that the compiler computes addresses again, as in `accumulate_smem`.
+    It waits for all copies and for the CTA, so that the compiler computes addresses again, as in `accumulate_smem`.
     """
     tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
     at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16 + zero_in_layout_of(terms)

@@ -53,7 +53,7 @@ def barrier_zero(anything):
 
 @triton.jit
 def zero_in_layout_of(value):
-    """A zero for each element of `value`, which ptxas knows. What it is added to gets the layout of `value`.
+    """Zeros in the shape and layout of `value`. ptxas knows that they are zero. A tensor to which they are added gets this layout.
 
     With assembly that has side effects, Triton 3.6 keeps a computation in each layout that it has tried, such as reads of shared memory.
     """

@@ -10,7 +10,7 @@ from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_
 from .staggered_start import stagger
 
 MAX_WORDS = 32  # of a thread, of all inputs: ptxas then takes at most 64 registers without a limit.
-ROW_A_LANE_BYTES = 2048  # that a program of short rows reads and writes at least
+ROW_A_LANE_BYTES = 2048  # that a program of short unaligned rows reads and writes at least; else it has more warps, not fewer rows
 BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SHARED_THREADS = 128  # of a program that has a part of a row
 # Tiles of each tensor that a thread of a split row holds: usual, of unaligned rows, of long rows. False is the forward, True the gradient.
@@ -48,7 +48,7 @@ def plan_for(problem: Problem, device: str) -> Plan:
 def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
     """A plan of short unaligned rows, without lanes that have parts of two rows, which were slow (docs/kernels/notes-triton.md).
 
-    It has fewer rows, or more warps if fewer rows would be less than ROW_A_LANE_BYTES.
+    It has fewer rows, or more warps if fewer rows would have less than ROW_A_LANE_BYTES.
     """
     lanes = WARP * plan.warps
     if plan.tier != "rows" or problem.alignment == VECTOR_BYTES or not 1 < plan.threads <= WARP or plan.rows * plan.threads <= lanes:
