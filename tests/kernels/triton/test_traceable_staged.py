@@ -81,7 +81,7 @@ def expected(inputs, log):
     ("N", "dtype", "backward", "log"),
     sampled(
         [(*shape, log) for shape in SHAPES for log in (False, True)],
-        lambda N, dtype, backward, log: (N, dtype) in USUAL and log == backward == (USUAL[0][0] == N),
+        lambda N, dtype, backward, log: (N, dtype) in USUAL and log == (backward == (USUAL[0][0] == N)),
     ),
 )
 def test_traced_kernels_give_the_rows_of_torch(N, dtype, backward, log):
