@@ -66,7 +66,7 @@ TILES = {(4096, 131_072): (16, 8), (4096, 131_073): (22, 10), (4096, 1 << 20): (
 """Of a forward and of a gradient, by M and N. The last has 16 or 32 MiB, and so half the tiles of the first in a forward."""
 
 
-@with_dtypes("M N reads", [(*size, reads) for size in TILES for reads in (1, 2)], every=3)
+@with_dtypes("M N reads", [(*size, reads) for size in TILES for reads in (1, 2)], every=5)
 def test_an_sm_holds_four_programs_without_a_register_limit(M, N, reads, dtype, tmp_path):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
