@@ -55,12 +55,10 @@ def barrier_zero(anything):
 def zero_in_layout_of(value):
     """Zeros in the shape and layout of `value`. ptxas knows that they are zero. A tensor to which they are added gets this layout.
 
-    With assembly that has side effects, Triton 3.6 keeps a computation in each layout that it has tried, such as reads of shared memory.
+    Triton 3.6 computes some tensors in two layouts. It keeps both computations if they have assembly with side effects, such as reads of
+    shared memory.
     """
-    if INTERPRETED:
-        return 0
-    else:
-        return tl.inline_asm_elementwise("mov.b32 $0, 0; // $1", "=r,r", [value], dtype=tl.int32, is_pure=True, pack=1)
+    return tl.inline_asm_elementwise("mov.b32 $0, 0; // $1", "=r,r", [value], dtype=tl.int32, is_pure=True, pack=1)
 
 
 @triton.jit
