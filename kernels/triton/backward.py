@@ -15,7 +15,7 @@ from .cluster_exchange import cluster_arrive_sum, cluster_exchange_sum
 from .generic import dot_terms
 from .grid_exchange import SLOT_WORDS, count_program, grid_exchange_sum, launch_tag, prefetch_slot, slot_word
 from .packed_io import edge_columns, load_tiles, output_pointers, rounded, row_vectors, word_pointers
-from .smem_tiles import add_smem_dots, copy_pair_to_smem, write_smem_gradient
+from .smem_tiles import copy_pair_to_smem, smem_dots, write_smem_gradient
 from .softmax_ops import dot_product, gradient, late_zero, rematerialize, thread_dots, write_gradient
 from .staggered_start import staggered_start
 
@@ -178,7 +178,7 @@ def backward_split(
         prefetch_slot(own_slot)
     terms = thread_dots(dy, y, DTYPE, LOG)
     if SMEM_TILES > 0:
-        terms = add_smem_dots(terms, smem, SMEM_TILES, THREADS, DTYPE, LOG)
+        terms += smem_dots(smem, SMEM_TILES, THREADS, DTYPE, LOG)
     HELD: tl.constexpr = (TILES + SMEM_TILES) * THREADS
     if READ_TWICE > 0:
         for at in range(HELD, chunk, step):

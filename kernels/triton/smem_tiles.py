@@ -13,7 +13,7 @@ import triton.language as tl
 
 from .generic import dot_terms
 from .packed_io import pack, padding, unpack_high, unpack_low
-from .softmax_ops import barrier_zero, exp_fast, finite_or_zero, gradient, normalized, zero_in_layout_of
+from .softmax_ops import barrier_zero, exp_fast, finite_or_zero, gradient, normalized
 
 
 def _allocate(kib: int) -> tl.constexpr:
@@ -255,20 +255,20 @@ def word_dot(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
 
 
 @triton.jit
-def add_smem_dots(terms, smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr):
-    """`terms`, (1, THREADS), plus each thread's `dot_terms` of the TILES tiles of both tensors in shared memory (`copy_pair_to_smem`).
+def smem_dots(smem, TILES: tl.constexpr, THREADS: tl.constexpr, DTYPE: tl.constexpr, LOG: tl.constexpr):
+    """Each thread's sum of `dot_terms`, (1, THREADS), over the TILES tiles of both tensors in shared memory (`copy_pair_to_smem`).
 
-    It waits for all copies and for the CTA, so that the compiler computes addresses again, as in `accumulate_smem`.
+    Waits for all copies. It is a barrier of the CTA, so that the compiler computes addresses again, as in `accumulate_smem`.
     """
     tl.inline_asm_elementwise(COPIED, "=r,r", [smem], dtype=tl.int32, is_pure=False, pack=1)
-    at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16 + zero_in_layout_of(terms)
+    at = (smem | barrier_zero(smem)) + tl.arange(0, THREADS)[None, :] * 16
     s = tl.zeros((1, THREADS), tl.float32)
     for h in tl.static_range(TILES):
         dy0, dy1, dy2, dy3 = read_vector(at + h * THREADS * 16)
         y0, y1, y2, y3 = read_vector(at + (TILES + h) * THREADS * 16)
         s += word_dot(dy0, y0, DTYPE, LOG) + word_dot(dy1, y1, DTYPE, LOG)
         s += word_dot(dy2, y2, DTYPE, LOG) + word_dot(dy3, y3, DTYPE, LOG)
-    return terms + s
+    return s
 
 
 @triton.jit

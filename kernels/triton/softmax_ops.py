@@ -52,16 +52,6 @@ def barrier_zero(anything):
 
 
 @triton.jit
-def zero_in_layout_of(value):
-    """Zeros in the shape and layout of `value`. ptxas knows that they are zero. A tensor to which they are added gets this layout.
-
-    Triton 3.6 computes some tensors in two layouts. It keeps both computations if they have assembly with side effects, such as reads of
-    shared memory.
-    """
-    return tl.inline_asm_elementwise("mov.b32 $0, 0; // $1", "=r,r", [value], dtype=tl.int32, is_pure=True, pack=1)
-
-
-@triton.jit
 def late_zero(value):
     """A zero that the compiler does not know before `value`, a float: value - value is 0 or NaN, and so never negative."""
     return tl.where(value - value < 0, -1, 0)
