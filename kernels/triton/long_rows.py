@@ -65,7 +65,7 @@ def unlisted_plan(problem: Problem) -> Plan | None:
     if row is None or not problem.hopper or problem.loss:
         return None
     if problem.backward:
-        return _short_split_gradient(problem, *row)
+        return _split_in_place_of_clusters(problem, *row) or _gradient_on_a_cluster(problem, *row)
     return _forward_at_once(problem, *row) or _measured_forward(problem, *row)
 
 
@@ -119,8 +119,8 @@ def _on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     programs = problem.M * CTAS / problem.sms  # of an SM
     if problem.backward and half:
-        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M and few
-        three = problem.alignment == VECTOR_BYTES  # programs an SM; else ptxas needs more registers
+        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M
+        three = problem.alignment == VECTOR_BYTES or (problem.hopper and tiles == 5)  # programs an SM; else ptxas needs more registers
         return Plan("cluster", tiles, 256, *layout, 8, 80 if three else 128, cluster_ctas=CTAS) if fits else None
     if problem.backward:  # where ptxas spills nothing with 128 registers
         fits = tiles in (10, 11, 12) and few and problem.M >= CTAS
@@ -187,13 +187,36 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
     return None
 
 
-def _short_split_gradient(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """The fewest programs of GRADIENT, where clusters with seven or eight tiles of 256 threads were slower, or four of 512."""
-    tiles, aligned = math.ceil(chunk_vectors(vectors, CTAS) / 256), problem.alignment == VECTOR_BYTES
-    measured = 0.5 < problem.M / problem.sms <= 4.5 and not (aligned and problem.element_size == 4)
-    if not measured or tiles not in (7, 8):
+def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """Programs of GRADIENT, where they were faster than clusters of 16 programs with five to eight or ten tiles of 256 threads.
+
+    Ten tiles spill in 16 bits. If all rows run at once, each has an equal part of all programs; else a row has the fewest.
+    """
+    chunk, aligned = chunk_vectors(vectors, CTAS), problem.alignment == VECTOR_BYTES
+    tiles, rows_per_sm = math.ceil(chunk / 256), problem.M / problem.sms
+    if problem.element_size == 4:
+        fits = tiles in (7, 8) and 0.5 < rows_per_sm <= 4.5 and not aligned
+    elif tiles in (5, 6):
+        fits = not aligned and chunk > NEARLY_FIVE_TILES and (problem.M >= 48 if tiles == 6 else rows_per_sm > 1.5)
+    else:
+        fits = (tiles in (7, 8) and rows_per_sm > 0.5) or (tiles == 10 and problem.M >= 16)
+    if not fits:
         return None
-    return _gradient_plan(GRADIENT, layout, vectors, _fewest_programs(GRADIENT, vectors))
+    fewest, at_once = _fewest_programs(GRADIENT, vectors), PROGRAMS * problem.sms // problem.M
+    return _gradient_plan(GRADIENT, layout, vectors, max(fewest, at_once) if tiles == 10 else fewest)
+
+
+def _gradient_on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
+    """A 16-bit gradient with five tiles of 128 threads on 16 programs, or with nine of 256 on eight, where other clusters were slower.
+
+    On four programs of 256 threads the first have ten tiles, which spill.
+    """
+    rows_per_sm = problem.M / problem.sms
+    if problem.element_size == 2 and NEARLY_FIVE_TILES < 2 * chunk_vectors(vectors, CTAS) <= 5 * 256 and rows_per_sm >= 1:
+        return Plan("cluster", 5, 128, *layout, 4, 96, cluster_ctas=CTAS)
+    if problem.element_size == 2 and 8 * 256 < chunk_vectors(vectors, 8) <= 9 * 256 and rows_per_sm >= 4:
+        return Plan("cluster", 9, 256, *layout, 8, 128, cluster_ctas=8)
+    return None
 
 
 def _gradient_plan(program: Plan, layout: Layout, vectors: int, ctas: int) -> Plan | None:

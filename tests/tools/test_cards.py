@@ -281,8 +281,12 @@ def test_a_sample_of_triton_kernels_fits(cards, driver, name):
             (True, 1136, 18930, 2, 4, "cluster"),
             (True, 93, 414696, 4, 16, "split"),
             (True, 23, 799748, 2, 8, "split"),
+            (True, 492, 75443, 2, 2, "cluster"),
+            (True, 1083, 149749, 2, 2, "split"),
+            (True, 64, 300001, 2, 2, "split"),
+            (True, 1415, 39523, 4, 4, "cluster"),
         ],
-        lambda _, rows, *more: rows in (1136, 23),
+        lambda _, rows, *more: rows in (1136, 23, 492),
     ),
 )
 def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, size, alignment, tier):

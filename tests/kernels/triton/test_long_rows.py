@@ -49,7 +49,8 @@ def test_long_gradients_have_tiles_in_shared_memory(rows, columns, size, alignme
         (problem(True, 251, 163029, 4, 4), "cluster", 256, 10),
         (problem(True, 45, 189760, 4), "cluster", 256, 12),
         (problem(True, 250, 153328, 2), "cluster", 256, 5),
-        (problem(True, 48, 179234, 2, 4), "cluster", 256, 6),
+        (problem(True, 48, 179234, 2, 4), "split", 128, 8),
+        (problem(True, 804, 40465, 4, 4), "cluster", 256, 10),
         (problem(True, 103, 133696, 2), "cluster", 128, 9),
         (problem(True, 484, 179264, 4), "split", 128, 10),
         (problem(False, 161, 356360, 2), "cluster", 256, 11),
@@ -339,12 +340,13 @@ def test_a_line_for_these_rows_comes_before_rules_without_lines():
     [
         (162, 204416, 2, True),
         (234, 250389, 2, True),
-        (594, 262144, 2, True),
-        (595, 262144, 2, False),  # more than 4.5 rows an SM.
+        (924, 216400, 2, True),
         (66, 204416, 2, False),  # half a row an SM.
         (162, 196608, 2, False),  # six tiles.
         (162, 262152, 2, False),  # nine.
         (137, 104438, 4, True),
+        (594, 104438, 4, True),
+        (595, 104438, 4, False),  # more than 4.5 rows an SM.
         (137, 104440, 4, False),  # aligned.
     ],
 )
@@ -355,3 +357,42 @@ def test_gradients_of_seven_or_eight_tiles_share_programs(rows, columns, size, s
     if split:
         assert (plan.threads, plan.tiles) == (128, 8) and covers(given, plan)
         assert heuristics.choose(replace(given, hopper=False), "NVIDIA H200").tier == "cluster"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "found"),
+    [
+        (538, 312149, ("split", 17, 128, 8, 128)),  # ten tiles of 16 programs.
+        (250, 320000, ("split", 17, 128, 8, 128)),
+        (18, 300005, ("split", 29, 128, 8, 128)),  # all rows run at once.
+        (1083, 149749, ("split", 8, 128, 8, 128)),  # five, unaligned.
+        (199, 152005, ("split", 8, 128, 8, 128)),
+        (198, 152005, ("cluster", 16, 256, 5, 80)),
+        (1319, 151520, ("cluster", 16, 256, 5, 80)),
+        (1100, 177005, ("split", 10, 128, 8, 128)),  # six.
+        (1126, 177528, ("cluster", 16, 256, 6, 80)),
+        (492, 75443, ("cluster", 16, 128, 5, 96)),
+        (1193, 75512, ("cluster", 16, 128, 5, 96)),
+        (132, 80008, ("cluster", 16, 128, 5, 96)),
+        (1450, 138000, ("cluster", 8, 256, 9, 128)),
+    ],
+)
+def test_gradients_that_were_slow_on_clusters_have_other_plans(rows, columns, found):
+    given = problem(True, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.tier, max(plan.split_ctas, plan.cluster_ctas), plan.threads, plan.tiles, plan.registers) == found
+    assert covers(given, plan)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (15, 300005),  # fewer rows than were measured.
+        (131, 80008),  # less than a row an SM.
+        (527, 138000),  # less than four.
+        (60, 275005),  # nine tiles of 16 programs.
+        (1900, 82029),  # six tiles of 128 threads.
+    ],
+)
+def test_other_gradients_on_clusters_keep_their_plan(rows, columns):
+    assert unlisted_plan(problem(True, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))) is None
