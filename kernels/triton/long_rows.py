@@ -36,6 +36,8 @@ On Hopper, such gradients fill whole waves.
 """
 AT_ONCE = {2: 53_000, 4: 75_000}
 """Vectors of a row of a forward, by element size. Shorter rows were not measured with the plan of `_forward_at_once`."""
+LEAST_ROWS = 0.45
+"""Rows an SM. With fewer, 16-bit forwards on clusters with 10 or 12 to 14 tiles of 256 threads were not measured."""
 MANY_ROWS = 10.7
 """Rows an SM. With more, forwards on clusters had other fastest plans than with fewer."""
 FEW_SMEM_TILES = 5
@@ -125,10 +127,11 @@ def _on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None
     if problem.backward:  # where ptxas spills nothing with 128 registers
         fits = tiles in (10, 11, 12) and few and problem.M >= CTAS
         return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS) if fits else None
-    if half and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM; two of 512 threads hold less
+    enough = problem.M >= LEAST_ROWS * problem.sms
+    if half and tiles in (12, 13, 14) and enough:  # three programs an SM; two of 512 threads hold less
         return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=CTAS)
     most = 11 if not half or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
-    if half and tiles == most == 11 and few and programs > 2.5:  # four programs an SM
+    if half and most == 11 and few and (programs > 2.5 if tiles == 11 else tiles == 10 and enough):  # four programs an SM
         return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
     if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (4.8 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
@@ -180,7 +183,10 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
         return cluster(CTAS, 128, 96)
     if rows_per_sm >= 0.5 and (tiles(CTAS) == 18 or (tiles(CTAS) == 17 and not aligned)):
         return cluster(CTAS, 256, 64)
-    if 14 <= tiles(CTAS, 256) <= 17 and 19 <= problem.M <= 0.75 * problem.sms:
+    wide_tiles = tiles(CTAS, 256)
+    if rows_per_sm > 0.75 and (wide_tiles == 15 or (wide_tiles == 16 and not aligned)):
+        return fewest_programs_plan(problem, layout, vectors)
+    if (14 if rows_per_sm < LEAST_ROWS else 15) <= wide_tiles <= 17 and 19 <= problem.M <= 0.75 * problem.sms:
         # 38 x 448884 was fastest with FULL waves, and 62 x 526550 and 71 x 542391 with one program a row more than the fewest.
         fewest = fewest_programs_plan(problem, layout, vectors).split_ctas
         return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * PROGRAMS * problem.sms) // problem.M))

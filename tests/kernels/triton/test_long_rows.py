@@ -281,7 +281,11 @@ def test_other_forwards_keep_their_plan(rows, columns):
     [
         (62, 526550, 2, 15),  # one program more than the fewest.
         (49, 469696, 2, 14),
-        (99, 457512, 2, 13),
+        (99, 469696, 2, 14),
+        (100, 469696, 2, 13),  # beyond three quarters of the SMs, the fewest.
+        (300, 470016, 2, 13),
+        (114, 500001, 2, 13),
+        (59, 440008, 2, 13),
         (38, 540000, 2, 17),  # FULL waves.
     ],
 )
@@ -396,3 +400,12 @@ def test_gradients_that_were_slow_on_clusters_have_other_plans(rows, columns, fo
 )
 def test_other_gradients_on_clusters_keep_their_plan(rows, columns):
     assert unlisted_plan(problem(True, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tiles", "registers"),
+    [(132, 432648, 14, 80), (60, 440008, 14, 80), (197, 433528, 14, 80), (115, 320576, 10, 64), (62, 350528, 11, 64)],
+)
+def test_long_forwards_have_three_or_four_programs_an_sm(rows, columns, tiles, registers):
+    plan = heuristics.choose(problem(False, rows, columns, 2), "NVIDIA H200")
+    assert (plan.tier, plan.cluster_ctas, plan.threads, plan.tiles, plan.registers) == ("cluster", 16, 256, tiles, registers)
