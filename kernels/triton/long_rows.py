@@ -60,8 +60,9 @@ def long_row_plan(problem: Problem) -> Plan | None:
 def unlisted_plan(problem: Problem) -> Plan | None:
     """The plan of long rows on Hopper where tables and heuristics had slower ones; None elsewhere.
 
-    A line of a table comes first if it was measured with as many rows of this length. Measurements: docs/kernels/notes-triton.md, Plans
-    compared by softbench run. They are of softmax and not of losses, whose threads need more registers.
+    A line of a table comes first if it was measured with as many rows of this length. Measurements: docs/kernels/notes-triton.md, from
+    Plans compared by softbench run to Kinds of launches that random shapes miss. They are of softmax and not of losses, whose threads need
+    more registers.
     """
     row = _long_row(problem)
     if row is None or not problem.hopper or problem.loss:
@@ -194,9 +195,9 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
 
 
 def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """Programs of GRADIENT, where they were faster than clusters of 16 programs with five to eight or ten tiles of 256 threads.
+    """The fewest programs of GRADIENT, where clusters were slower: of rows with five to eight or ten tiles on 16 programs of 256 threads.
 
-    Ten tiles spill in 16 bits. If all rows run at once, each has an equal part of all programs; else a row has the fewest.
+    Ten tiles spill in 16 bits. Such rows have more programs if all then run at once.
     """
     chunk, aligned = chunk_vectors(vectors, CTAS), problem.alignment == VECTOR_BYTES
     tiles, rows_per_sm = math.ceil(chunk / 256), problem.M / problem.sms
@@ -215,7 +216,7 @@ def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) 
 def _gradient_on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """A 16-bit gradient with five tiles of 128 threads on 16 programs, or with nine of 256 on eight, where other clusters were slower.
 
-    On four programs of 256 threads the first have ten tiles, which spill.
+    Rows of the first kind would have ten tiles on four programs of 256 threads, which spill.
     """
     rows_per_sm = problem.M / problem.sms
     if problem.element_size == 2 and NEARLY_FIVE_TILES < 2 * chunk_vectors(vectors, CTAS) <= 5 * 256 and rows_per_sm >= 1:
