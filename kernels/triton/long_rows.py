@@ -36,8 +36,6 @@ On Hopper, such gradients fill whole waves.
 """
 AT_ONCE = {2: 53_000, 4: 75_000}
 """Vectors of a row of a forward, by element size. Shorter rows were not measured with the plan of `_forward_at_once`."""
-LEAST_ROWS = 0.45
-"""Rows an SM. With fewer, 16-bit forwards on clusters with 10 or 12 to 14 tiles of 256 threads were not measured."""
 MANY_ROWS = 10.7
 """Rows an SM. With more, forwards on clusters had other fastest plans than with fewer."""
 FEW_SMEM_TILES = 5
@@ -122,17 +120,16 @@ def _on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     programs = problem.M * CTAS / problem.sms  # of an SM
     if problem.backward and half:
-        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M
-        three = problem.alignment == VECTOR_BYTES or (problem.hopper and tiles == 5)  # programs an SM; else ptxas needs more registers
+        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M and few
+        three = problem.alignment == VECTOR_BYTES  # programs an SM; else ptxas needs more registers
         return Plan("cluster", tiles, 256, *layout, 8, 80 if three else 128, cluster_ctas=CTAS) if fits else None
     if problem.backward:  # where ptxas spills nothing with 128 registers
         fits = tiles in (10, 11, 12) and few and problem.M >= CTAS
         return Plan("cluster", tiles, 256, *layout, 8, 128, cluster_ctas=CTAS) if fits else None
-    enough = problem.M >= LEAST_ROWS * problem.sms
-    if half and tiles in (12, 13, 14) and enough:  # three programs an SM; two of 512 threads hold less
+    if half and tiles in (12, 13) and problem.M >= problem.sms // 2:  # three programs an SM; two of 512 threads hold less
         return Plan("cluster", tiles, 256, *layout, 8, 80, cluster_ctas=CTAS)
     most = 11 if not half or (problem.alignment == VECTOR_BYTES and problem.hopper) else 10  # else ptxas of Triton 3.9 spills 8 bytes
-    if half and most == 11 and few and (programs > 2.5 if tiles == 11 else tiles == 10 and enough):  # four programs an SM
+    if half and tiles == most == 11 and few and programs > 2.5:  # four programs an SM
         return Plan("cluster", tiles, 256, *layout, 8, 64, cluster_ctas=CTAS)
     if 9 <= wide_tiles <= (most if half else 9) and few and programs >= (4.8 if half else 4):  # two programs an SM
         return Plan("cluster", wide_tiles, 512, *layout, 16, 64, cluster_ctas=CTAS)
@@ -163,7 +160,10 @@ def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | N
 
 
 def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """The plan of a 16-bit forward of 33 KB to 1.1 MB a row. The limits are those of what was measured."""
+    """The plan of a 16-bit forward of 33 KB to 1.1 MB a row.
+
+    The limits are those of what was measured. Plans without an upper limit of rows are those of more rows than were measured, too.
+    """
     if problem.element_size != 2:
         return None
     aligned, rows_per_sm = problem.alignment == VECTOR_BYTES, problem.M / problem.sms
@@ -185,9 +185,13 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
     if rows_per_sm >= 0.5 and (tiles(CTAS) == 18 or (tiles(CTAS) == 17 and not aligned)):
         return cluster(CTAS, 256, 64)
     wide_tiles = tiles(CTAS, 256)
+    if wide_tiles == 10 and aligned and 0.5 <= rows_per_sm <= 1.4:
+        return cluster(CTAS, 256, 64)
+    if wide_tiles == 14 and rows_per_sm >= 0.45:
+        return cluster(CTAS, 256, 80)
     if rows_per_sm > 0.75 and (wide_tiles == 15 or (wide_tiles == 16 and not aligned)):
         return fewest_programs_plan(problem, layout, vectors)
-    if (14 if rows_per_sm < LEAST_ROWS else 15) <= wide_tiles <= 17 and 19 <= problem.M <= 0.75 * problem.sms:
+    if 14 <= wide_tiles <= 17 and 19 <= problem.M <= 0.75 * problem.sms:
         # 38 x 448884 was fastest with FULL waves, and 62 x 526550 and 71 x 542391 with one program a row more than the fewest.
         fewest = fewest_programs_plan(problem, layout, vectors).split_ctas
         return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * PROGRAMS * problem.sms) // problem.M))
@@ -207,21 +211,26 @@ def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) 
         fits = not aligned and chunk > NEARLY_FIVE_TILES and (problem.M >= 48 if tiles == 6 else rows_per_sm > 1.5)
     else:
         fits = (tiles in (7, 8) and rows_per_sm > 0.5) or (tiles == 10 and problem.M >= 16)
-    if not fits:
+    fewest, resident = _fewest_programs(GRADIENT, vectors), PROGRAMS * problem.sms
+    if not fits or fewest > min(MAX_SPLIT_CTAS, resident):
         return None
-    fewest, at_once = _fewest_programs(GRADIENT, vectors), PROGRAMS * problem.sms // problem.M
-    return _gradient_plan(GRADIENT, layout, vectors, max(fewest, at_once) if tiles == 10 else fewest)
+    return _gradient_plan(GRADIENT, layout, vectors, max(fewest, resident // problem.M) if tiles == 10 else fewest)
 
 
 def _gradient_on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
-    """A 16-bit gradient with five tiles of 128 threads on 16 programs, or with nine of 256 on eight, where other clusters were slower.
+    """A 16-bit gradient on a cluster that was faster than clusters of more tiles, or of 512 threads.
 
-    Rows of the first kind would have ten tiles on four programs of 256 threads, which spill.
+    It has 16 programs with five tiles of 128 threads, where four programs of 256 would have nine or ten; or with five or six tiles of 256
+    threads, three programs an SM; or eight programs with nine tiles. Ten tiles spill.
     """
-    rows_per_sm = problem.M / problem.sms
-    if problem.element_size == 2 and NEARLY_FIVE_TILES < 2 * chunk_vectors(vectors, CTAS) <= 5 * 256 and rows_per_sm >= 1:
+    chunk, rows_per_sm = chunk_vectors(vectors, CTAS), problem.M / problem.sms
+    if problem.element_size == 4:
+        return None
+    if NEARLY_FIVE_TILES < 2 * chunk <= 5 * 256 and rows_per_sm >= 1:
         return Plan("cluster", 5, 128, *layout, 4, 96, cluster_ctas=CTAS)
-    if problem.element_size == 2 and 8 * 256 < chunk_vectors(vectors, 8) <= 9 * 256 and rows_per_sm >= 4:
+    if NEARLY_FIVE_TILES < chunk <= 6 * 256 and problem.M >= 48:
+        return Plan("cluster", math.ceil(chunk / 256), 256, *layout, 8, 80, cluster_ctas=CTAS)
+    if 8 * 256 < chunk_vectors(vectors, 8) <= 9 * 256 and rows_per_sm >= 4:
         return Plan("cluster", 9, 256, *layout, 8, 128, cluster_ctas=8)
     return None
 

@@ -363,49 +363,87 @@ def test_gradients_of_seven_or_eight_tiles_share_programs(rows, columns, size, s
         assert heuristics.choose(replace(given, hopper=False), "NVIDIA H200").tier == "cluster"
 
 
+def plan_of(backward, rows, columns, **fields):
+    given = problem(backward, rows, columns, 2, min(16, 2 * columns & -(2 * columns)), **fields)
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert covers(given, plan)
+    return plan.tier, max(plan.split_ctas, plan.cluster_ctas), plan.threads, plan.tiles, plan.registers
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "found"),
     [
         (538, 312149, ("split", 17, 128, 8, 128)),  # ten tiles of 16 programs.
         (250, 320000, ("split", 17, 128, 8, 128)),
-        (18, 300005, ("split", 29, 128, 8, 128)),  # all rows run at once.
+        (16, 300005, ("split", 33, 128, 8, 128)),  # all rows run at once.
         (1083, 149749, ("split", 8, 128, 8, 128)),  # five, unaligned.
         (199, 152005, ("split", 8, 128, 8, 128)),
         (198, 152005, ("cluster", 16, 256, 5, 80)),
         (1319, 151520, ("cluster", 16, 256, 5, 80)),
+        (300, 147000, ("cluster", 16, 256, 5, 80)),
         (1100, 177005, ("split", 10, 128, 8, 128)),  # six.
+        (48, 177005, ("split", 10, 128, 8, 128)),
         (1126, 177528, ("cluster", 16, 256, 6, 80)),
+        (48, 177528, ("cluster", 16, 256, 6, 80)),
         (492, 75443, ("cluster", 16, 128, 5, 96)),
         (1193, 75512, ("cluster", 16, 128, 5, 96)),
         (132, 80008, ("cluster", 16, 128, 5, 96)),
+        (200, 72712, ("cluster", 16, 128, 5, 96)),
         (1450, 138000, ("cluster", 8, 256, 9, 128)),
+        (528, 138000, ("cluster", 8, 256, 9, 128)),
     ],
 )
 def test_gradients_that_were_slow_on_clusters_have_other_plans(rows, columns, found):
-    given = problem(True, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))
-    plan = heuristics.choose(given, "NVIDIA H200")
-    assert (plan.tier, max(plan.split_ctas, plan.cluster_ctas), plan.threads, plan.tiles, plan.registers) == found
-    assert covers(given, plan)
+    assert plan_of(True, rows, columns) == found
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns"),
+    ("rows", "columns", "found"),
     [
-        (15, 300005),  # fewer rows than were measured.
-        (131, 80008),  # less than a row an SM.
-        (527, 138000),  # less than four.
-        (60, 275005),  # nine tiles of 16 programs.
-        (1900, 82029),  # six tiles of 128 threads.
+        (15, 300005, ("split", 33, 256, 5, 96)),  # fewer rows than were measured.
+        (131, 80008, ("cluster", 16, 128, 5, 72)),  # less than a row an SM.
+        (527, 137240, ("cluster", 8, 256, 9, 128)),  # less than four: by a table's line.
+        (60, 275005, ("cluster", 16, 256, 9, 128)),  # nine tiles of 16 programs.
+        (1900, 82029, ("cluster", 16, 128, 6, 96)),
+        (47, 177528, ("cluster", 16, 512, 3, 64)),  # fewer than 48 rows.
+        (47, 177005, ("cluster", 16, 512, 3, 64)),
+        (200, 72600, ("cluster", 8, 128, 9, 128)),
+        (528, 131000, ("cluster", 16, 128, 8, 128)),
     ],
 )
-def test_other_gradients_on_clusters_keep_their_plan(rows, columns):
-    assert unlisted_plan(problem(True, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))) is None
+def test_gradients_beyond_the_limits_have_plans_of_tables(rows, columns, found):
+    given = problem(True, rows, columns, 2, min(16, 2 * columns & -(2 * columns)))
+    assert plan_of(True, rows, columns) == found
+    assert unlisted_plan(given) is None
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "tiles", "registers"),
-    [(132, 432648, 14, 80), (60, 440008, 14, 80), (197, 433528, 14, 80), (115, 320576, 10, 64), (62, 350528, 11, 64)],
+    ("rows", "columns", "found"),
+    [
+        (132, 432648, ("cluster", 16, 256, 14, 80)),
+        (60, 440008, ("cluster", 16, 256, 14, 80)),
+        (132, 440001, ("cluster", 16, 256, 14, 80)),
+        (59, 440008, ("split", 13, 256, 8, 64)),  # less than .45 rows an SM.
+        (115, 320576, ("cluster", 16, 256, 10, 64)),
+        (66, 320576, ("cluster", 16, 256, 10, 64)),
+        (65, 320576, ("cluster", 16, 512, 5, 40)),  # less than half a row.
+        (185, 320576, ("cluster", 8, 256, 20, 128)),  # more than 1.4.
+        (114, 497512, ("cluster", 16, 512, 8, 56)),  # 16 tiles of aligned rows.
+        (114, 500001, ("split", 13, 256, 8, 64)),
+        (62, 380832, ("cluster", 16, 512, 6, 56)),  # 12 tiles.
+    ],
 )
-def test_long_forwards_have_three_or_four_programs_an_sm(rows, columns, tiles, registers):
-    plan = heuristics.choose(problem(False, rows, columns, 2), "NVIDIA H200")
-    assert (plan.tier, plan.cluster_ctas, plan.threads, plan.tiles, plan.registers) == ("cluster", 16, 256, tiles, registers)
+def test_forwards_on_clusters_of_few_threads_have_their_limits(rows, columns, found):
+    assert plan_of(False, rows, columns) == found
+
+
+@pytest.mark.parametrize("columns", [440008, 440001, 320576, 470016])
+def test_losses_and_other_cards_keep_clusters_of_512_threads(columns):
+    """With 80 registers of 256 threads, a loss spills 240 bytes."""
+    for fields in ({"loss": True}, {"hopper": False}):
+        assert plan_of(False, 132, columns, **fields)[:3] == ("cluster", 16, 512)
+
+
+def test_few_sms_do_not_have_programs_that_wait_forever():
+    """17 programs share a row, and four SMs hold 16."""
+    assert unlisted_plan(problem(True, 538, 312149, 2, 2, sms=4)) is None
