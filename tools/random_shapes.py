@@ -2,6 +2,8 @@
 
 - write I/N: writes part I of the --count shapes as a configuration. A shape depends on the seed and its number only.
 - compile FILE.toml: compiles the Triton kernels of its cases into Triton's cache, in a process a core. It needs an NVIDIA GPU.
+- kinds FILE.csv ...: writes a case of each kind of launch that at least --least of --count shapes have in `triton` on --device, and the
+  cells of the files do not. Shapes of one seed miss some kinds of launches. It needs no GPU.
 - below FILE.csv ...: lists the cells of our kernels below --share of the yardstick, and how many there are. If several files have a cell,
   the last one counts.
 
@@ -12,6 +14,7 @@ For example:
 
     softbench run --config three.toml --output random/3 --resume
     python tools/random_shapes.py below random/*/latest.csv
+    python tools/random_shapes.py kinds random/*/latest.csv --seed 2 -o kinds.toml
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -98,20 +101,58 @@ def compile_plan(work: tuple[Any, Any, Any]) -> str | None:
     return None
 
 
-def plans(shapes: Iterable[Shape], card: Any, name: str) -> list[tuple[Any, Any, Any]]:
-    """(card, problem, plan) of what the shapes launch. No kernel is in it twice, as far as known."""
+def launch(one: Shape, card: Any, name: str) -> tuple[Any, Any]:
+    """The problem and the plan of a shape on a card with this name."""
     import cards
     from softbench.kernels.triton import heuristics
 
+    size = SIZES[one.dtype]
+    row = one.N * size
+    problem = replace(cards.problem_of(card, one.direction == "backward", one.M, one.N, size, min(16, row & -row)), contiguous=True)
+    return problem, heuristics.choose(problem, name)
+
+
+def plans(shapes: Iterable[Shape], card: Any, name: str) -> list[tuple[Any, Any, Any]]:
+    """(card, problem, plan) of what the shapes launch. No kernel is in it twice, as far as known."""
     found = {}
     for one in shapes:
-        size = SIZES[one.dtype]
-        row = one.N * size
-        problem = replace(cards.problem_of(card, one.direction == "backward", one.M, one.N, size, min(16, row & -row)), contiguous=True)
-        plan = heuristics.choose(problem, name)
+        problem, plan = launch(one, card, name)
         launched = replace(problem, alignment=16)  # of the tensors' addresses, for which Triton compiles
-        found[one.direction, size, plan, problem.policy(plan), one.N if plan.tier in ("tile", "loop") else 0] = card, launched, plan
+        numbers = problem.element_size, plan, problem.policy(plan), one.N if plan.tier in ("tile", "loop") else 0
+        found[one.direction, *numbers] = card, launched, plan
     return list(found.values())
+
+
+def kind(one: Shape, card: Any, name: str) -> tuple[Any, ...]:
+    """What tells one kind of launch from another: the plan, but not how many programs share a row, or which part shared memory has."""
+    from softbench.kernels.triton.tier_candidates import SHORT_ROW
+
+    problem, plan = launch(one, card, name)
+    alignment = problem.alignment if one.N * problem.element_size <= SHORT_ROW else problem.alignment == 16
+    fields = asdict(plan) | {"split_ctas": plan.split_ctas > 1, "smem_tiles": plan.smem_tiles > 0}
+    return one.direction, one.dtype, alignment, *fields.values()
+
+
+def new_kinds(known: Iterable[Shape], shapes: Iterable[Shape], least: int, name: str) -> list[Shape]:
+    """A shape of each kind that at least `least` of the shapes have and no known one has, the most frequent kind first.
+
+    It is the shape with the median number of rows. Known shapes count with the launches that they have now, not with those they had.
+    """
+    import cards
+
+    card = next(card for card in cards.CARDS if card.name in name)
+    old = {kind(one, card, name) for one in known}
+    found: dict[tuple[Any, ...], list[Shape]] = {}
+    for one in shapes:
+        found.setdefault(kind(one, card, name), []).append(one)
+    new = [those for of_kind, those in found.items() if of_kind not in old and len(those) >= least]
+    return [sorted(those, key=lambda one: one.M)[len(those) // 2] for those in sorted(new, key=len, reverse=True)]
+
+
+def measured_shapes(files: list[Path]) -> set[Shape]:
+    """The shapes of the cells of `triton` with a result."""
+    rows = (row for file in files for row in csv.DictReader(file.open(encoding="utf-8")) if row["backend"] == "triton" and row["of_copy"])
+    return {Shape(int(row["M"]), int(row["N"]), row["dtype"], row["direction"]) for row in rows if row["dtype"] in SIZES}
 
 
 def compile_all(file: Path) -> int:
@@ -142,6 +183,41 @@ def below(files: list[Path], share: float) -> int:
     return 1 if low or len(measured) < len(cells) else 0
 
 
+def write_kinds(given: argparse.Namespace) -> int:
+    """Writes a configuration of the kinds that were not measured."""
+    shapes = [shape(given.seed, number) for number in range(given.count)]
+    found = new_kinds(measured_shapes(given.files), shapes, given.least, given.device)
+    head = f"# Kinds of launches on {given.device} of {given.count} shapes of seed {given.seed}, without those of earlier runs\n"
+    settings = SETTINGS.replace('"cuda", ', "")
+    given.output.write_text(head + settings + "".join(f"\n{one.toml()}" for one in found), encoding="utf-8")
+    print(f"{given.output}: {len(found)} shapes")
+    return 0
+
+
+def existing(text: str) -> Path:
+    """The path of a file.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none.
+    """
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"{text}: no such file")
+    return Path(text)
+
+
+def device(text: str) -> str:
+    """The name of a device.
+
+    Raises:
+        argparse.ArgumentTypeError: it names no card of `cards.py`.
+    """
+    import cards
+
+    if not any(card.name in text for card in cards.CARDS):
+        raise argparse.ArgumentTypeError(f"{text!r} names no card; cards are {', '.join(card.name for card in cards.CARDS)}")
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -150,15 +226,24 @@ def main() -> int:
     write.add_argument("--count", type=int, default=2000)
     write.add_argument("--seed", type=int, default=1)
     write.add_argument("-o", "--output", type=Path, required=True)
-    commands.add_parser("compile").add_argument("file", type=Path)
+    commands.add_parser("compile").add_argument("file", type=existing)
+    kinds = commands.add_parser("kinds")
+    kinds.add_argument("files", type=existing, nargs="+")
+    kinds.add_argument("--count", type=int, default=20000)
+    kinds.add_argument("--seed", type=int, default=2)
+    kinds.add_argument("--least", type=int, default=3, help="shapes of a kind")
+    kinds.add_argument("--device", type=device, default="NVIDIA H200", help="its name, for which there may be a table")
+    kinds.add_argument("-o", "--output", type=Path, required=True)
     listing = commands.add_parser("below")
-    listing.add_argument("files", type=Path, nargs="+")
+    listing.add_argument("files", type=existing, nargs="+")
     listing.add_argument("--share", type=float, default=0.9)
     given = parser.parse_args()
     if given.command == "compile":
         return compile_all(given.file)
     if given.command == "below":
         return below(given.files, given.share)
+    if given.command == "kinds":
+        return write_kinds(given)
     try:
         numbers = part(given.part, given.count)
     except ValueError:

@@ -91,3 +91,52 @@ def test_the_last_file_of_a_cell_counts(tool, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-1] == "1 of 2 cells below 0.9; 0 without a result"
     assert tool.below([second, first], 0.9) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "2 of 2 cells below 0.9; 0 without a result"
+
+
+def csv_of(shapes, file):
+    lines = [f"triton,{one.direction},{one.M},{one.N},{one.dtype},1," for one in shapes]
+    file.write_text("\n".join(["backend,direction,M,N,dtype,of_copy,labels", *lines, "triton,forward,8,64,fp16,1,"]) + "\n")
+    return file
+
+
+def test_kinds_of_launches_that_no_file_has_are_written(tool, tmp_path, monkeypatch):
+    import cards
+
+    h200 = next(card for card in cards.CARDS if card.name == "H200")
+    shapes = [tool.shape(2, number) for number in range(300)]
+    kinds = [tool.kind(one, h200, "NVIDIA H200") for one in shapes]
+    known = csv_of(shapes[:100], tmp_path / "known.csv")
+    output = tmp_path / "kinds.toml"
+    monkeypatch.setattr(sys, "argv", ["random_shapes", "kinds", str(known), "--count", "300", "--least", "2", "-o", str(output)])
+    assert tool.main() == 0
+    expected = {of_kind for of_kind in kinds if of_kind not in kinds[:100] and kinds.count(of_kind) >= 2}
+    found = [tool.Shape(sweep.M[0], sweep.N[0], sweep.dtype[0], sweep.direction[0]) for sweep in load(str(output))["sweep"]]
+    assert len(expected) > 10
+    assert sorted(map(str, expected)) == sorted(str(kinds[shapes.index(one)]) for one in found)
+    counts = [kinds.count(kinds[shapes.index(one)]) for one in found]
+    assert counts == sorted(counts, reverse=True)
+    assert tool.new_kinds(shapes, shapes, 1, "NVIDIA H200") == []
+
+
+def test_numbers_of_programs_make_no_new_kind(tool):
+    import cards
+
+    h200 = next(card for card in cards.CARDS if card.name == "H200")
+    one, other = tool.Shape(100, 600000, "fp32", "backward"), tool.Shape(100, 700000, "fp32", "backward")
+    plans = [tool.launch(shape, h200, "NVIDIA H200")[1] for shape in (one, other)]
+    assert plans[0].split_ctas != plans[1].split_ctas
+    assert tool.kind(one, h200, "NVIDIA H200") == tool.kind(other, h200, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["below", "missing.csv"], "missing.csv: no such file"),
+        (["kinds", str(Path(__file__)), "--device", "a toaster", "-o", "kinds.toml"], "'a toaster' names no card; cards are A100, "),
+    ],
+)
+def test_bad_arguments_get_one_clear_line(tool, monkeypatch, capsys, arguments, told):
+    monkeypatch.setattr(sys, "argv", ["random_shapes", *arguments])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert told in capsys.readouterr().err.splitlines()[-1]
