@@ -2,8 +2,8 @@
 
 - write I/N: writes part I of the --count shapes as a configuration. A shape depends on the seed and its number only.
 - compile FILE.toml: compiles the Triton kernels of its cases into Triton's cache, in a process a core. It needs an NVIDIA GPU.
-- kinds FILE.csv ...: writes a case of each kind of launch that at least --least of --count shapes have in `triton` on --device, and the
-  cells of the files do not. Shapes of one seed miss some kinds of launches. It needs no GPU.
+- kinds FILE.csv ...: writes a case of each kind of launch in `triton` on --device that the cells of the files do not have. A kind counts if
+  at least --least of --count shapes have it. Shapes of one seed miss some kinds of launches. It needs no GPU.
 - below FILE.csv ...: lists the cells of our kernels below --share of the yardstick, and how many there are. If several files have a cell,
   the last one counts.
 

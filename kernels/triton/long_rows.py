@@ -220,8 +220,8 @@ def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) 
 def _gradient_on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """A 16-bit gradient on a cluster that was faster than clusters of more tiles, or of 512 threads.
 
-    It has 16 programs with five tiles of 128 threads, where four programs of 256 would have nine or ten; or with five or six tiles of 256
-    threads, three programs an SM; or eight programs with nine tiles. Ten tiles spill.
+    Where four programs of 256 threads would have nine or ten tiles, 16 programs have five tiles of 128 threads. Longer rows have 16
+    programs with five or six tiles of 256 threads, of which an SM holds three, or eight with nine tiles. Ten tiles spill.
     """
     chunk, rows_per_sm = chunk_vectors(vectors, CTAS), problem.M / problem.sms
     if problem.element_size == 4:
