@@ -3,7 +3,8 @@
 - write I/N: writes part I of the --count shapes as a configuration. A shape depends on the seed and its number only.
 - compile FILE.toml: compiles the Triton kernels of its cases into Triton's cache, in a process a core. It needs an NVIDIA GPU.
 - kinds FILE.csv ...: writes a case of each kind of launch in `triton` on --device that the cells of the files do not have. A kind counts if
-  at least --least of --count shapes have it. Shapes of one seed miss some kinds of launches. It needs no GPU.
+  at least --least of --count shapes have it. Shapes of one seed miss some kinds of launches. It needs no GPU. A cell counts with the launch
+  that it has now, so leave out files from before its plan changed.
 - below FILE.csv ...: lists the cells of our kernels below --share of the yardstick, and how many there are. If several files have a cell,
   the last one counts.
 
@@ -28,7 +29,7 @@ import sys
 import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -124,13 +125,20 @@ def plans(shapes: Iterable[Shape], card: Any, name: str) -> list[tuple[Any, Any,
 
 
 def kind(one: Shape, card: Any, name: str) -> tuple[Any, ...]:
-    """What tells one kind of launch from another: the plan, but not how many programs share a row, or which part shared memory has."""
+    """What tells one kind of launch from another: not how many programs a split row has, nor how many tiles are in shared memory."""
     from softbench.kernels.triton.tier_candidates import SHORT_ROW
 
     problem, plan = launch(one, card, name)
     alignment = problem.alignment if one.N * problem.element_size <= SHORT_ROW else problem.alignment == 16
-    fields = asdict(plan) | {"split_ctas": plan.split_ctas > 1, "smem_tiles": plan.smem_tiles > 0}
-    return one.direction, one.dtype, alignment, *fields.values()
+    return one.direction, one.dtype, alignment, replace(plan, split_ctas=min(2, plan.split_ctas), smem_tiles=min(1, plan.smem_tiles))
+
+
+def card_of(name: str) -> Any:
+    """The card of `cards.py` whose name a device's name has, the longest if there are several; None if there is none."""
+    import cards
+
+    found = (card for card in cards.CARDS if card.name.replace("-", " ") in name.replace("-", " "))
+    return max(found, key=lambda card: len(card.name), default=None)
 
 
 def new_kinds(known: Iterable[Shape], shapes: Iterable[Shape], least: int, name: str) -> list[Shape]:
@@ -138,9 +146,7 @@ def new_kinds(known: Iterable[Shape], shapes: Iterable[Shape], least: int, name:
 
     It is the shape with the median number of rows. Known shapes count with the launches that they have now, not with those they had.
     """
-    import cards
-
-    card = next(card for card in cards.CARDS if card.name in name)
+    card = card_of(name)
     old = {kind(one, card, name) for one in known}
     found: dict[tuple[Any, ...], list[Shape]] = {}
     for one in shapes:
@@ -149,10 +155,22 @@ def new_kinds(known: Iterable[Shape], shapes: Iterable[Shape], least: int, name:
     return [sorted(those, key=lambda one: one.M)[len(those) // 2] for those in sorted(new, key=len, reverse=True)]
 
 
+def rows_of(files: list[Path]) -> list[dict[str, str]]:
+    """The rows of results files; a file that is none ends the program with one line."""
+    found = []
+    for file in files:
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            rows = csv.DictReader(lines)
+            if missing := {*CELL[:1], *CELL[2:6], "of_copy"} - set(rows.fieldnames or ()):
+                sys.exit(f"{file}: no CSV of softbench run, it lacks {', '.join(sorted(missing))}")
+            found += list(rows)
+    return found
+
+
 def measured_shapes(files: list[Path]) -> set[Shape]:
-    """The shapes of the cells of `triton` with a result."""
-    rows = (row for file in files for row in csv.DictReader(file.open(encoding="utf-8")) if row["backend"] == "triton" and row["of_copy"])
-    return {Shape(int(row["M"]), int(row["N"]), row["dtype"], row["direction"]) for row in rows if row["dtype"] in SIZES}
+    """The shapes of the cells of softmax of `triton` with a result, in float32 and bfloat16."""
+    rows = (row for row in rows_of(files) if row["backend"] == "triton" and row["of_copy"] and row["dtype"] in SIZES)
+    return {Shape(int(row["M"]), int(row["N"]), row["dtype"], row["direction"]) for row in rows if row.get("op", "softmax") == "softmax"}
 
 
 def compile_all(file: Path) -> int:
@@ -173,8 +191,7 @@ def compile_all(file: Path) -> int:
 
 def below(files: list[Path], share: float) -> int:
     """Lists cells below a share of the yardstick."""
-    rows = (row for file in files for row in csv.DictReader(file.open(encoding="utf-8")) if row["backend"] in OURS)
-    cells = {tuple(row.get(name) for name in CELL): row for row in rows}
+    cells = {tuple(row.get(name) for name in CELL): row for row in rows_of(files) if row["backend"] in OURS}
     measured = [row for row in cells.values() if row["of_copy"]]
     low = sorted((row for row in measured if float(row["of_copy"]) < share), key=lambda row: float(row["of_copy"]))
     for row in low:
@@ -187,6 +204,8 @@ def write_kinds(given: argparse.Namespace) -> int:
     """Writes a configuration of the kinds that were not measured."""
     shapes = [shape(given.seed, number) for number in range(given.count)]
     found = new_kinds(measured_shapes(given.files), shapes, given.least, given.device)
+    if not found:
+        sys.exit(f"no kind of launch is new: wrote no {given.output}")
     head = f"# Kinds of launches on {given.device} of {given.count} shapes of seed {given.seed}, without those of earlier runs\n"
     settings = SETTINGS.replace('"cuda", ', "")
     given.output.write_text(head + settings + "".join(f"\n{one.toml()}" for one in found), encoding="utf-8")
@@ -205,15 +224,26 @@ def existing(text: str) -> Path:
     return Path(text)
 
 
+def writable(text: str) -> Path:
+    """The path of a file to write.
+
+    Raises:
+        argparse.ArgumentTypeError: its folder is missing.
+    """
+    if not Path(text).parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: its folder is missing")
+    return Path(text)
+
+
 def device(text: str) -> str:
     """The name of a device.
 
     Raises:
-        argparse.ArgumentTypeError: it names no card of `cards.py`.
+        argparse.ArgumentTypeError: it has the name of no card of `cards.py`.
     """
     import cards
 
-    if not any(card.name in text for card in cards.CARDS):
+    if card_of(text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} names no card; cards are {', '.join(card.name for card in cards.CARDS)}")
     return text
 
@@ -225,7 +255,7 @@ def main() -> int:
     write.add_argument("part", help="as in 3/10")
     write.add_argument("--count", type=int, default=2000)
     write.add_argument("--seed", type=int, default=1)
-    write.add_argument("-o", "--output", type=Path, required=True)
+    write.add_argument("-o", "--output", type=writable, required=True)
     commands.add_parser("compile").add_argument("file", type=existing)
     kinds = commands.add_parser("kinds")
     kinds.add_argument("files", type=existing, nargs="+")
@@ -233,7 +263,7 @@ def main() -> int:
     kinds.add_argument("--seed", type=int, default=2)
     kinds.add_argument("--least", type=int, default=3, help="shapes of a kind")
     kinds.add_argument("--device", type=device, default="NVIDIA H200", help="its name, for which there may be a table")
-    kinds.add_argument("-o", "--output", type=Path, required=True)
+    kinds.add_argument("-o", "--output", type=writable, required=True)
     listing = commands.add_parser("below")
     listing.add_argument("files", type=existing, nargs="+")
     listing.add_argument("--share", type=float, default=0.9)

@@ -115,7 +115,26 @@ def test_kinds_of_launches_that_no_file_has_are_written(tool, tmp_path, monkeypa
     assert sorted(map(str, expected)) == sorted(str(kinds[shapes.index(one)]) for one in found)
     counts = [kinds.count(kinds[shapes.index(one)]) for one in found]
     assert counts == sorted(counts, reverse=True)
-    assert tool.new_kinds(shapes, shapes, 1, "NVIDIA H200") == []
+    output.unlink()
+    monkeypatch.setattr(sys, "argv", ["random_shapes", "kinds", str(known), "--count", "100", "--least", "101", "-o", str(output)])
+    with pytest.raises(SystemExit, match="no kind of launch is new"):
+        tool.main()
+    assert not output.exists()
+
+
+def test_a_loss_is_no_known_softmax(tool, tmp_path):
+    file = tmp_path / "losses.csv"
+    file.write_text(
+        "backend,direction,M,N,dtype,of_copy,labels,op\ntriton,forward,8,64,bf16,1,,cross_entropy\ntriton,forward,9,64,bf16,1,,softmax\n"
+    )
+    assert tool.measured_shapes([file]) == {tool.Shape(9, 64, "bf16", "forward")}
+
+
+@pytest.mark.parametrize(
+    ("name", "card"), [("NVIDIA L40S", "L40S"), ("NVIDIA GeForce RTX 4090", "RTX-4090"), ("NVIDIA H100 80GB HBM3", "H100")]
+)
+def test_a_device_is_the_card_of_its_name(tool, name, card):
+    assert tool.card_of(name).name == card
 
 
 def test_numbers_of_programs_make_no_new_kind(tool):
@@ -132,6 +151,7 @@ def test_numbers_of_programs_make_no_new_kind(tool):
     ("arguments", "told"),
     [
         (["below", "missing.csv"], "missing.csv: no such file"),
+        (["write", "1/10", "-o", "missing/one.toml"], "missing/one.toml: its folder is missing"),
         (["kinds", str(Path(__file__)), "--device", "a toaster", "-o", "kinds.toml"], "'a toaster' names no card; cards are A100, "),
     ],
 )
@@ -140,3 +160,10 @@ def test_bad_arguments_get_one_clear_line(tool, monkeypatch, capsys, arguments, 
     with pytest.raises(SystemExit):
         tool.main()
     assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_file_without_results_gets_one_clear_line(tool):
+    with pytest.raises(
+        SystemExit, match=r"test_random_shapes\.py: no CSV of softbench run, it lacks M, N, backend, direction, dtype, of_copy"
+    ):
+        tool.rows_of([Path(__file__)])
