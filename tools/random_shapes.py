@@ -21,7 +21,6 @@ For example:
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
 import random
@@ -34,12 +33,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from softbench.core.errors import ResultsError
+from softbench.results.csv import read_csv
+from softbench.results.rows import Row
+
 SIZES = {"fp32": 4, "bf16": 2}  # fp16 has the plans of bf16
 BYTES = 16e6, 400e6  # of x
 COLUMNS = 2, 1 << 20
 OURS = ("cuda", "triton")
-CELL = ("backend", "op", "direction", "dtype", "M", "N", "shape")
-"""The columns that tell one cell from another."""
 SETTINGS = """backends = ["cuda", "triton"]
 rounds = 3
 batch_ms = 6.0
@@ -155,22 +156,24 @@ def new_kinds(known: Iterable[Shape], shapes: Iterable[Shape], least: int, name:
     return [sorted(those, key=lambda one: one.M)[len(those) // 2] for those in sorted(new, key=len, reverse=True)]
 
 
-def rows_of(files: list[Path]) -> list[dict[str, str]]:
-    """The rows of results files; a file that is none ends the program with one line."""
-    found = []
+def rows_of(files: list[Path]) -> list[Row]:
+    """The rows of results files. It prints that a torn line was dropped.
+
+    Raises:
+        ResultsError: one of them is none.
+    """
+    found: list[Row] = []
     for file in files:
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            rows = csv.DictReader(lines)
-            if missing := {*CELL[:1], *CELL[2:6], "of_copy"} - set(rows.fieldnames or ()):
-                sys.exit(f"{file}: no CSV of softbench run, it lacks {', '.join(sorted(missing))}")
-            found += list(rows)
+        rows, warnings = read_csv(file)
+        print(*warnings, sep="\n", end="\n" * bool(warnings), file=sys.stderr)
+        found += rows
     return found
 
 
 def measured_shapes(files: list[Path]) -> set[Shape]:
     """The shapes of the cells of softmax of `triton` with a result, in float32 and bfloat16."""
-    rows = (row for row in rows_of(files) if row["backend"] == "triton" and row["of_copy"] and row["dtype"] in SIZES)
-    return {Shape(int(row["M"]), int(row["N"]), row["dtype"], row["direction"]) for row in rows if row.get("op", "softmax") == "softmax"}
+    rows = (row for row in rows_of(files) if row.backend == "triton" and row.of_copy and row.op == "softmax" and row.dtype in SIZES)
+    return {Shape(row.M, row.N, row.dtype, row.direction) for row in rows}
 
 
 def compile_all(file: Path) -> int:
@@ -191,11 +194,11 @@ def compile_all(file: Path) -> int:
 
 def below(files: list[Path], share: float) -> int:
     """Lists cells below a share of the yardstick."""
-    cells = {tuple(row.get(name) for name in CELL): row for row in rows_of(files) if row["backend"] in OURS}
-    measured = [row for row in cells.values() if row["of_copy"]]
-    low = sorted((row for row in measured if float(row["of_copy"]) < share), key=lambda row: float(row["of_copy"]))
-    for row in low:
-        print(f"{float(row['of_copy']):.3f} {row['backend']:6} {row['direction']:8} {row['dtype']} {row['M']}x{row['N']}  {row['labels']}")
+    cells = {(row.backend, row.case): row for row in rows_of(files) if row.backend in OURS}
+    measured = [(row.of_copy, row) for row in cells.values() if row.of_copy is not None]
+    low = sorted((found for found in measured if found[0] < share), key=lambda found: found[0])
+    for fraction, row in low:
+        print(f"{fraction:.3f} {row.backend:6} {row.direction:8} {row.dtype} {row.M}x{row.N}  {row.labels}")
     print(f"{len(low)} of {len(measured)} cells below {share}; {len(cells) - len(measured)} without a result")
     return 1 if low or len(measured) < len(cells) else 0
 
@@ -205,34 +208,13 @@ def write_kinds(given: argparse.Namespace) -> int:
     shapes = [shape(given.seed, number) for number in range(given.count)]
     found = new_kinds(measured_shapes(given.files), shapes, given.least, given.device)
     if not found:
-        sys.exit(f"no kind of launch is new: wrote no {given.output}")
+        print(f"no kind of launch is new: wrote no {given.output}")
+        return 0
     head = f"# Kinds of launches on {given.device} of {given.count} shapes of seed {given.seed}, without those of earlier runs\n"
     settings = SETTINGS.replace('"cuda", ', "")
     given.output.write_text(head + settings + "".join(f"\n{one.toml()}" for one in found), encoding="utf-8")
     print(f"{given.output}: {len(found)} shapes")
     return 0
-
-
-def existing(text: str) -> Path:
-    """The path of a file.
-
-    Raises:
-        argparse.ArgumentTypeError: there is none.
-    """
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file")
-    return Path(text)
-
-
-def writable(text: str) -> Path:
-    """The path of a file to write.
-
-    Raises:
-        argparse.ArgumentTypeError: its folder is missing.
-    """
-    if not Path(text).parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text}: its folder is missing")
-    return Path(text)
 
 
 def device(text: str) -> str:
@@ -255,32 +237,35 @@ def main() -> int:
     write.add_argument("part", help="as in 3/10")
     write.add_argument("--count", type=int, default=2000)
     write.add_argument("--seed", type=int, default=1)
-    write.add_argument("-o", "--output", type=writable, required=True)
-    commands.add_parser("compile").add_argument("file", type=existing)
+    write.add_argument("-o", "--output", type=Path, required=True)
+    commands.add_parser("compile").add_argument("file", type=Path)
     kinds = commands.add_parser("kinds")
-    kinds.add_argument("files", type=existing, nargs="+")
+    kinds.add_argument("files", type=Path, nargs="+")
     kinds.add_argument("--count", type=int, default=20000)
     kinds.add_argument("--seed", type=int, default=2)
     kinds.add_argument("--least", type=int, default=3, help="shapes of a kind")
     kinds.add_argument("--device", type=device, default="NVIDIA H200", help="its name, for which there may be a table")
-    kinds.add_argument("-o", "--output", type=writable, required=True)
+    kinds.add_argument("-o", "--output", type=Path, required=True)
     listing = commands.add_parser("below")
-    listing.add_argument("files", type=existing, nargs="+")
+    listing.add_argument("files", type=Path, nargs="+")
     listing.add_argument("--share", type=float, default=0.9)
     given = parser.parse_args()
-    if given.command == "compile":
-        return compile_all(given.file)
-    if given.command == "below":
-        return below(given.files, given.share)
-    if given.command == "kinds":
-        return write_kinds(given)
     try:
-        numbers = part(given.part, given.count)
-    except ValueError:
-        parser.error(f"{given.part!r} is no part of {given.count} shapes: write I/N, as in 3/10")
-    given.output.write_text(configuration(given.seed, numbers), encoding="utf-8")
-    print(f"{given.output}: {len(numbers)} shapes")
-    return 0
+        if given.command == "compile":
+            return compile_all(given.file)
+        if given.command == "below":
+            return below(given.files, given.share)
+        if given.command == "kinds":
+            return write_kinds(given)
+        try:
+            numbers = part(given.part, given.count)
+        except ValueError:
+            parser.error(f"{given.part!r} is no part of {given.count} shapes: write I/N, as in 3/10")
+        given.output.write_text(configuration(given.seed, numbers), encoding="utf-8")
+        print(f"{given.output}: {len(numbers)} shapes")
+        return 0
+    except (ResultsError, OSError) as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def _on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None
     tiles, wide_tiles = math.ceil(chunk / 256), math.ceil(chunk / 512)
     programs = problem.M * CTAS / problem.sms  # of an SM
     if problem.backward and half:
-        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M and few
-        three = problem.alignment == VECTOR_BYTES  # programs an SM; else ptxas needs more registers
+        fits = NEARLY_FIVE_TILES < chunk <= 6 * 256 and 48 <= problem.M and (few or problem.hopper)
+        three = problem.alignment == VECTOR_BYTES or (problem.hopper and tiles == 5)  # programs an SM; else ptxas needs more registers
         return Plan("cluster", tiles, 256, *layout, 8, 80 if three else 128, cluster_ctas=CTAS) if fits else None
     if problem.backward:  # where ptxas spills nothing with 128 registers
         fits = tiles in (10, 11, 12) and few and problem.M >= CTAS
@@ -162,7 +162,7 @@ def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | N
 def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """The plan of a 16-bit forward of 33 KB to 1.1 MB a row.
 
-    The limits are those of what was measured. Plans without an upper limit of rows are those of more rows than were measured, too.
+    The limits are those of what was measured. A plan without an upper limit of rows is used for more rows than were measured, too.
     """
     if problem.element_size != 2:
         return None
@@ -187,7 +187,7 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
     wide_tiles = tiles(CTAS, 256)
     if wide_tiles == 10 and aligned and 0.5 <= rows_per_sm <= 1.4:
         return cluster(CTAS, 256, 64)
-    if wide_tiles == 14 and rows_per_sm >= 0.45:
+    if wide_tiles == 14 and rows_per_sm >= 0.45:  # 12 and 13 tiles have this plan in losses too: `_on_a_cluster`
         return cluster(CTAS, 256, 80)
     if rows_per_sm > 0.75 and (wide_tiles == 15 or (wide_tiles == 16 and not aligned)):
         return fewest_programs_plan(problem, layout, vectors)
@@ -220,17 +220,15 @@ def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) 
 def _gradient_on_a_cluster(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """A 16-bit gradient on a cluster that was faster than clusters of more tiles, or of 512 threads.
 
-    Where four programs of 256 threads would have nine or ten tiles, 16 programs have five tiles of 128 threads. Longer rows have 16
-    programs with five or six tiles of 256 threads, of which an SM holds three, or eight with nine tiles. Ten tiles spill.
+    Where four programs of 256 threads would have nine or ten tiles, 16 programs have five tiles of 128 threads. Ten tiles spill. Longer
+    rows have eight programs with nine tiles.
     """
     chunk, rows_per_sm = chunk_vectors(vectors, CTAS), problem.M / problem.sms
     if problem.element_size == 4:
         return None
     if NEARLY_FIVE_TILES < 2 * chunk <= 5 * 256 and rows_per_sm >= 1:
         return Plan("cluster", 5, 128, *layout, 4, 96, cluster_ctas=CTAS)
-    if NEARLY_FIVE_TILES < chunk <= 6 * 256 and problem.M >= 48:
-        return Plan("cluster", math.ceil(chunk / 256), 256, *layout, 8, 80, cluster_ctas=CTAS)
-    if 8 * 256 < chunk_vectors(vectors, 8) <= 9 * 256 and rows_per_sm >= 4:
+    if 8 * 256 < chunk_vectors(vectors, 8) and chunk <= NEARLY_FIVE_TILES and rows_per_sm >= 4:
         return Plan("cluster", 9, 256, *layout, 8, 128, cluster_ctas=8)
     return None
 

@@ -285,7 +285,7 @@ def test_other_forwards_keep_their_plan(rows, columns):
         (100, 469696, 2, 13),  # beyond three quarters of the SMs, the fewest.
         (300, 470016, 2, 13),
         (114, 500001, 2, 13),
-        (59, 440008, 2, 13),
+        (59, 440008, 2, 13),  # less than .45 rows an SM.
         (38, 540000, 2, 17),  # FULL waves.
     ],
 )
@@ -381,6 +381,7 @@ def plan_of(backward, rows, columns, **fields):
         (198, 152005, ("cluster", 16, 256, 5, 80)),
         (1319, 151520, ("cluster", 16, 256, 5, 80)),
         (300, 147000, ("cluster", 16, 256, 5, 80)),
+        (886, 147000, ("cluster", 16, 256, 5, 80)),  # nine tiles of eight programs, but nearly five of 16.
         (1100, 177005, ("split", 10, 128, 8, 128)),  # six.
         (48, 177005, ("split", 10, 128, 8, 128)),
         (1126, 177528, ("cluster", 16, 256, 6, 80)),
@@ -423,13 +424,11 @@ def test_gradients_beyond_the_limits_have_plans_of_tables(rows, columns, found):
         (132, 432648, ("cluster", 16, 256, 14, 80)),
         (60, 440008, ("cluster", 16, 256, 14, 80)),
         (132, 440001, ("cluster", 16, 256, 14, 80)),
-        (59, 440008, ("split", 13, 256, 8, 64)),  # less than .45 rows an SM.
         (115, 320576, ("cluster", 16, 256, 10, 64)),
         (66, 320576, ("cluster", 16, 256, 10, 64)),
         (65, 320576, ("cluster", 16, 512, 5, 40)),  # less than half a row.
         (185, 320576, ("cluster", 8, 256, 20, 128)),  # more than 1.4.
         (114, 497512, ("cluster", 16, 512, 8, 56)),  # 16 tiles of aligned rows.
-        (114, 500001, ("split", 13, 256, 8, 64)),
         (62, 380832, ("cluster", 16, 512, 6, 56)),  # 12 tiles.
     ],
 )
