@@ -35,12 +35,15 @@ MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
 STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/notes-triton.md, Unaligned rows in the tier staged.
-STAGED_ALIGNED_ROWS = 80, 144  # bytes
+STAGED_ALIGNED_ROWS = {2: (80, 144), 4: (80, 112, 336)}  # by element size: bytes
 # The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
 # Otherwise PROGRAM_BYTES are the fewest.
 VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
+ROW_PROGRAM_BYTES = 4 * 1024  # that a program of several warps reads and writes at least, if it has one row of a gradient
+FEWEST_WORDS = 12  # of inputs a thread, if several warps share a row of a 16-bit forward
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
+MANY_ROWS = 256  # an SM: with so many rows, the start of programs counts more than in the launches of the tables.
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
 MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads changes more often.
 
@@ -54,7 +57,7 @@ def choose(problem: Problem, device: str = "") -> Plan:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
         lines = measured_plans(device).get(kind, ())
-        near = ((abs(length - at) + 2 * abs(rows - many), at, 1 << many, plan) for at, many, plan in lines)
+        near = ((abs(length - at) + 2 * abs(rows - number), at, 1 << number, plan) for at, number, plan in lines)
         for distance, at, M, plan in sorted(near, key=lambda one: one[0]):
             own = not distance and problem.M == M  # as it was measured
             if distance > most or (rule is not None and not own):
@@ -65,7 +68,9 @@ def choose(problem: Problem, device: str = "") -> Plan:
                 if own:
                     return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
-                    return long_forward_plan(problem, fitted) or _paired(problem, enlarged(problem, fitted) if distance else fitted)
+                    if distance or (problem.element_size == 2 and problem.M >= max(2 * M, MANY_ROWS * problem.sms)):
+                        fitted = enlarged(problem, fitted)
+                    return long_forward_plan(problem, fitted) or _paired(problem, fitted)
     return by_heuristics(problem) if rule is None else rule
 
 
@@ -106,6 +111,7 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
     gets more rows: more warps would add barriers to unaligned rows. A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
+    plan = _with_fewer_threads(problem, plan)
     while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
         shared = SHARED_WARP_BYTES if plan.threads < WARP else PROGRAM_BYTES
         if plan.rows * moved >= (VECTOR_ROWS_BYTES if plan.threads == plan.tiles == 1 else shared):
@@ -117,6 +123,24 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
         else:
             break
     return plan
+
+
+def _with_fewer_threads(problem: Problem, plan: Plan) -> Plan:
+    """The plan with fewer threads a row, if several warps share an unaligned row and each thread has little of it.
+
+    With many rows, the start of such programs takes longer than their work (docs/kernels/notes-triton.md, Many short rows).
+    """
+    moved = problem.N * problem.element_size * (problem.reads + 1)
+    shared = plan.tier == "rows" and plan.threads > WARP and plan.base_alignment > 0
+    if not shared or problem.M < MANY_ROWS * problem.sms:
+        return plan
+    words = plan.tiles * plan.vector_words
+    little = moved < ROW_PROGRAM_BYTES if problem.backward else problem.element_size == 2 and words < FEWEST_WORDS
+    if not little:
+        return plan
+    threads = plan.threads // 2
+    tiles = math.ceil(vectors_in_row(problem, plan.vector_elements, plan.base_alignment) / threads)
+    return _with_fewer_threads(problem, replace(plan, threads=threads, warps=threads // WARP, tiles=tiles))
 
 
 def _paired(problem: Problem, plan: Plan) -> Plan:
@@ -151,15 +175,17 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
 def _staged(problem: Problem) -> Iterator[Plan]:
     """The plans of the tier staged, where it has priority.
 
-    16-bit rows of 5 or 9 vectors are among them: lanes that share such a row by vectors leave one slot of six or three of twelve idle.
+    Some aligned rows of an odd number of vectors are among them: 5 and 9 in 16 bits, and 5, 7 and 21 in float32. Lanes that share such a
+    row by vectors have idle slots, and every second row starts in the middle of a sector of 32 bytes.
     """
     return staged_plans(_as_staged(problem)) if problem.N <= STAGED_COLUMNS else iter(())
 
 
 def _as_staged(problem: Problem) -> Problem:
     """The problem as the tier staged sees it: aligned rows that have priority there count as unaligned ones."""
-    forward = problem.element_size == 2 and not problem.backward and not problem.wide
-    aligned = forward and problem.alignment == VECTOR_BYTES and 2 * problem.N in STAGED_ALIGNED_ROWS
+    size = problem.element_size
+    forward = problem.alignment == VECTOR_BYTES and not problem.backward and not problem.wide
+    aligned = forward and size * problem.N in STAGED_ALIGNED_ROWS.get(size, ())
     return replace(problem, alignment=VECTOR_BYTES // 2) if aligned else problem
 
 

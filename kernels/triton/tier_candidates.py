@@ -19,7 +19,8 @@ BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SMEM_BYTES = 44 * 1024  # of a program, in all inputs, for `smem_tiles.py`: static shared memory ends at 48 KiB
 CLUSTER_CTAS = (2, 4, 8, 16)
 PROGRAM_BYTES = 3 * 1024  # that a program of short rows reads and writes at least, if there are many programs: `heuristics.enlarged`.
-STAGED_LEAST = 8 << 20  # bytes of all inputs: smaller launches make one trip to memory in other tiers
+NARROW_ROW = 512  # bytes of a 16-bit row: above it, forwards have vectors of 16 bytes if 4 divides their addresses.
+LARGE_TILES = 8 << 20  # bytes: in smaller launches of tiles of one vector a thread, the start of programs takes no time.
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
 
@@ -68,7 +69,7 @@ def power_of_two_plans(problem: Problem) -> Iterator[Plan]:
     """
     if problem.alignment == VECTOR_BYTES and problem.N & (problem.N - 1) == 0 and problem.N % 16 == 0 and not problem.wide:
         plan = Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size)
-        short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= STAGED_LEAST
+        short = problem.N * problem.element_size <= 64 and problem.M * problem.N * problem.element_size >= LARGE_TILES
         # A program of one vector a thread moves 2 KiB; a launch of many is then as slow as the start of programs.
         yield from (replace(plan, rows=2), replace(plan, rows=4), plan) if short else (plan,)
 
@@ -223,13 +224,16 @@ def vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:
     if problem.alignment == VECTOR_BYTES:
         return [(4, elements, 0)]
     row = problem.N * problem.element_size
+    if row == 4:
+        return [(1, problem.N, 0)]
     with_edges = (4, elements, VECTOR_BYTES if row <= SHORT_ROW else LINE_BYTES)
     if row > SHORT_ROW:
         return [with_edges]
     if problem.alignment >= 4:
         words = problem.alignment // 4
         whole = (words, words * 4 // problem.element_size, 0)
-        return [whole, with_edges] if row <= 1024 else [with_edges, whole]
+        narrow = words == 1 and problem.element_size == 2 and not problem.backward and row > NARROW_ROW
+        return [with_edges, whole] if narrow or row > 1024 else [whole, with_edges]
     return [(2, 4, 8), with_edges, (1, 2, 4)] if problem.N <= 256 else [with_edges, (2, 4, 8), (1, 2, 4)]
 
 

@@ -152,3 +152,44 @@ def test_few_rows_keep_their_small_programs():
     assert heuristics.enlarged(many, shared) == replace(shared, rows=128)  # 4 KiB, in one warp
     assert heuristics.enlarged(many, replace(shared, tiles=4)) == replace(shared, tiles=4, rows=32)  # more would be 64 words a thread
     assert heuristics.enlarged(many, replace(plan, threads=64)).rows == 32  # two warps share a row
+
+
+@pytest.mark.parametrize(
+    ("backward", "M", "N", "size", "alignment", "threads", "rows", "words"),
+    [
+        (True, 289_292, 524, 2, 8, 32, 1, 4),  # the table's plan has 128 threads, each with a vector
+        (True, 246_022, 294, 4, 8, 32, 1, 4),
+        (False, 146_409, 822, 2, 4, 32, 1, 4),
+        (False, 59_490, 1612, 2, 8, 64, 1, 4),
+        (False, 326_094, 495, 2, 2, 32, 2, 2),  # the table's plan has a row a program
+        (False, 322_039, 370, 2, 4, 16, 2, 4),  # not vectors of 4 bytes
+        (False, 576_112, 274, 2, 4, 16, 4, 4),
+    ],
+)
+def test_many_rows_have_few_threads_and_wide_vectors(backward, M, N, size, alignment, threads, rows, words):
+    problem = Problem(backward, M, N, size, alignment, True, 132, True, 2.0, True, contiguous=True)
+    plan = heuristics.choose(problem, "NVIDIA H200")
+    assert (plan.tier, plan.threads, plan.rows, plan.vector_words) == ("rows", threads, rows, words)
+    assert plan.warps == max(1, threads // 32)
+    assert covers(problem, plan)
+
+
+@pytest.mark.parametrize(
+    ("size", "N", "staged"), [(4, 20, True), (4, 28, True), (4, 84, True), (4, 36, False), (2, 56, False), (2, 40, True)]
+)
+def test_aligned_rows_whose_lanes_would_idle_are_staged(size, N, staged):
+    problem = Problem(False, 1 << 20, N, size, 16, True, 132, True, contiguous=True)
+    assert (heuristics.choose(problem, "NVIDIA H200").tier == "staged") == staged
+    assert heuristics.choose(replace(problem, backward=True), "NVIDIA H200").tier == "rows"
+
+
+def test_a_line_of_a_row_a_program_is_for_few_rows():
+    few, many = (Problem(False, M, 495, 2, 2, True, 132, True, 2.0, True, contiguous=True) for M in (4096, 40_000))
+    assert [heuristics.choose(problem, "NVIDIA H200").rows for problem in (few, many)] == [1, 2]
+
+
+def test_a_word_is_read_once():
+    """A vector of 16 bytes from the boundary before a row of 4 would read eight times as much as the row has."""
+    problem = Problem(False, 400_000, 2, 2, 4, True, 132, True, contiguous=True)
+    plan = heuristics.choose(problem, "NVIDIA H200")
+    assert (plan.tier, plan.tiles, plan.vector_words, plan.base_alignment) == ("rows", 1, 1, 0)

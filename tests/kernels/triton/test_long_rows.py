@@ -124,7 +124,7 @@ def test_many_rows_have_the_fewest_programs(given, ctas):
 
 
 @pytest.mark.parametrize(
-    ("given", "ctas"), [(problem(False, 20, 871744, 2, hopper=False), 33), (problem(False, 19, 469760, 4, hopper=False), 34)]
+    ("given", "ctas"), [(problem(False, 20, 871744, 2, hopper=False), 33), (problem(False, 24, 469760, 4, hopper=False), 27)]
 )
 def test_rows_between_run_in_little_more_than_a_wave(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")

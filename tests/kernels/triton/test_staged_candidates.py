@@ -44,3 +44,23 @@ def test_a_table_says_how_large_staged_blocks_are():
     few = replace(problem, M=12_000)  # blocks of 16 rows would leave an SM fewer than eight
     assert heuristics.fit(few, large) == small
     assert heuristics.fit(replace(problem, M=10_000), large) is None  # less than 8 MiB
+
+
+@pytest.mark.parametrize(
+    ("N", "size", "alignment", "least"),
+    [
+        (5, 2, 2, 1 << 18),
+        (77, 2, 2, 1 << 18),
+        (50, 2, 4, 5 << 19),
+        (9, 4, 4, 5 << 19),
+        (77, 4, 4, 8 << 20),
+        (150, 2, 4, 8 << 20),
+        (151, 2, 2, 8 << 20),
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_launch_is_staged_from_some_size_on(N, size, alignment, least, backward):
+    rows = -(-least // (N * size * (2 if backward else 1)))
+    large = Problem(backward, rows, N, size, alignment, True, 132, True, contiguous=True)
+    assert heuristics.by_heuristics(large).tier == "staged"
+    assert heuristics.by_heuristics(replace(large, M=rows - 1)).tier == "rows"
