@@ -11,11 +11,11 @@ from .launch_plan import VECTOR_BYTES, Plan, Problem, row_distance
 from .tier_candidates import Scored, best, relative_distance
 
 ROW = 1024  # bytes of a row, at most
-# The fewest bytes of all inputs: if rows start at a word, if rows of 16-bit elements do not, and for rows of more than LONGER_ROW bytes.
-# In smaller launches other tiers are as fast.
-LEAST, LEAST_HALF_WORDS, LEAST_LONGER = 5 << 19, 1 << 18, 8 << 20
-LONGER_ROW = 256
-BLOCKS = 15  # of rows, that each SM has at least
+SMALL = 8 << 20  # bytes of all inputs: launches with fewer are small.
+# The fewest bytes of all inputs in a small launch: if rows start at a word, and if rows of 16-bit elements do not. With fewer bytes, and
+# for rows of more than SMALL_ROW bytes, other tiers are as fast.
+LEAST, LEAST_HALF_WORDS, SMALL_ROW = 5 << 19, 1 << 18, 256
+BLOCKS, SMALL_BLOCKS = 8, 15  # of rows, that each SM has at least: in a launch, and in a small one
 BLOCK_BYTES = 8192  # of a block of rows, in all inputs
 MAX_BLOCK_BYTES = 24 * 1024
 APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
@@ -25,7 +25,7 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
     """Plans for rows of at most ROW bytes back to back, which no 16-byte vector can move row by row.
 
     A power of two of lanes shares a row, with about ten elements each: the reduction over lanes then costs less than the elements do. A
-    block has about BLOCK_BYTES, or less so that each SM has BLOCKS of them.
+    block has about BLOCK_BYTES, or less so that each SM has BLOCKS.
     """
     row = problem.N * problem.element_size
     if not _can_be_staged(problem) or row > ROW:
@@ -39,7 +39,7 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
             continue
         for warps, size in itertools.product((4, 2), (BLOCK_BYTES, 2 * BLOCK_BYTES)):
             plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
-            rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (BLOCKS * problem.sms)))
+            rows = _staged_rows(problem, plan, min(size // problem.reads, _most_bytes(problem)))
             if rows * row * problem.reads > MAX_BLOCK_BYTES:
                 continue
             score = each * lanes / units - 1 + relative_distance(each * elements, 10) / 2
@@ -49,10 +49,16 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
 
 def _can_be_staged(problem: Problem) -> bool:
     """Whether the rows lie back to back, no 16-byte vector moves them row by row, and the launch is large."""
-    row = problem.N * problem.element_size
-    least = LEAST_LONGER if row > LONGER_ROW else LEAST if problem.alignment > 2 else LEAST_HALF_WORDS
-    large = problem.M * row * problem.reads >= least
+    least = LEAST if problem.alignment > 2 else LEAST_HALF_WORDS
+    short = problem.N * problem.element_size <= SMALL_ROW
+    large = problem.input_bytes >= (least if short else SMALL)
     return problem.contiguous and problem.alignment < VECTOR_BYTES and large
+
+
+def _most_bytes(problem: Problem) -> int:
+    """Bytes of a block in each input, with which each SM has BLOCKS or SMALL_BLOCKS."""
+    blocks = SMALL_BLOCKS if problem.input_bytes < SMALL else BLOCKS
+    return problem.M * problem.N * problem.element_size // (blocks * problem.sms)
 
 
 def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
@@ -70,14 +76,14 @@ def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
     """A table's staged plan with the numbers of this problem, or None if it does not fit.
 
     Its blocks have BLOCK_BYTES or twice as many in all inputs, whichever is nearer to the table's plan. In small launches they have less,
-    so that each SM has BLOCKS of them.
+    so that each SM has SMALL_BLOCKS.
     """
     if not _can_be_staged(problem) or (plan.vector_elements == 2 and problem.alignment < 4):
         return None
     row = problem.N * problem.element_size
     each = math.ceil(problem.N / plan.vector_elements / plan.threads)
     measured = plan.rows * plan.tiles * plan.threads * plan.vector_elements / problem.N  # rows of this length in the table's block
-    sizes = {min(size // problem.reads, problem.M * row // (BLOCKS * problem.sms)) for size in (BLOCK_BYTES, 2 * BLOCK_BYTES)}
+    sizes = {min(size // problem.reads, _most_bytes(problem)) for size in (BLOCK_BYTES, 2 * BLOCK_BYTES)}
     rows = min((_staged_rows(problem, plan, size) for size in sizes), key=lambda rows: abs(math.log(rows / measured)))
     fits = rows * row * problem.reads <= MAX_BLOCK_BYTES and each <= 1.5 * plan.tiles + 1
     return replace(plan, tiles=each, rows=rows) if fits else None
