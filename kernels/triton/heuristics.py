@@ -39,8 +39,8 @@ STAGED_ALIGNED_ROWS = {2: (80, 144), 4: (80, 112, 336)}  # by element size: byte
 # The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
 # Otherwise PROGRAM_BYTES are the fewest.
 VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
-ROW_PROGRAM_BYTES = 4 * 1024  # that a program of several warps reads and writes at least, if it has one row of a gradient
-FEWEST_WORDS = 12  # of inputs a thread, if several warps share a row of a 16-bit forward
+ROW_PROGRAM_BYTES = 4 * 1024  # the fewest that several warps read and write, which share a row of a gradient.
+FEWEST_WORDS = 12  # the fewest of inputs a thread, if several warps share a row of a 16-bit forward.
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
 MANY_ROWS = 256  # an SM: with so many rows, the start of programs counts more than in the launches of the tables.
@@ -175,8 +175,8 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
 def _staged(problem: Problem) -> Iterator[Plan]:
     """The plans of the tier staged, where it has priority.
 
-    Some aligned rows of an odd number of vectors are among them: 5 and 9 in 16 bits, and 5, 7 and 21 in float32. Lanes that share such a
-    row by vectors have idle slots, and every second row starts in the middle of a sector of 32 bytes.
+    Some aligned rows are among them: of 5 and 9 vectors in 16 bits, and of 5, 7 and 21 in float32. Lanes that share such a row by vectors
+    have idle slots. Every second row starts in the middle of a sector of 32 bytes.
     """
     return staged_plans(_as_staged(problem)) if problem.N <= STAGED_COLUMNS else iter(())
 

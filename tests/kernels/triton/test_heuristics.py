@@ -183,7 +183,7 @@ def test_aligned_rows_whose_lanes_would_idle_are_staged(size, N, staged):
     assert heuristics.choose(replace(problem, backward=True), "NVIDIA H200").tier == "rows"
 
 
-def test_a_line_of_a_row_a_program_is_for_few_rows():
+def test_a_lines_programs_of_one_row_are_for_few():
     few, many = (Problem(False, M, 495, 2, 2, True, 132, True, 2.0, True, contiguous=True) for M in (4096, 40_000))
     assert [heuristics.choose(problem, "NVIDIA H200").rows for problem in (few, many)] == [1, 2]
 
