@@ -44,12 +44,13 @@ class Operand:
 def compiled(card: Card, kernel: Any, operands: list[Any], arguments: tuple[Any, ...], options: dict[str, int]) -> Any:
     """A Triton kernel for a card, specialized as a launch with these arguments would be. Replaces this process's Triton driver."""
     import triton
+    from softbench.kernels.triton.cache_keys import with_stable_key
     from triton.runtime.jit import JITFunction
 
     triton.runtime.driver._active = _Driver(card)
     assert isinstance(kernel, JITFunction)
     kernel.device_caches.clear()
-    return kernel.warmup(*operands, *arguments, grid=(1,), **options)
+    return with_stable_key(kernel).warmup(*operands, *arguments, grid=(1,), **options)
 
 
 def resources(card: Card, found: Any) -> Resources:

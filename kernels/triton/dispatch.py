@@ -22,6 +22,7 @@ from ..common.rows import Launch, Scale
 from ..common.softmax import Softmax
 from . import carveout
 from .backward import backward_cluster, backward_rows, backward_split
+from .cache_keys import with_stable_key
 from .devices import device_traits
 from .forward import forward_cluster, forward_rows, forward_split
 from .generic import (
@@ -67,7 +68,7 @@ class PreparedLaunch:
         """Launches through Triton's interface, which compiles the kernel if necessary; returns the compiled kernel."""
         if INTERPRETED and isinstance(scale, float):
             scale = interpreted_number(scale)
-        return self.kernel[(self.programs,)](*self.operands(tensors), *self.arguments, scale, **self.options)
+        return with_stable_key(self.kernel)[(self.programs,)](*self.operands(tensors), *self.arguments, scale, **self.options)
 
     def operands(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The tensors and, if the kernel needs them, the workspace's counter and slots."""

@@ -10,6 +10,7 @@ import torch
 import triton
 
 from . import dispatch, loss_plans
+from .cache_keys import with_stable_key
 from .generic import CONTRACTION, block_m, block_n, warps
 from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
 from .loss_fused import fused_cluster, fused_rows
@@ -108,7 +109,7 @@ def launch(name: str, operands: Operands, options: Options) -> bool:
         if prepared is None:
             return False
         ready, scratch = prepared, prepared.scratch(device)
-        compiled = ready.kernel[(ready.programs,)](*operands, *scratch, *ready.arguments, **ready.options)
+        compiled = with_stable_key(ready.kernel)[(ready.programs,)](*operands, *scratch, *ready.arguments, **ready.options)
         if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
             if len(_cache) >= MAX_CACHED:
                 _cache.clear()

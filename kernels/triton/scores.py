@@ -22,6 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .cache_keys import with_stable_key
 from .causal_rows import MOST_GRID, CausalPlan, backward_causal, causal_plan, forward_causal
 from .generic import CONTRACTION, INTERPRETED
 from .interpreter import interpreted_number
@@ -260,7 +261,7 @@ def _launch(
         found(*addresses, scale, *numbers, *constants)
         return None
     options = {"num_warps": warps, **CONTRACTION} | ({} if INTERPRETED or registers is None else {"maxnreg": registers})
-    compiled = kernel[grid](*tensors, _number(scale), *numbers, *constants, **options)
+    compiled = with_stable_key(kernel)[grid](*tensors, _number(scale), *numbers, *constants, **options)
     if hasattr(compiled, "function"):  # not under the interpreter
         if len(_cache) >= MAX_CACHED:
             _cache.clear()

@@ -1,0 +1,25 @@
+"""Keys of kernels in Triton's cache that do not depend on which kernels a process has compiled before.
+
+Triton computes the key of a kernel from the keys of the functions that it calls, and from the constants that these use. Triton 3.6 leaves
+out the constants of a function whose own key is not computed yet. So the key differs between processes, and kernels compile again. Source:
+`JITFunction.cache_key` and `DependenciesFinder._update_hash` in triton/runtime/jit.py. Triton 3.9 computes the called function's key first.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+_done: dict[int, JITFunction[Any]] = {}  # by id, since a JITFunction's hash is computed from its key
+
+
+def with_stable_key(kernel: Any) -> Any:
+    """The kernel, after the keys of all functions that it calls. Under Triton's interpreter nothing has a key."""
+    if isinstance(kernel, JITFunction) and id(kernel) not in _done:
+        _done[id(kernel)] = kernel
+        for called in inspect.getclosurevars(kernel.fn).globals.values():
+            with_stable_key(called)
+        _ = kernel.cache_key
+    return kernel
