@@ -16,7 +16,10 @@ _done: dict[int, JITFunction[Any]] = {}  # by id, since a JITFunction's hash is 
 
 
 def with_stable_key(kernel: Any) -> Any:
-    """The kernel, after the keys of all functions that it calls. Under Triton's interpreter nothing has a key."""
+    """Computes the keys of the functions that the kernel calls, then its own, and returns the kernel.
+
+    What is not a `JITFunction` has no key, such as a kernel of Triton's interpreter. It is returned as it is.
+    """
     if isinstance(kernel, JITFunction) and id(kernel) not in _done:
         _done[id(kernel)] = kernel
         for called in inspect.getclosurevars(kernel.fn).globals.values():

@@ -126,7 +126,7 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
 
 
 def _with_fewer_threads(problem: Problem, plan: Plan) -> Plan:
-    """The plan with fewer threads a row, if several warps share an unaligned row and each thread has little of it.
+    """The plan with fewer threads a row, if several warps share an unaligned row and have little work.
 
     With many rows, the start of such programs takes longer than their work (docs/kernels/notes-triton.md, Many short rows).
     """
