@@ -24,6 +24,7 @@ import torch
 
 from . import dispatch
 from .c_shim_library import Library
+from .cache_keys import with_stable_key
 from .launch_plan import VECTOR_BYTES
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def compiled_kernel(launch: dispatch.PreparedLaunch, inputs: tuple[torch.Tensor,
     """Compiles the kernel of a launch for the GPU of `inputs`, and launches nothing."""
     operands = [inputs[0].dtype] * (len(inputs) + 1) + [torch.int64] * (2 if launch.slots else 0)
     with torch.cuda.device(inputs[0].device):
-        found: CompiledKernel = launch.kernel.warmup(*operands, *launch.arguments, None, grid=(launch.programs,), **launch.options)
+        found: CompiledKernel = with_stable_key(launch.kernel).warmup(
+            *operands, *launch.arguments, None, grid=(launch.programs,), **launch.options
+        )
     return found
 
 

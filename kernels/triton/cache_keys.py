@@ -8,11 +8,13 @@ out the constants of a function whose own key is not computed yet. So the key di
 from __future__ import annotations
 
 import inspect
+import threading
 from typing import Any
 
 from triton.runtime.jit import JITFunction
 
 _done: dict[int, JITFunction[Any]] = {}  # by id, since a JITFunction's hash is computed from its key
+_lock = threading.Lock()
 
 
 def with_stable_key(kernel: Any) -> Any:
@@ -21,8 +23,14 @@ def with_stable_key(kernel: Any) -> Any:
     What is not a `JITFunction` has no key, such as a kernel of Triton's interpreter. It is returned as it is.
     """
     if isinstance(kernel, JITFunction) and id(kernel) not in _done:
-        _done[id(kernel)] = kernel
-        for called in inspect.getclosurevars(kernel.fn).globals.values():
-            with_stable_key(called)
-        _ = kernel.cache_key
+        with _lock:
+            _compute(kernel)
     return kernel
+
+
+def _compute(kernel: JITFunction[Any]) -> None:
+    for called in inspect.getclosurevars(kernel.fn).globals.values():
+        if isinstance(called, JITFunction) and id(called) not in _done:
+            _compute(called)
+    _ = kernel.cache_key
+    _done[id(kernel)] = kernel

@@ -17,6 +17,7 @@ from .staged_candidates import fit_staged, staged_plans
 from .tier_candidates import (
     CLUSTER_CTAS,
     IN_FLIGHT,
+    MANY_ROWS,
     PROGRAM_BYTES,
     SHORT_ROW,
     SMEM_BYTES,
@@ -43,7 +44,6 @@ ROW_PROGRAM_BYTES = 4 * 1024  # the fewest that several warps read and write, wh
 FEWEST_WORDS = 12  # the fewest of inputs a thread, if several warps share a row of a 16-bit forward.
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
-MANY_ROWS = 256  # an SM: with so many rows, the start of programs counts more than in the launches of the tables.
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
 MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads changes more often.
 
@@ -59,16 +59,17 @@ def choose(problem: Problem, device: str = "") -> Plan:
         lines = measured_plans(device).get(kind, ())
         near = ((abs(length - at) + 2 * abs(rows - number), at, 1 << number, plan) for at, number, plan in lines)
         for distance, at, M, plan in sorted(near, key=lambda one: one[0]):
-            own = not distance and problem.M == M  # as it was measured
+            own = not distance and problem.M == M  # as it was measured; with more than a wave, a rule's plan is faster
             if distance > most or (rule is not None and not own):
                 break
             if at != length and _needs_own_line(problem, plan):
                 continue
             if (fitted := fit(problem, plan)) is not None:
                 if own:
-                    return fitted
+                    return fitted if rule is None or waves(problem, fitted) <= 1 else rule
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
-                    if distance or (problem.element_size == 2 and problem.M >= max(2 * M, MANY_ROWS * problem.sms)):
+                    many = problem.element_size == 2 and not problem.loss and problem.M >= max(2 * M, MANY_ROWS * problem.sms)
+                    if distance or many:
                         fitted = enlarged(problem, fitted)
                     return long_forward_plan(problem, fitted) or _paired(problem, fitted)
     return by_heuristics(problem) if rule is None else rule
@@ -132,7 +133,7 @@ def _with_fewer_threads(problem: Problem, plan: Plan) -> Plan:
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     shared = plan.tier == "rows" and plan.threads > WARP and plan.base_alignment > 0
-    if not shared or problem.M < MANY_ROWS * problem.sms:
+    if not shared or problem.loss or problem.M < MANY_ROWS * problem.sms:
         return plan
     words = plan.tiles * plan.vector_words
     little = moved < ROW_PROGRAM_BYTES if problem.backward else problem.element_size == 2 and words < FEWEST_WORDS

@@ -19,7 +19,8 @@ BLOCK_THREADS = (64, 128, 256, 512, 1024)
 SMEM_BYTES = 44 * 1024  # of a program, in all inputs, for `smem_tiles.py`: static shared memory ends at 48 KiB
 CLUSTER_CTAS = (2, 4, 8, 16)
 PROGRAM_BYTES = 3 * 1024  # that a program of short rows reads and writes at least, if there are many programs: `heuristics.enlarged`.
-NARROW_ROW = 512  # bytes of a 16-bit row: above it, forwards have vectors of 16 bytes if 4 divides their addresses.
+MANY_ROWS = 256  # an SM: with so many rows, the start of programs counts more than in the launches of the tables.
+NARROW_ROW = 512  # bytes of a 16-bit row: longer ones that start at words have vectors of 16 bytes in forwards of many rows.
 LARGE_TILES = 8 << 20  # bytes: in smaller launches of tiles of one vector a thread, the start of programs takes no time.
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
@@ -224,7 +225,7 @@ def vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:
     if problem.alignment == VECTOR_BYTES:
         return [(4, elements, 0)]
     row = problem.N * problem.element_size
-    if row == 4:
+    if row == 4 and problem.alignment >= 4:
         return [(1, problem.N, 0)]
     with_edges = (4, elements, VECTOR_BYTES if row <= SHORT_ROW else LINE_BYTES)
     if row > SHORT_ROW:
@@ -232,7 +233,8 @@ def vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:
     if problem.alignment >= 4:
         words = problem.alignment // 4
         whole = (words, words * 4 // problem.element_size, 0)
-        narrow = words == 1 and problem.element_size == 2 and not problem.backward and row > NARROW_ROW
+        forward = problem.element_size == 2 and not (problem.backward or problem.wide or problem.loss)
+        narrow = forward and words == 1 and row > NARROW_ROW and problem.M >= MANY_ROWS * problem.sms
         return [with_edges, whole] if narrow or row > 1024 else [whole, with_edges]
     return [(2, 4, 8), with_edges, (1, 2, 4)] if problem.N <= 256 else [with_edges, (2, 4, 8), (1, 2, 4)]
 

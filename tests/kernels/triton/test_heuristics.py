@@ -11,6 +11,7 @@ from softbench.kernels.triton.launch_plan import Plan, Problem
 
 @given(problems)
 @example(Problem(True, 1 << 20, 2, 2, 2, True, 4, False, contiguous=True))
+@example(Problem(False, 1000, 2, 2, 2, True, 132, True))
 @settings(max_examples=400, deadline=None)
 def test_a_neighbours_plan_from_the_table_is_fitted(problem):
     plan = heuristics.choose(problem, "NVIDIA H200")

@@ -124,7 +124,7 @@ def test_many_rows_have_the_fewest_programs(given, ctas):
 
 
 @pytest.mark.parametrize(
-    ("given", "ctas"), [(problem(False, 20, 871744, 2, hopper=False), 33), (problem(False, 24, 469760, 4, hopper=False), 27)]
+    ("given", "ctas"), [(problem(False, 20, 871744, 2, hopper=False), 33), (problem(False, 19, 469760, 4, hopper=False), 34)]
 )
 def test_rows_between_run_in_little_more_than_a_wave(given, ctas):
     plan = heuristics.choose(given, "NVIDIA H200")
@@ -446,3 +446,11 @@ def test_losses_and_other_cards_keep_clusters_of_512_threads(columns):
 def test_few_sms_do_not_have_programs_that_wait_forever():
     """17 programs share a row, and four SMs hold 16."""
     assert unlisted_plan(problem(True, 538, 312149, 2, 2, sms=4)) is None
+
+
+@pytest.mark.parametrize(("rows", "columns", "ctas"), [(16, 524288, 33), (16, 502080, 33), (8, 1048576, 66)])
+def test_one_wave_by_rule_precedes_a_line_of_two(rows, columns, ctas):
+    given = problem(False, rows, columns, 4)
+    plan = heuristics.choose(given, "NVIDIA H200")
+    assert (plan.threads, plan.split_ctas, waves(given, plan)) == (256, ctas, 1)
+    assert waves(given, heuristics.choose(replace(given, hopper=False), "NVIDIA H200")) > 1.9  # the line
