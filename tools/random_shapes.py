@@ -41,7 +41,7 @@ SIZES = {"fp32": 4, "bf16": 2}  # fp16 has the plans of bf16
 BYTES = 16e6, 400e6  # of x
 COLUMNS = 2, 1 << 20
 OURS = ("cuda", "triton")
-SETTINGS = """backends = ["cuda", "triton"]
+SETTINGS = """backends = {}
 rounds = 3
 batch_ms = 6.0
 profile = "off"
@@ -89,7 +89,7 @@ def part(text: str, count: int) -> range:
 def configuration(seed: int, numbers: range) -> str:
     """The configuration of the shapes with these numbers."""
     head = f"# Random shapes of 16 to 400 MB: numbers {numbers.start} to {numbers.stop - 1} of seed {seed} (tools/random_shapes.py)\n"
-    return head + SETTINGS + "".join(f"\n{shape(seed, number).toml()}" for number in numbers)
+    return head + SETTINGS.format('["cuda", "triton"]') + "".join(f"\n{shape(seed, number).toml()}" for number in numbers)
 
 
 def compile_plan(work: tuple[Any, Any, Any]) -> str | None:
@@ -178,12 +178,11 @@ def measured_shapes(files: list[Path]) -> set[Shape]:
 
 def compile_all(file: Path) -> int:
     """Compiles the Triton kernels of a configuration."""
-    import cards
     import torch
 
     sweeps = tomllib.loads(file.read_text())["sweep"]
     gpu = torch.cuda.get_device_properties(0)
-    like = next(card for card in cards.CARDS if card.name == ("A100" if gpu.major == 8 else "B200" if gpu.major > 9 else "H200"))
+    like = card_of(gpu.name) or card_of("A100" if gpu.major == 8 else "B200" if gpu.major > 9 else "H200")
     work = plans((Shape(**sweep) for sweep in sweeps), replace(like, sms=gpu.multi_processor_count), gpu.name)
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_plan, work, chunksize=4) if error]
@@ -211,8 +210,7 @@ def write_kinds(given: argparse.Namespace) -> int:
         print(f"no kind of launch is new: wrote no {given.output}")
         return 0
     head = f"# Kinds of launches on {given.device} of {given.count} shapes of seed {given.seed}, without those of earlier runs\n"
-    settings = SETTINGS.replace('"cuda", ', "")
-    given.output.write_text(head + settings + "".join(f"\n{one.toml()}" for one in found), encoding="utf-8")
+    given.output.write_text(head + SETTINGS.format('["triton"]') + "".join(f"\n{one.toml()}" for one in found), encoding="utf-8")
     print(f"{given.output}: {len(found)} shapes")
     return 0
 

@@ -40,8 +40,8 @@ STAGED_ALIGNED_ROWS = {2: (80, 144), 4: (80, 112, 336)}  # by element size: byte
 # The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
 # Otherwise PROGRAM_BYTES are the fewest.
 VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
-ROW_PROGRAM_BYTES = 4 * 1024  # the fewest that several warps read and write, which share a row of a gradient.
-FEWEST_WORDS = 12  # the fewest of inputs a thread, if several warps share a row of a 16-bit forward.
+# If several warps share a row: the fewest bytes that they read and write in a gradient, and words of a thread in a 16-bit forward.
+ROW_PROGRAM_BYTES, FEWEST_WORDS = 4 * 1024, 12
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
@@ -59,15 +59,16 @@ def choose(problem: Problem, device: str = "") -> Plan:
         lines = measured_plans(device).get(kind, ())
         near = ((abs(length - at) + 2 * abs(rows - number), at, 1 << number, plan) for at, number, plan in lines)
         for distance, at, M, plan in sorted(near, key=lambda one: one[0]):
-            own = not distance and problem.M == M  # as it was measured; with more than a wave, a rule's plan is faster
+            own = not distance and problem.M == M  # as it was measured
             if distance > most or (rule is not None and not own):
                 break
             if at != length and _needs_own_line(problem, plan):
                 continue
             if (fitted := fit(problem, plan)) is not None:
-                if own:
+                if own:  # docs/kernels/notes-triton.md, One wave for eight and sixteen float32 rows
                     return fitted if rule is None or waves(problem, fitted) <= 1 else rule
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
+                    # Programs of one float32 row had 1.01 of a copy (short-longer.csv, 205131 x 321), so they stay as they are.
                     many = problem.element_size == 2 and not problem.loss and problem.M >= max(2 * M, MANY_ROWS * problem.sms)
                     if distance or many:
                         fitted = enlarged(problem, fitted)
@@ -177,7 +178,7 @@ def _staged(problem: Problem) -> Iterator[Plan]:
     """The plans of the tier staged, where it has priority.
 
     Some aligned rows are among them: of 5 and 9 vectors in 16 bits, and of 5, 7 and 21 in float32. Lanes that share such a row by vectors
-    have idle slots. Every second row starts in the middle of a sector of 32 bytes.
+    have different numbers of them. Every second row starts in the middle of a sector of 32 bytes.
     """
     return staged_plans(_as_staged(problem)) if problem.N <= STAGED_COLUMNS else iter(())
 

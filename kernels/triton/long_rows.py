@@ -58,9 +58,9 @@ def long_row_plan(problem: Problem) -> Plan | None:
 def unlisted_plan(problem: Problem) -> Plan | None:
     """The plan of long rows on Hopper where tables and heuristics had slower ones; None elsewhere.
 
-    A line of a table comes first if it was measured with as many rows of this length, unless `long_row_plan` has a plan too. Measurements:
-    docs/kernels/notes-triton.md, from Plans compared by softbench run to Kinds of launches that random shapes miss. They are of softmax and
-    not of losses, whose threads need more registers.
+    A line of a table comes first if it was measured with as many rows of this length, and has no more than one wave, unless
+    `long_row_plan` has a plan too. Measurements: docs/kernels/notes-triton.md, from Plans compared by softbench run to Kinds of launches
+    that random shapes miss. They are of softmax and not of losses, whose threads need more registers.
     """
     row = _long_row(problem)
     if row is None or not problem.hopper or problem.loss:

@@ -11,11 +11,11 @@ from .launch_plan import VECTOR_BYTES, Plan, Problem, row_distance
 from .tier_candidates import Scored, best, relative_distance
 
 ROW = 1024  # bytes of a row, at most
-SMALL = 8 << 20  # bytes of all inputs: launches with fewer are small.
-# The fewest bytes of all inputs in a small launch: if rows start at a word, and if rows of 16-bit elements do not. With fewer bytes, and
-# for rows of more than SMALL_ROW bytes, other tiers are as fast.
-LEAST, LEAST_HALF_WORDS, SMALL_ROW = 5 << 19, 1 << 18, 256
-BLOCKS, SMALL_BLOCKS = 8, 15  # of rows, that each SM has at least: in a launch, and in a small one
+SMALL = 8 << 20  # bytes of all inputs: launches with fewer are small (docs/kernels/notes-triton.md, Small launches of unaligned rows).
+SMALL_ROW = 256  # bytes: longer rows are not in this tier in small launches.
+# The fewest bytes of all inputs for rows of at most SMALL_ROW: if they start at multiples of 4 bytes, and if they do not.
+LEAST, LEAST_HALF_WORDS = 5 << 19, 1 << 18
+BLOCKS, SMALL_BLOCKS = 8, 15  # the fewest blocks that an SM has in a launch that is not small, and in a small one
 BLOCK_BYTES = 8192  # of a block of rows, in all inputs
 MAX_BLOCK_BYTES = 24 * 1024
 APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
@@ -25,7 +25,7 @@ def staged_plans(problem: Problem) -> Iterator[Plan]:
     """Plans for rows of at most ROW bytes back to back, which no 16-byte vector can move row by row.
 
     A power of two of lanes shares a row, with about ten elements each: the reduction over lanes then costs less than the elements do. A
-    block has about BLOCK_BYTES, or less so that each SM has BLOCKS.
+    block has about BLOCK_BYTES, or less so that each SM has several: `_most_bytes`.
     """
     row = problem.N * problem.element_size
     if not _can_be_staged(problem) or row > ROW:
@@ -75,8 +75,8 @@ def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
 def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
     """A table's staged plan with the numbers of this problem, or None if it does not fit.
 
-    Its blocks have BLOCK_BYTES or twice as many in all inputs, whichever is nearer to the table's plan. In small launches they have less,
-    so that each SM has SMALL_BLOCKS.
+    Its blocks have BLOCK_BYTES or twice as many in all inputs, whichever is nearer to the table's plan. In launches of few bytes they have
+    less: `_most_bytes`.
     """
     if not _can_be_staged(problem) or (plan.vector_elements == 2 and problem.alignment < 4):
         return None

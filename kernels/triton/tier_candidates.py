@@ -21,7 +21,7 @@ CLUSTER_CTAS = (2, 4, 8, 16)
 PROGRAM_BYTES = 3 * 1024  # that a program of short rows reads and writes at least, if there are many programs: `heuristics.enlarged`.
 MANY_ROWS = 256  # an SM: with so many rows, the start of programs counts more than in the launches of the tables.
 NARROW_ROW = 512  # bytes of a 16-bit row: longer ones that start at words have vectors of 16 bytes in forwards of many rows.
-LARGE_TILES = 8 << 20  # bytes: in smaller launches of tiles of one vector a thread, the start of programs takes no time.
+LARGE_TILES = 8 << 20  # bytes: from here on, tiles of rows of at most 64 bytes have more than a vector a thread.
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from result_rows import result_row
 
 from softbench.core.errors import UsageError
 from softbench.plan import sweep
@@ -15,22 +16,14 @@ from softbench.plugins.source import PluginSource
 from softbench.report import listing
 from softbench.results import by_backend
 from softbench.results.csv import COLUMNS, read_csv, to_csv
-from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / by_backend.COMMITTED
 
 
 def row(backend, N=256, *, status="ok", build=1.0, cache="cold", host=20.0, of_copy=0.5, direction="forward", grade="pass"):
-    times = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0} if status == "ok" else {}
-    empty = dict.fromkeys(("median_us", "p20_us", "p80_us", "n", "rounds", "processes", "gbps", "speedup", "error_over_bound"))
-    about = {"relative_to": "", "timer": "do_bench" if status == "ok" else "", "device": "NVIDIA H200", "run": "r", "reason": ""}
-    ok = status == "ok"
-    measured = {"build_s": build if ok else None, "build_cache": cache if ok else "", "of_copy": of_copy if ok else None}
-    return Row(
-        **{"backend": backend, "direction": direction, "M": 4096, "N": N, "dtype": "bf16", "status": status, "grade": grade if ok else ""},
-        **{**empty, **times, **about, **measured, "host_us": host if ok else None},
-    )
+    measured = {"grade": grade, "build_s": build, "build_cache": cache, "of_copy": of_copy, "host_us": host} if status == "ok" else {}
+    return result_row(backend, N=N, direction=direction, status=status, **measured)
 
 
 ROWS = [

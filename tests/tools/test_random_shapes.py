@@ -3,12 +3,13 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from result_rows import result_row
 
 from softbench.plan.config_file import load
 from softbench.results.csv import to_csv
-from softbench.results.rows import Row
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -64,33 +65,10 @@ def test_every_plan_of_a_part_fits_the_card(tool):
     assert set(told) == {None}
 
 
-def row(backend, M, of_copy, N=64, dtype="bf16", direction="forward", labels="", op="softmax"):
+def row(backend, M, of_copy, N=64, **given):
     """A cell; without a fraction it was skipped."""
-    times, status, grade = (1.0, 1.0, 1.0, 9, 1, 1, 100.0), "ok", "pass"
-    if of_copy is None:
-        times, status, grade = (None,) * 7, "skipped", ""
-    return Row(
-        backend,
-        direction,
-        M,
-        N,
-        dtype,
-        status,
-        grade,
-        "",
-        *times,
-        of_copy,
-        None,
-        "",
-        None,
-        "",
-        None,
-        "do_bench",
-        "NVIDIA H200",
-        "run",
-        labels=labels,
-        op=op,
-    )
+    status = {"status": "skipped"} if of_copy is None else {"grade": "pass", "of_copy": of_copy}
+    return result_row(backend, M=M, N=N, **status, **given)
 
 
 def csv_of(rows, file):
@@ -123,7 +101,7 @@ def test_kinds_of_launches_that_no_file_has_are_written(tool, tmp_path, monkeypa
     h200 = next(card for card in cards.CARDS if card.name == "H200")
     shapes = [tool.shape(2, number) for number in range(300)]
     kinds = [tool.kind(one, h200, "NVIDIA H200") for one in shapes]
-    rows = [row("triton", one.M, 1.0, one.N, one.dtype, one.direction) for one in shapes[:100]]
+    rows = [row("triton", one.M, 1.0, one.N, dtype=one.dtype, direction=one.direction) for one in shapes[:100]]
     known = csv_of([*rows, row("triton", 8, 1.0, dtype="fp16")], tmp_path / "known.csv")
     output = tmp_path / "kinds.toml"
     monkeypatch.setattr(sys, "argv", ["random_shapes", "kinds", str(known), "--count", "300", "--least", "2", "-o", str(output)])
@@ -178,3 +156,18 @@ def test_bad_arguments_get_one_clear_line(tool, monkeypatch, capsys, arguments, 
     with pytest.raises(SystemExit):
         tool.main()
     assert told in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("name", "major", "card"), [("NVIDIA GeForce RTX 4090", 8, "RTX-4090"), ("NVIDIA H20", 9, "H200")])
+def test_kernels_are_compiled_for_the_card_here(tool, tmp_path, monkeypatch, name, major, card):
+    """An RTX 4090 does not run what was compiled for an A100, which has the same major capability."""
+    import torch
+
+    seen = []
+    gpu = SimpleNamespace(name=name, major=major, multi_processor_count=77)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(tool, "plans", lambda shapes, card, name: seen.append((len(list(shapes)), card.name, card.sms, name)) or [])
+    file = tmp_path / "one.toml"
+    file.write_text(tool.configuration(1, range(2)))
+    assert tool.compile_all(file) == 0
+    assert seen == [(2, card, 77, name)]

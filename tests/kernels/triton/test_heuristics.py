@@ -189,8 +189,8 @@ def test_a_lines_programs_of_one_row_are_for_few():
     assert [heuristics.choose(problem, "NVIDIA H200").rows for problem in (few, many)] == [1, 2]
 
 
-def test_a_word_is_read_once():
-    """A vector of 16 bytes from the boundary before a row of 4 would read eight times as much as the row has."""
+def test_a_row_of_a_word_has_no_edges():
+    """Elements outside whole vectors move one by one. In vectors of 16 bytes, a row of 4 bytes has no others."""
     problem = Problem(False, 400_000, 2, 2, 4, True, 132, True, contiguous=True)
     plan = heuristics.choose(problem, "NVIDIA H200")
     assert (plan.tier, plan.tiles, plan.vector_words, plan.base_alignment) == ("rows", 1, 1, 0)
