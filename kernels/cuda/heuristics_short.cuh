@@ -13,6 +13,7 @@ constexpr int SHORT_BYTES = 1024;                       // of rows of whole vect
 constexpr int SHORT_UNALIGNED_BYTES = 1520;             // of other rows: three vectors a lane
 constexpr int SHORT_UNALIGNED_16_BIT_BYTES = 2032;      // of other 16-bit rows: four vectors a lane
 constexpr int STAGED_BYTES = 8192;                      // of a tile
+constexpr int SECTOR_BYTES = 32;                        // that memory reads or writes at once
 
 // The smallest multiple of 32 threads that holds `vectors` at k vectors a thread, at most `max_threads`.
 inline int threads_for(int64_t vectors, int k, int max_threads) {
@@ -32,10 +33,14 @@ inline int row_stride_log2(int64_t M, int N, int lanes, int size, int R) {
 
 // Tier staged: a row has as few lanes as can hold it, and a tile is as large as leaves work for each SM.
 inline Plan staged_plan(int64_t M, int N, int R, int size) {
-    const int lanes = 1 << log2_ceil(ceil_div(N, STAGED_MAX_ELEMENTS)), logical_warps = STAGED_THREADS / lanes;
+    // More than ten elements were slower on one lane or two, and for float32. Tensors of less than 4 MB were not measured with more.
+    const bool many_elements = R == 1 && size == 2 && N > 24 && M * N * size >= 4 << 20;
+    const int elements = many_elements ? STAGED_MAX_ELEMENTS<1> : STAGED_MAX_ELEMENTS<2>;
+    const int lanes = 1 << log2_ceil(ceil_div(N, elements)), logical_warps = STAGED_THREADS / lanes;
     const int64_t max_bytes = R == 1 ? STAGED_BYTES : 3 * STAGED_BYTES / 4;
     const int64_t bytes = std::min(max_bytes, std::max<int64_t>(1024, M * N * size / (16 * device().sms)));
-    const int unit = std::max({VECTOR_BYTES / size, logical_warps, WARP / lanes << row_stride_log2(M, N, lanes, size, R)});
+    const int whole_sectors = SECTOR_BYTES / size >> (N % 2 == 0);
+    const int unit = std::max({whole_sectors, logical_warps, WARP / lanes << row_stride_log2(M, N, lanes, size, R)});
     const int rows = std::min(int(bytes / (N * size)), 16 * logical_warps);
     return {STAGED, ceil_div(N, lanes), STAGED_THREADS, lanes, std::max(unit, (rows + unit / 2) / unit * unit), VECTOR_BYTES, 0};
 }
@@ -47,16 +52,18 @@ template <typename Op> int64_t staged_bytes(const Plan& p, int64_t N, int stride
     return rows * N * int64_t(sizeof(typename Op::Element)) + (Op::SCALED ? p.tier_option * int64_t(sizeof(float)) : 0);
 }
 
-// Whether contiguous rows are faster in tier staged than in sub_warp. `bytes`: of a tensor. Fitted to sweeps over 140 lengths at 4, 20 and 128 MB.
-// Small tensors prefer sub_warp, which makes only one trip to memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB,
-// it gains nothing beyond 160 columns, and rows of other lengths lose .01 to .03 there.
+// Whether contiguous rows are faster in tier staged than in sub_warp. `bytes`: of a tensor. Fitted to sweeps over 140 lengths at 4, 20 and 128 MB,
+// and for 16-bit rows to 257 cells (docs/kernels/notes-cuda.md, Twelve elements a lane). Small tensors prefer sub_warp, which makes only one trip to
+// memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of other
+// lengths lose .01 to .03 there. Of 16-bit rows with an odd number of vectors, every second one begins in the middle of a sector.
 inline bool staging_wins(int N, int granularity, int R, int E, int64_t bytes) {
     const bool whole_vectors = granularity == (E == 1 ? 4 : 8), small = bytes < 8 << 20, large = bytes >= LARGE_BYTES;
-    if (whole_vectors && (R == 2 || E == 2 || small || (N & (N - 1)) == 0)) return false;  // all rows of a power of two lie in the same banks
+    if (whole_vectors && E == 2) return !small && N % 16 == 8 && (R == 1 ? N >= 24 && N <= 192 : N == 72);
+    if (whole_vectors && (R == 2 || small || (N & (N - 1)) == 0)) return false;  // all rows of a power of two lie in the same banks
     if (small) return N <= (granularity == 1 ? 60 : bytes < 2 << 20 ? 0 : 35);
-    if (R == 2) return N <= (E == 1 ? 60 : 92) && !(E == 2 && (N == 62 || (N > 60 && granularity == 4)));
+    if (R == 2) return N <= (E == 1 ? 60 : large ? 140 : 96);
     if (E == 1) return N <= (large ? 160 : 256);
-    return N <= (bytes < 32 << 20 ? 128 : 160) && N != 62 && !(N > 60 && granularity == 4);
+    return N <= (bytes < 32 << 20 ? 176 : 192);
 }
 
 // Rows of at most SHORT_BYTES, or SHORT_UNALIGNED_BYTES.

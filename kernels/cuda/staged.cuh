@@ -10,7 +10,8 @@
 namespace softbench {
 
 constexpr int STAGED_THREADS = 128;
-constexpr int STAGED_MAX_ELEMENTS = 10;  // of a row, a lane
+constexpr int STAGED_MIN_ELEMENTS = 6;  // of a row, a lane, unless one lane has the row
+template <int READS> constexpr int STAGED_MAX_ELEMENTS = READS == 1 ? 12 : 10;  // in scaled gradients with 12, ptxas spills
 
 // These access an element by its shared-memory address. With a pointer, the compiler computes each address anew.
 template <typename Element> __device__ __forceinline__ float load_shared(uint32_t from) {
@@ -77,8 +78,8 @@ __device__ __forceinline__ void compute_tile(uint32_t tile, int tile_rows, int r
     }
 }
 
-// The tensors begin at aligned addresses. `rows`, a multiple of V: the rows of a CTA's tile. `elements_per_lane`: 6 to STAGED_MAX_ELEMENTS, or any
-// number up to that if LANES is 1.
+// The tensors begin at aligned addresses. `rows`, a multiple of V: the rows of a CTA's tile. `elements_per_lane`: STAGED_MIN_ELEMENTS to
+// STAGED_MAX_ELEMENTS, or any number up to that if LANES is 1.
 template <typename Op, int LANES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : Op::LOG || (Op::SCALED && !AFTER_HOPPER) ? 12 : 10) staged(Tensors<Op> tensors, int elements_per_lane, int rows, int stride_log2) {
     using Element = typename Op::Element;
@@ -118,7 +119,11 @@ __global__ void __launch_bounds__(STAGED_THREADS, Op::READS == 1 ? 16 : Op::LOG 
     else if (elements_per_lane == 7) compute_tile<Op, 7, LANES>(address, tile_rows, rows, N, stride_log2, scales);
     else if (elements_per_lane == 8) compute_tile<Op, 8, LANES>(address, tile_rows, rows, N, stride_log2, scales);
     else if (elements_per_lane == 9) compute_tile<Op, 9, LANES>(address, tile_rows, rows, N, stride_log2, scales);
-    else if (elements_per_lane == STAGED_MAX_ELEMENTS) compute_tile<Op, STAGED_MAX_ELEMENTS, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    else if (elements_per_lane == 10) compute_tile<Op, 10, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    if constexpr (STAGED_MAX_ELEMENTS<R> == 12) {
+        if (elements_per_lane == 11) compute_tile<Op, 11, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+        else if (elements_per_lane == 12) compute_tile<Op, 12, LANES>(address, tile_rows, rows, N, stride_log2, scales);
+    }
     __syncthreads();
     Element* tile = tensors.target + start * N;
     for (int i = threadIdx.x; i < vectors; i += blockDim.x) reinterpret_cast<uint4*>(tile)[i] = reinterpret_cast<uint4*>(buffer[0])[i];

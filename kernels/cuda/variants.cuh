@@ -99,8 +99,8 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
             constexpr int SIZE = sizeof(typename Op::Element);
             return !Op::HAS_TARGET && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power_of_two && p.per_row <= WARP &&
                    p.threads <= STAGED_THREADS &&
-                   (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.per_row) && p.vectors <= STAGED_MAX_ELEMENTS &&
-                   (p.per_row == 1 || p.vectors > STAGED_MAX_ELEMENTS / 2) && p.tier_option > 0 && p.tier_option % V == 0 &&
+                   (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.per_row) && p.vectors <= STAGED_MAX_ELEMENTS<R> &&
+                   (p.per_row == 1 || p.vectors >= STAGED_MIN_ELEMENTS) && p.tier_option > 0 && p.tier_option % V == 0 &&
                    staged_bytes<Op>(p, N, row_stride_log2(t.M, int(N), p.per_row, SIZE, R)) <= device().shared_block - 2048;
         }
         case ONE_WARP:

@@ -1,6 +1,7 @@
 // Whether every plan of the heuristics fits its rows. It calls `choose_plan` and `plan_fits` on the host, with devices that are only numbers.
 // It also tests that the CTAs of a row which exchange in global memory can run at the same time. Otherwise each would wait in vain and then reduce
-// the whole row. And few short gradients use many threads. Prints how many plans it tested, and a line for each that does not fit.
+// the whole row. And few short gradients use many threads, and tiles of short rows are whole sectors. Prints how many plans it tested, and a line
+// for each that does not fit.
 #include <cuda_runtime.h>
 
 namespace fake {
@@ -65,6 +66,11 @@ template <typename Op> bool idles(int64_t M, int64_t N, const Plan& p) {
     return p.tier == SPLIT_BULK && M * N * int64_t(sizeof(typename Op::Element)) * Op::READS >= 16 << 20 && M * p.per_row < device().sms;
 }
 
+// Whether a tile of short rows ends in the middle of a sector of memory, if it begins at one.
+template <typename Op> bool splits_sectors(int64_t N, const Plan& p) {
+    return p.tier == STAGED && p.tier_option * N * int64_t(sizeof(typename Op::Element)) % SECTOR_BYTES != 0;
+}
+
 template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
     Tensors<Op> t;
     for (int r = 0; r < Op::READS; ++r) {
@@ -79,7 +85,8 @@ template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t
     const bool needs_clusters = p.tier == CLUSTER || p.tier == CLUSTER_BULK || p.tier == SPLIT_BULK;
     ++tested;
     if (p.tier == AUTO || !plan_fits(t, N, p) || p.threads > 1024 || p.stagger_cycles < 0 || (M == 1 && p.stagger_cycles) || !runs_at_once(t, N, p) ||
-        (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p) || idles<Op>(M, N, p))
+        (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p) || idles<Op>(M, N, p) ||
+        splits_sectors<Op>(N, p))
         if (++bad <= 20)
             std::printf("%s %lldx%lld + %lld, %lld apart, device %d: tier %d, %d vectors, %d threads, per_row %d, tier_option %d, base_alignment %d\n", name, (long long)M,
                         (long long)N, (long long)offset, (long long)pad, fake::current, p.tier, p.vectors, p.threads, p.per_row, p.tier_option, p.base_alignment);

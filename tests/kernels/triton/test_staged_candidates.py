@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from softbench.kernels.triton import heuristics, launch_plan
 from softbench.kernels.triton.launch_plan import Plan, Problem
+from softbench.kernels.triton.staged_candidates import staged_plans
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -30,12 +31,29 @@ def test_a_block_grows_only_while_each_sm_has_many():
     assert heuristics.by_heuristics(few).rows == 8
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("backward", [False, True])
+def test_blocks_of_many_rows_are_whole_sectors(backward, size):
+    for N in range(3, heuristics.STAGED_COLUMNS, 2):
+        plan = heuristics.by_heuristics(Problem(backward, 1 << 18, N, size, size, True, 132, True, contiguous=True))
+        assert plan.tier == "staged"
+        assert N * size * plan.rows % 32 == 0, (N, plan)
+
+
+def test_long_rows_whose_whole_sectors_are_too_large_are_whole_vectors():
+    """Sixteen rows of 399 columns have 25.5 KB of both inputs."""
+    problem = Problem(True, 1 << 18, 399, 2, 2, True, 132, True, contiguous=True)
+    assert {plan.rows for plan in staged_plans(problem)} == {8}
+    assert {plan.rows for plan in staged_plans(replace(problem, N=383))} == {16}
+
+
 def test_a_table_says_how_large_staged_blocks_are():
     """Sixteen rows of 207 columns have 6.6 KB of each input, and eight 3.3 KB."""
     problem = Problem(True, 1 << 18, 207, 2, 2, True, 132, True, contiguous=True)
     large, small = (Plan("staged", 7, 32, 0, 1, 0, 4, rows=rows) for rows in (16, 8))
     assert heuristics.fit(problem, large) == large
-    assert heuristics.fit(problem, small) == small
+    assert heuristics.fit(problem, small).rows == 16  # eight would begin every second block in the middle of a sector
+    assert heuristics.fit(replace(problem, N=206, alignment=4), small).rows == 8
     assert heuristics.fit(replace(problem, N=211), large).rows == 16
     assert heuristics.fit(replace(problem, N=241), replace(large, tiles=5, rows=24)).rows == 16  # as many bytes as 24 rows of 160
     words = Plan("staged", 5, 8, 1, 2, 0, 4, rows=64)
