@@ -25,7 +25,6 @@ import math
 import os
 import random
 import sys
-import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,7 +32,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from softbench.core.errors import ResultsError
+from softbench.core.errors import UsageError
+from softbench.plan.config_file import load
+from softbench.plan.plan import cases_of
+from softbench.plan.settings import Settings
 from softbench.results.csv import read_csv
 from softbench.results.rows import Row
 
@@ -176,18 +178,28 @@ def measured_shapes(files: list[Path]) -> set[Shape]:
     return {Shape(row.M, row.N, row.dtype, row.direction) for row in rows}
 
 
+def shapes_of(file: Path) -> list[Shape]:
+    """The shapes of a configuration's cases of softmax in SIZES.
+
+    Raises:
+        ConfigError: it is no configuration.
+    """
+    cases = cases_of(Settings.from_sources(load(f"{file}"), {}), "cuda")
+    return [Shape(case.M, case.N, case.dtype, case.direction.value) for case in cases if case.op == "softmax" and case.dtype in SIZES]
+
+
 def compile_all(file: Path) -> int:
     """Compiles the Triton kernels of a configuration."""
     import torch
 
-    sweeps = tomllib.loads(file.read_text())["sweep"]
+    shapes = shapes_of(file)
     gpu = torch.cuda.get_device_properties(0)
     like = card_of(gpu.name) or card_of("A100" if gpu.major == 8 else "B200" if gpu.major > 9 else "H200")
-    work = plans((Shape(**sweep) for sweep in sweeps), replace(like, sms=gpu.multi_processor_count), gpu.name)
+    work = plans(shapes, replace(like, sms=gpu.multi_processor_count), gpu.name)
     with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), mp_context=get_context("spawn")) as pool:
         failed = [error for error in pool.map(compile_plan, work, chunksize=4) if error]
     print(*failed, sep="\n")
-    print(f"{len(work)} kernels of {len(sweeps)} cases, {len(failed)} did not compile")
+    print(f"{len(work)} kernels of {len(shapes)} cases, {len(failed)} did not compile")
     return 1 if failed else 0
 
 
@@ -262,7 +274,7 @@ def main() -> int:
         given.output.write_text(configuration(given.seed, numbers), encoding="utf-8")
         print(f"{given.output}: {len(numbers)} shapes")
         return 0
-    except (ResultsError, OSError) as error:
+    except (UsageError, OSError) as error:
         parser.error(str(error))
 
 

@@ -61,7 +61,7 @@ inline bool staging_wins(int N, int granularity, int R, int E, int64_t bytes) {
     if (whole_vectors && E == 2) return !small && N % 16 == 8 && (R == 1 ? N >= 24 && N <= 192 : N == 72);
     if (whole_vectors && (R == 2 || small || (N & (N - 1)) == 0)) return false;  // all rows of a power of two lie in the same banks
     if (small) return N <= (granularity == 1 ? 60 : bytes < 2 << 20 ? 0 : 35);
-    if (R == 2) return N <= (E == 1 ? 60 : large ? 140 : 96);
+    if (R == 2) return N <= (E == 1 ? 60 : large && N != 129 ? 140 : 96);
     if (E == 1) return N <= (large ? 160 : 256);
     return N <= (bytes < 32 << 20 ? 176 : 192);
 }

@@ -171,3 +171,13 @@ def test_kernels_are_compiled_for_the_card_here(tool, tmp_path, monkeypatch, nam
     file.write_text(tool.configuration(1, range(2)))
     assert tool.compile_all(file) == 0
     assert seen == [(2, card, 77, name)]
+
+
+def test_ranges_of_a_configuration_are_compiled_too(tool, tmp_path):
+    file = tmp_path / "range.toml"
+    file.write_text(
+        'backends = ["triton"]\n[[sweep]]\nM = 64\nN = "5:9:2"\ndtype = ["bf16", "fp16"]\ndirection = ["forward", "backward"]\n'
+    )
+    shapes = tool.shapes_of(file)
+    assert set(shapes) == {tool.Shape(64, N, "bf16", direction) for N in (5, 7, 9) for direction in ("forward", "backward")}
+    assert len(shapes) == 6
