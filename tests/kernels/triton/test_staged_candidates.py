@@ -40,7 +40,7 @@ def test_blocks_of_many_rows_are_whole_sectors(backward, size):
         assert N * size * plan.rows % 32 == 0, (N, plan)
 
 
-def test_long_rows_whose_whole_sectors_are_too_large_are_whole_vectors():
+def test_blocks_of_long_rows_may_be_whole_vectors_only():
     """Sixteen rows of 399 columns have 25.5 KB of both inputs."""
     problem = Problem(True, 1 << 18, 399, 2, 2, True, 132, True, contiguous=True)
     assert {plan.rows for plan in staged_plans(problem)} == {8}
