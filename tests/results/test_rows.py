@@ -144,7 +144,8 @@ COMMITTED = sorted((Path(__file__).parents[2] / "results").glob("h*/*.csv"))
 def test_committed_results_are_read_without_a_warning(file):
     rows, warnings = read_csv(file)
     assert (len(rows) > 0, warnings) == (True, [])
-    for cell in json.loads(file.with_suffix(".json").read_text())["cells"][:50]:
+    document = file.with_suffix(".json")  # interrupted runs have none
+    for cell in json.loads(document.read_text())["cells"][:50] if document.is_file() else ():
         records.record_from_json(cell)
 
 
