@@ -52,10 +52,12 @@ template <typename Op> int64_t staged_bytes(const Plan& p, int64_t N, int stride
     return rows * N * int64_t(sizeof(typename Op::Element)) + (Op::SCALED ? p.tier_option * int64_t(sizeof(float)) : 0);
 }
 
-// Whether contiguous rows are faster in tier staged than in sub_warp. `bytes`: of a tensor. Fitted to sweeps over 140 lengths at 4, 20 and 128 MB,
-// and for 16-bit rows to 257 cells (docs/kernels/notes-cuda.md, Twelve elements a lane). Small tensors prefer sub_warp, which makes only one trip to
-// memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of other
-// lengths lose .01 to .03 there. Of 16-bit rows with an odd number of vectors, every second one begins in the middle of a sector.
+// Whether contiguous rows are faster in tier staged than in sub_warp. `bytes`: of a tensor. Fitted to sweeps over 140 lengths at 4, 20 and 128 MB.
+// Those of 16-bit rows are fitted to 257 cells (docs/kernels/notes-cuda.md, Twelve elements a lane). Small tensors prefer sub_warp, which makes only
+// one trip to memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of
+// other lengths lose .01 to .03 there. Of 16-bit rows with an odd number of vectors, every second one begins in the middle of a sector. Of those
+// with an even number, 48, 96 and 240 columns gained nothing. Of the gradients of whole vectors, only 72 columns gained more than .02 at all sizes.
+// Gradients of 129 columns had .940 here and .987 in sub_warp.
 inline bool staging_wins(int N, int granularity, int R, int E, int64_t bytes) {
     const bool whole_vectors = granularity == (E == 1 ? 4 : 8), small = bytes < 8 << 20, large = bytes >= LARGE_BYTES;
     if (whole_vectors && E == 2) return !small && N % 16 == 8 && (R == 1 ? N >= 24 && N <= 192 : N == 72);
