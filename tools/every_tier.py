@@ -132,8 +132,9 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
             yield by(tier["warp"], each, threads, 1, rows, 16, 0), Operands(False, dtype, 5, N)
             yield by(tier["warp"], each, threads, 1, rows, 16, 0), Operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
         for lanes in (1, 2, 4, 8, 16, 32):  # a piece and part of one, by one warp or by several
+            lengths = range(1, 11) if lanes == 1 else (5 * lanes + 1, 7 * lanes, 8 * lanes - 1, 9 * lanes - 1, 10 * lanes)
             longer = () if backward else (10 * lanes + 1, 12 * lanes)  # of 11 and 12 elements a lane
-            for N in (*(range(1, 11) if lanes == 1 else (5 * lanes + 1, 7 * lanes, 8 * lanes - 1, 9 * lanes - 1, 10 * lanes)), *longer):
+            for N in (*lengths, *longer):
                 rows = 8 if N % 2 else 64
                 yield (
                     by(tier["staged"], math.ceil(N / lanes), 32 if rows == 8 else 128, lanes, rows, 16, 0),

@@ -184,7 +184,7 @@ def shapes_of(file: Path) -> list[Shape]:
     Raises:
         ConfigError: it is no configuration.
     """
-    cases = cases_of(Settings.from_sources(load(f"{file}"), {}), "cuda")
+    cases = cases_of(Settings.from_sources(load(str(file)), {}), "cuda")
     return [Shape(case.M, case.N, case.dtype, case.direction.value) for case in cases if case.op == "softmax" and case.dtype in SIZES]
 
 

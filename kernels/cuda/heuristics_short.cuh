@@ -13,7 +13,6 @@ constexpr int SHORT_BYTES = 1024;                       // of rows of whole vect
 constexpr int SHORT_UNALIGNED_BYTES = 1520;             // of other rows: three vectors a lane
 constexpr int SHORT_UNALIGNED_16_BIT_BYTES = 2032;      // of other 16-bit rows: four vectors a lane
 constexpr int STAGED_BYTES = 8192;                      // of a tile
-constexpr int SECTOR_BYTES = 32;                        // that memory reads or writes at once
 
 // The smallest multiple of 32 threads that holds `vectors` at k vectors a thread, at most `max_threads`.
 inline int threads_for(int64_t vectors, int k, int max_threads) {
@@ -31,12 +30,18 @@ inline int row_stride_log2(int64_t M, int N, int lanes, int size, int R) {
     return log;
 }
 
+// Whether two rows of 16-bit elements on `lanes` lanes each lie in different banks, at the distance of `row_stride_log2`.
+inline bool rows_are_in_other_banks(int64_t M, int N, int lanes, int R) {
+    constexpr int SIZE = 2, BANK_BYTES = 4, BANKS = 32;
+    const int row_banks = lanes * SIZE / BANK_BYTES, distance = (N * SIZE << row_stride_log2(M, N, lanes, SIZE, R)) / BANK_BYTES % BANKS;
+    return distance >= row_banks && distance <= BANKS - row_banks;
+}
+
 // Tier staged: a row has as few lanes as can hold it, and a tile is as large as leaves work for each SM.
 inline Plan staged_plan(int64_t M, int N, int R, int size) {
     // More than ten elements were slower on one lane or two, and for float32. Tensors of less than 4 MB were not measured with more.
-    const bool many_elements = R == 1 && size == 2 && N > 24 && M * N * size >= 4 << 20;
-    const int elements = many_elements ? STAGED_MAX_ELEMENTS<1> : STAGED_MAX_ELEMENTS<2>;
-    const int lanes = 1 << log2_ceil(ceil_div(N, elements)), logical_warps = STAGED_THREADS / lanes;
+    const bool more = R == 1 && size == 2 && N > 24 && M * N * size >= 4 << 20;
+    const int lanes = 1 << log2_ceil(ceil_div(N, more ? STAGED_MAX_ELEMENTS<1> : STAGED_ELEMENTS)), logical_warps = STAGED_THREADS / lanes;
     const int64_t max_bytes = R == 1 ? STAGED_BYTES : 3 * STAGED_BYTES / 4;
     const int64_t bytes = std::min(max_bytes, std::max<int64_t>(1024, M * N * size / (16 * device().sms)));
     const int whole_sectors = SECTOR_BYTES / size >> (N % 2 == 0);
@@ -52,18 +57,19 @@ template <typename Op> int64_t staged_bytes(const Plan& p, int64_t N, int stride
     return rows * N * int64_t(sizeof(typename Op::Element)) + (Op::SCALED ? p.tier_option * int64_t(sizeof(float)) : 0);
 }
 
-// Whether contiguous rows are faster in tier staged than in sub_warp. `bytes`: of a tensor. Fitted to sweeps over 140 lengths at 4, 20 and 128 MB.
-// Those of 16-bit rows are fitted to 257 cells (docs/kernels/notes-cuda.md, Twelve elements a lane). Small tensors prefer sub_warp, which makes only
-// one trip to memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of
-// other lengths lose .01 to .03 there. Of 16-bit rows with an odd number of vectors, every second one begins in the middle of a sector. Of those
-// with an even number, 48, 96 and 240 columns gained nothing. Of the gradients of whole vectors, only 72 columns gained more than .02 at all sizes.
-// Gradients of 129 columns had .940 here and .987 in sub_warp.
-inline bool staging_wins(int N, int granularity, int R, int E, int64_t bytes) {
+// Whether contiguous rows are faster in tier staged than in sub_warp. Fitted to sweeps over 140 lengths, of tensors of 4, 20 and 128 MB. Those of
+// 16-bit rows are fitted to 257 cells (docs/kernels/notes-cuda.md, Twelve elements a lane). Small tensors prefer sub_warp, which makes only one trip
+// to memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of other
+// lengths lose .01 to .03 there. Of 16-bit rows with an odd number of vectors, every second one begins in the middle of a sector. Of those with an
+// even number, 48, 96 and 240 columns gained nothing. Of their gradients, only those of 72 columns gained more than .02 with a million rows. Longer
+// gradients are on 16 lanes. Some of their lengths have no distance between the two rows of a warp that keeps them in different banks.
+inline bool staging_wins(int64_t M, int N, int granularity, int R, int E) {
+    const int64_t bytes = M * N * 4 / E;
     const bool whole_vectors = granularity == (E == 1 ? 4 : 8), small = bytes < 8 << 20, large = bytes >= LARGE_BYTES;
     if (whole_vectors && E == 2) return !small && N % 16 == 8 && (R == 1 ? N >= 24 && N <= 192 : N == 72);
     if (whole_vectors && (R == 2 || small || (N & (N - 1)) == 0)) return false;  // all rows of a power of two lie in the same banks
     if (small) return N <= (granularity == 1 ? 60 : bytes < 2 << 20 ? 0 : 35);
-    if (R == 2) return N <= (E == 1 ? 60 : large && N != 129 ? 140 : 96);
+    if (R == 2) return N <= (E == 1 ? 60 : 96) || (E == 2 && large && N <= 140 && rows_are_in_other_banks(M, N, 16, R));
     if (E == 1) return N <= (large ? 160 : 256);
     return N <= (bytes < 32 << 20 ? 176 : 192);
 }
@@ -75,7 +81,7 @@ template <typename Op> Plan short_row_plan(const Tensors<Op>& t, int N, const La
     const bool whole_vectors = l.granularity == V;
     const int vectors = std::max(1, l.aligned ? N / V : (N + V - 1) / V);
     const bool can_stage = SAME && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0;
-    if (can_stage && staging_wins(N, l.granularity, R, E, t.M * N * SIZE)) return staged_plan(t.M, N, R, SIZE);
+    if (can_stage && staging_wins(t.M, N, l.granularity, R, E)) return staged_plan(t.M, N, R, SIZE);
     // Accesses of 8 or 4 bytes, while few lanes hold a row. Longer rows are faster by vectors and edges.
     if (const int accesses = N / l.granularity; !whole_vectors && (l.granularity > 1 || E == 1) && accesses <= 36 && (R == 1 || vectors < 12)) {
         const int k = accesses <= 3 ? accesses : accesses == 5 ? 3 : accesses <= 8 ? 2 : accesses <= 12 ? 3 : accesses > 16 ? 4 : E == 2 ? 2 : 3;

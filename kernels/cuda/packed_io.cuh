@@ -9,6 +9,7 @@ namespace softbench {
 
 constexpr int WARP = 32;
 constexpr int VECTOR_BYTES = 16;
+constexpr int SECTOR_BYTES = 32;  // that memory reads or writes at once
 constexpr int LINE_BYTES = 128;
 constexpr int LINE_VECTORS = LINE_BYTES / VECTOR_BYTES;
 constexpr float MINUS_INFINITY = -__builtin_huge_valf();

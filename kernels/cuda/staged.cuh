@@ -10,8 +10,10 @@
 namespace softbench {
 
 constexpr int STAGED_THREADS = 128;
-constexpr int STAGED_MIN_ELEMENTS = 6;  // of a row, a lane, unless one lane has the row
-template <int READS> constexpr int STAGED_MAX_ELEMENTS = READS == 1 ? 12 : 10;  // in scaled gradients with 12, ptxas spills
+// Elements of a row that a lane has: the fewest, unless one lane has the row, the usual most, and the most that the kernel takes. In scaled
+// gradients with 12, ptxas spills.
+constexpr int STAGED_MIN_ELEMENTS = 6, STAGED_ELEMENTS = 10;
+template <int READS> constexpr int STAGED_MAX_ELEMENTS = READS == 1 ? 12 : STAGED_ELEMENTS;
 
 // These access an element by its shared-memory address. With a pointer, the compiler computes each address anew.
 template <typename Element> __device__ __forceinline__ float load_shared(uint32_t from) {

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 VECTOR_BYTES = 16
+SECTOR_BYTES = 32  # that memory reads or writes at once
 LINE_VECTORS = 8  # vectors of a 128-byte line.
 KEEP_IN_L2_BYTES = 32 << 20  # of all inputs: half of an H200's L2
 NO_POLICY, KEEP, LEAVE_FIRST = range(3)

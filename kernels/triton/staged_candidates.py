@@ -7,17 +7,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, Plan, Problem, row_distance
+from .launch_plan import SECTOR_BYTES, VECTOR_BYTES, Plan, Problem, row_distance
 from .tier_candidates import Scored, best, relative_distance
 
 ROW = 1024  # bytes of a row, at most
-SECTOR_BYTES = 32  # that memory reads or writes at once
 SMALL = 8 << 20  # bytes of all inputs: launches with fewer are small (docs/kernels/notes-triton.md, Small launches of unaligned rows).
 SMALL_ROW = 256  # bytes: longer rows are not in this tier in small launches.
 # The fewest bytes of all inputs for rows of at most SMALL_ROW: if they start at multiples of 4 bytes, and if they do not.
 LEAST, LEAST_HALF_WORDS = 5 << 19, 1 << 18
-BLOCKS, SMALL_BLOCKS = 8, 15  # the fewest blocks that an SM has in a launch that is not small, and in a small one
-MANY_BLOCKS = 16  # of an SM: what whole sectors, or rows further apart, leave it at least
+BLOCKS, SMALL_BLOCKS = 8, 15  # The fewest blocks of an SM, in a launch that is not small and in a small one.
+MANY_BLOCKS = 16  # A block grows, for whole sectors or for rows further apart, only while an SM has so many.
 BLOCK_BYTES = 8192  # of a block of rows, in all inputs
 MAX_BLOCK_BYTES = 24 * 1024
 APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
@@ -70,15 +69,15 @@ def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
     would be too large or too few.
     """
     row = problem.N * problem.element_size
-    many = problem.M * row // (MANY_BLOCKS * problem.sms)  # bytes of a block in each input
+    grown = problem.M * row // (MANY_BLOCKS * problem.sms)  # bytes in each input that a block may grow to
     rows_of_pass = 32 * plan.warps // plan.threads
     unit = math.lcm(rows_of_pass, SECTOR_BYTES // math.gcd(SECTOR_BYTES, row))
-    if unit * row > min(many, MAX_BLOCK_BYTES // problem.reads):
+    if unit * row > min(grown, MAX_BLOCK_BYTES // problem.reads):
         unit = math.lcm(rows_of_pass, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
     rows = max(1, size // row // unit) * unit
     if plan.vector_elements * problem.element_size > 2:
         return rows
-    most = min(APART_BYTES // problem.reads, many) // row
+    most = min(APART_BYTES // problem.reads, grown) // row
     return min(range(rows, max(rows, most) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
 
 

@@ -1,7 +1,7 @@
 // Whether every plan of the heuristics fits its rows. It calls `choose_plan` and `plan_fits` on the host, with devices that are only numbers.
 // It also tests that the CTAs of a row which exchange in global memory can run at the same time. Otherwise each would wait in vain and then reduce
-// the whole row. And few short gradients use many threads, and tiles of short rows are whole sectors. Prints how many plans it tested, and a line
-// for each that does not fit.
+// the whole row. And few short gradients use many threads, tiles of short rows are whole sectors, and in long ones of these the rows of
+// a warp share no bank. Prints how many plans it tested, and a line for each that does not fit.
 #include <cuda_runtime.h>
 
 namespace fake {
@@ -71,6 +71,18 @@ template <typename Op> bool splits_sectors(int64_t N, const Plan& p) {
     return p.tier == STAGED && p.tier_option * N * int64_t(sizeof(typename Op::Element)) % SECTOR_BYTES != 0;
 }
 
+// Whether the two rows of a warp share banks of shared memory, in gradients of 16-bit rows of more than 96 columns.
+template <typename Op> bool shares_banks(int64_t M, int64_t N, const Plan& p) {
+    constexpr int SIZE = sizeof(typename Op::Element), LANES = 16;
+    if (p.tier != STAGED || Op::READS != 2 || SIZE != 2 || N <= 96) return false;
+    const int64_t distance = N * SIZE << row_stride_log2(M, int(N), p.per_row, SIZE, Op::READS);
+    bool used[32] = {};
+    for (int lane = 0; lane < LANES; ++lane) used[lane * SIZE / 4] = true;
+    bool shared = p.per_row != LANES;
+    for (int lane = 0; lane < LANES; ++lane) shared |= used[(distance + lane * SIZE) / 4 % 32];
+    return shared;
+}
+
 template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
     Tensors<Op> t;
     for (int r = 0; r < Op::READS; ++r) {
@@ -86,7 +98,7 @@ template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t
     ++tested;
     if (p.tier == AUTO || !plan_fits(t, N, p) || p.threads > 1024 || p.stagger_cycles < 0 || (M == 1 && p.stagger_cycles) || !runs_at_once(t, N, p) ||
         (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p) || idles<Op>(M, N, p) ||
-        splits_sectors<Op>(N, p))
+        splits_sectors<Op>(N, p) || shares_banks<Op>(M, N, p))
         if (++bad <= 20)
             std::printf("%s %lldx%lld + %lld, %lld apart, device %d: tier %d, %d vectors, %d threads, per_row %d, tier_option %d, base_alignment %d\n", name, (long long)M,
                         (long long)N, (long long)offset, (long long)pad, fake::current, p.tier, p.vectors, p.threads, p.per_row, p.tier_option, p.base_alignment);
