@@ -1,4 +1,4 @@
-"""The allowed imports between folders, and the limits on import time and size."""
+"""The allowed imports between folders, and the limits on import time and on the length of functions."""
 
 import ast
 import graphlib
@@ -99,11 +99,9 @@ def test_packages_import_each_other_in_no_circle():
     layers({folder.name: set().union(*map(softbench_packages, folder.rglob("*.py"))) - {folder.name, "kernels"} for folder in folders})
 
 
-def test_modules_and_functions_are_short():
+def test_functions_fit_a_screen():
     for path in modules().values():
-        source = path.read_text()
-        assert len(source.splitlines()) <= 310, path
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, (path, node.name)
 
@@ -145,13 +143,6 @@ def test_help_takes_at_most_a_fifth_of_a_second():
     # Other processes on a core's second thread double the CPU time, also that of importing Typer, which takes .07 s without them.
     helps, imports = zip(*((seconds("-m", "softbench", "--help"), seconds("-c", "import typer.main")) for _ in range(6)), strict=True)
     assert min(helps) <= 2.5 * min(imports)
-
-
-def test_no_module_is_longer_than_310_lines():
-    lengths = {
-        path: len(path.read_text().splitlines()) for folder in ("softbench", "kernels", "configs") for path in (ROOT / folder).rglob("*.py")
-    }
-    assert {str(path): length for path, length in lengths.items() if length > 310} == {}
 
 
 def test_pyproject_lists_every_package():
