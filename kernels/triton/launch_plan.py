@@ -210,22 +210,12 @@ def measured_plans(device: str) -> dict[str, list[tuple[int, int, Plan]]]:
         return {}
     table: dict[str, list[tuple[int, int, Plan]]] = {}
     for kind, length_step, rows_step, fields in json.loads(source.read_text()):
-        table.setdefault(kind, []).append((length_step, rows_step, plan_from_json(fields)))
+        table.setdefault(kind, []).append((length_step, rows_step, Plan(**fields)))
     return table
 
 
 Fields = dict[str, Any]
 """The fields of a plan as a table's line has them."""
-OLD_FIELDS = {"P": "tiles", "T": "threads", "W": "vector_words", "V": "vector_elements", "ALIGN": "base_alignment",
-              "BM": "rows", "C": "cluster_ctas", "G": "split_ctas", "H": "smem_tiles"}  # fmt: skip
-OLD_TIERS = {"group": "split"}
-"""Names in tables that earlier versions of `tune` wrote, which users may still have."""
-
-
-def plan_from_json(fields: Fields) -> Plan:
-    """The plan of a table's line; old field and tier names are read too."""
-    named = {OLD_FIELDS.get(name, name): value for name, value in fields.items()}
-    return Plan(**named | {"tier": OLD_TIERS.get(named["tier"], named["tier"])})
 
 
 def plan_to_json(plan: Plan) -> Fields:

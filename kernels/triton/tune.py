@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from . import dispatch, heuristics
-from .launch_plan import Fields, Plan, Problem, plan_from_json, plan_to_json
+from .launch_plan import Fields, Plan, Problem, plan_to_json
 
 LONG = (262144, 196608, 131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 3072, 2048, 1536)
 MIDDLE = (1024, 768, 512, 384)
@@ -248,7 +248,7 @@ def plans_to_try(problem: Problem, most: int | None) -> list[Plan]:
 def _with_line(problem: Problem, plans: list[Plan], table: Table) -> list[Plan]:
     """The plans and that of the table's line for the problem."""
     line = table.get(heuristics.bucket(problem))
-    fitted = heuristics.fit(problem, plan_from_json(line[3])) if line else None
+    fitted = heuristics.fit(problem, Plan(**line[3])) if line else None
     return plans if fitted is None or fitted in plans else [*plans, fitted]
 
 

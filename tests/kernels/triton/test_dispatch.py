@@ -1,6 +1,5 @@
 """Launches of plans: every tier is right under the interpreter, and invalid plans are refused."""
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -12,10 +11,6 @@ from softbench.kernels.triton.launch_plan import KEEP, LEAVE_FIRST, Plan, Proble
 
 def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpreted):
     run_interpreted(PUBLIC_FUNCTION.format(module="dispatch"))
-
-
-def test_the_former_module_name_still_works():
-    assert importlib.import_module("softbench.kernels.triton.tiers").softmax is dispatch.softmax
 
 
 TIERS = """

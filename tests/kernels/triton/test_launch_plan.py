@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from problems import covers
 from softbench.kernels.triton import launch_plan
-from softbench.kernels.triton.launch_plan import Plan, Problem, plan_from_json, plan_to_json
+from softbench.kernels.triton.launch_plan import Plan, Problem, plan_to_json
 
 LARGE = Problem(False, 4096, 4096, 2, 16, True, 132, True, hopper=True)
 SPLIT = Plan("split", 8, 256, 4, 8, 0, 8, 64, split_ctas=2, smem_tiles=11)
@@ -81,21 +81,9 @@ def test_tables_are_read_by_device_name(monkeypatch, tmp_path):
     assert launch_plan.measured_plans("any") == {"forward 4 16": [(80, 12, Plan("rows", tiles=2))]}
 
 
-OLD = {"tier": "group", "P": 8, "T": 256, "W": 2, "V": 8, "ALIGN": 128, "warps": 8, "registers": 64, "BM": 2, "C": 4, "G": 3, "H": 11}
-
-
-def test_old_tables_are_read_with_their_names(monkeypatch, tmp_path):
-    plan = Plan("split", 8, 256, 2, 8, 128, 8, 64, 2, 4, 3, 11)
-    assert plan_from_json(OLD) == plan
-    table = tmp_path / "old.json"
-    table.write_text(json.dumps([["forward 2 0", 128, 0, OLD]]))
-    monkeypatch.setenv("SOFTBENCH_TRITON_TABLE", str(table))
-    assert launch_plan.measured_plans("any") == {"forward 2 0": [(128, 0, plan)]}
-
-
 def test_a_plan_survives_json():
     for plan in (Plan("split", 8, 256, 2, 8, 128, 8, 64, 2, 4, 3, 11), Plan("tile")):
-        assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+        assert Plan(**json.loads(json.dumps(plan_to_json(plan)))) == plan
     assert plan_to_json(Plan("tile")) == {"tier": "tile"}
 
 
