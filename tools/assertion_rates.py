@@ -31,7 +31,7 @@ from softbench.gate.inference import proportion_bounds
 from softbench.gate.paired import FIXED_ROUNDS
 from softbench.gate.samples import RunSamples
 from softbench.run import run
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 PLUGIN = "from softbench.backends.injected_slowdown import inject\nbackends = inject('torch', (0.0, {slowdown}), memory={memory!r})\n"
 FALSE_ALARMS, FOUND = 0.05, 0.95
@@ -50,7 +50,7 @@ class Sets:
         """Inside, a measurement takes the next sets, beginning with that of the repetition."""
         used = 0
 
-        def measure(request: Request, *observers: object) -> SimpleNamespace:
+        def measure(request: RunRequest, *observers: object) -> SimpleNamespace:
             nonlocal used
             first, used = used, used + request.settings().processes
             taken = [self.numbers[(repetition + step) % len(self.numbers)] for step in range(first, used)]

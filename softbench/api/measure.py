@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from softbench.plan.plan import Plan
     from softbench.results.store import Run
     from softbench.run.check import CheckReport
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 RESULTS = Path("results")
 
@@ -149,7 +149,7 @@ def judged(
                 announced.append(ab_run.plan_text(plan, rules))
                 observer.note(announced[0])
 
-        def measure(one: Request) -> Run:
+        def measure(one: RunRequest) -> Run:
             return run.run(one, observer, lambda started: None, on_plan)
 
         report = ab_run.judge(measure, asked, new, old, rules)

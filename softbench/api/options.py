@@ -18,7 +18,7 @@ from softbench.core.text import did_you_mean, one_line
 
 if TYPE_CHECKING:
     from softbench.plan.settings import Layer
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 Axis = int | str | Iterable[int | str]
 """Values of an axis: `4096`, `[256, 512]`, `range(256, 8192, 256)`, or a text such as `"256:8192:*2"`."""
@@ -209,7 +209,7 @@ def request(
     output: str | Path,
     config: str | PathLike[str] | None = None,
     quick: bool = False,
-) -> Request:
+) -> RunRequest:
     """The request of a measurement. `found` is of `texts`; `command` has the words of the command line that repeats it.
 
     Raises:
@@ -217,10 +217,10 @@ def request(
     """
     from softbench.plan.config_file import load
     from softbench.run.operations import names
-    from softbench.run.request import Request, command_line
+    from softbench.run.request import RunRequest, command_line
 
     base = load(str(config), names) if config is not None else {}
-    return Request(base, layer(found, op, backends), quick, path(output, "output"), False, command_line(command), __version__)
+    return RunRequest(base, layer(found, op, backends), quick, path(output, "output"), False, command_line(command), __version__)
 
 
 def words(backends: Given, op: Operations, options: Mapping[str, Any]) -> list[str]:

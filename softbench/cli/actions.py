@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from softbench.results.rows import Row
     from softbench.results.store import Run
     from softbench.run.fleet.fleet import How
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 
 def note(text: str, *, error: bool = False) -> None:
@@ -55,7 +55,7 @@ def end(code: int, message: str = "") -> NoReturn:
 
 
 def measure(
-    request: Request,
+    request: RunRequest,
     *,
     resumable: bool = True,
     announced: list[Callable[[Plan], str]] | None = None,
@@ -113,7 +113,7 @@ def show_table(measured: Run) -> None:
     output.show(tables.results(measured.rows(), console, all_reasons=verbosity.verbose()), console)
 
 
-def _continuation(request: Request) -> str:
+def _continuation(request: RunRequest) -> str:
     """The command that continues a run."""
     return typed_command() + ("" if request.resume else " --resume")
 

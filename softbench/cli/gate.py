@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
     from softbench.gate.verdicts import GateReport, Rules
     from softbench.plan.plan import Plan
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 
 SWEEP = ("M", "N", "shape", "dim", "set", "dtype", "direction", "device", "threads", "rounds", "processes", "seed", "timeout")
@@ -159,7 +159,7 @@ class _Strictness:
         return Rules(margin=self.margin / 100 if self.margin else default_margin, most_ambiguous=self.ambiguous / 100)
 
 
-def _new_processes(request: Request, strictness: _Strictness, stored: _Stored) -> GateReport:
+def _new_processes(request: RunRequest, strictness: _Strictness, stored: _Stored) -> GateReport:
     from softbench.gate import baseline_run, next_step, unpaired
 
     rules, base = strictness.rules(unpaired.MARGIN), stored.open()
@@ -216,18 +216,18 @@ def _against_baseline(
     return replace(report, next_step=next_step.after_files(report, typed_command(), files, new, base))
 
 
-def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bool = False) -> Request:
+def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bool = False) -> RunRequest:
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
     layer = load(config, names) if config is not None else {}
-    return Request(layer, from_flags(sweep), False, folder, resume, command_line(sys.argv[1:]), __version__)
+    return RunRequest(layer, from_flags(sweep), False, folder, resume, command_line(sys.argv[1:]), __version__)
 
 
-def _ab_run(candidate: str, reference: str, request: Request, strictness: _Strictness, stored: _Stored) -> GateReport:
+def _ab_run(candidate: str, reference: str, request: RunRequest, strictness: _Strictness, stored: _Stored) -> GateReport:
     from softbench.gate import ab_run, next_step, paired
 
     rules, base = strictness.rules(paired.MARGIN), stored.open()
@@ -247,7 +247,7 @@ def _self_test(
     files: list[Path] | None,
     reference: str | None,
     families: int | None,
-    request: Request,
+    request: RunRequest,
     strictness: _Strictness,
     stored: _Stored,
     outputs: Outputs,
@@ -275,7 +275,7 @@ def _self_test(
     raise typer.Exit(result.exit_code)
 
 
-def _measure_repetitions(reference: str, families: int | None, request: Request) -> RunSamples:
+def _measure_repetitions(reference: str, families: int | None, request: RunRequest) -> RunSamples:
     from softbench.gate.ab_run import rounds_notes
     from softbench.gate.self_test.analysis import MIN_REPETITIONS
     from softbench.gate.self_test.measure import REPETITIONS, measure_repetitions

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
     from softbench.results.store import Run
     from softbench.run.fleet.fleet import How
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 
 SETTINGS = (
@@ -93,21 +93,21 @@ def run(
     raise typer.Exit(exit_code(measured.records()))
 
 
-def _request(given: dict[str, Any]) -> Request:
+def _request(given: dict[str, Any]) -> RunRequest:
     """The request from the parameters of `run`. Raises UsageError for a wrong one."""
     from softbench.cli.output import command_line
     from softbench.plan.config_file import load
     from softbench.plan.deal import parse_shard
     from softbench.plan.flags import from_flags
     from softbench.run.operations import names
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
     verbosity.choose(quiet=given["quiet"], verbose=given["verbose"])
     flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(given["op"]), "plugins": given["plugin"]})
     layer = load(given["config"], names) if given["config"] is not None else {}
     shard = parse_shard(given["shard"]) if given["shard"] is not None else None
     about = (given["quick"], given["output"], given["resume"], command_line(sys.argv[1:]), __version__, shard)
-    return Request(layer, flags, *about)
+    return RunRequest(layer, flags, *about)
 
 
 SHOWN_SECONDS = 0.1
@@ -158,7 +158,7 @@ def _show(measured: Run, json: Path | None) -> None:
     wrote_to_stdout(measured.document, json)
 
 
-def _dry_run(request: Request, json: Path | None) -> None:
+def _dry_run(request: RunRequest, json: Path | None) -> None:
     """Print the plan of a run, or of what is left of the interrupted run that it would continue."""
     from softbench.plan.estimate import run_seconds
     from softbench.plan.plan import nothing_stored
@@ -174,7 +174,7 @@ def _dry_run(request: Request, json: Path | None) -> None:
         _show_plan(plan, seconds, name, stored)
 
 
-def _dry_run_of_cards(several: How, request: Request, json: Path | None) -> None:
+def _dry_run_of_cards(several: How, request: RunRequest, json: Path | None) -> None:
     """Print the plan of the whole sweep, and what each card would measure of it."""
     from softbench.core.text import count, duration, few
     from softbench.plan.estimate import run_seconds

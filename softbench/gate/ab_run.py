@@ -22,7 +22,7 @@ from softbench.plan.settings import AXES, Layer
 from softbench.plan.sweep import only
 from softbench.plugins.select import of_source
 from softbench.results import store
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 """More and shorter batches than in a run, because a round is one value of the test."""
@@ -31,10 +31,10 @@ EXAMPLE_SDS = (0.003, 0.02)
 """Standard deviations between processes for which the plan says what it finds: a quiet GPU, and a busy machine."""
 EXAMPLE_CELLS = 20
 
-Measure = Callable[[Request], store.Run]
+Measure = Callable[[RunRequest], store.Run]
 
 
-def ab_request(request: Request, candidate: str, reference: str) -> Request:
+def ab_request(request: RunRequest, candidate: str, reference: str) -> RunRequest:
     """The request with both backends and enough rounds.
 
     Raises:
@@ -45,7 +45,7 @@ def ab_request(request: Request, candidate: str, reference: str) -> Request:
     return replace(with_fixed_rounds(request), flags={**request.flags, "backends": (candidate, reference), "relative_to": reference})
 
 
-def with_fixed_rounds(request: Request) -> Request:
+def with_fixed_rounds(request: RunRequest) -> RunRequest:
     """The request with the defaults of an A/B run. A configuration's range of rounds is replaced.
 
     Raises:
@@ -63,7 +63,7 @@ def with_fixed_rounds(request: Request) -> Request:
     return adjusted
 
 
-def rounds_notes(request: Request) -> list[str]:
+def rounds_notes(request: RunRequest) -> list[str]:
     """A note if the configuration's number of rounds is not used."""
     rounds, max_rounds = ({**DEFAULTS, **request.config}[key] for key in ("rounds", "max_rounds"))
     if rounds == max_rounds or "rounds" in request.flags:
@@ -119,7 +119,7 @@ def finds_slowdown(rules: Rules, plan: Sequence[fresh_pairs.Look], process_sd: f
 
 def judge(
     measure: Measure,
-    request: Request,
+    request: RunRequest,
     candidate: str,
     reference: str,
     rules: Rules,
@@ -161,7 +161,7 @@ def samples_of(run: store.Run) -> RunSamples:
     return from_run(run.header, run.records(), str(run.json))
 
 
-def confirmation(request: Request, cells: Sequence[CellKey], pairs: int) -> Request:
+def confirmation(request: RunRequest, cells: Sequence[CellKey], pairs: int) -> RunRequest:
     """The request that measures only these cases, in this many fresh process pairs."""
     sweeps = tuple(map(only, dict.fromkeys(cell.identity for cell in cells)))
     flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})

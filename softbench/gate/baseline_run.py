@@ -23,13 +23,13 @@ from softbench.plan.plan import Plan
 from softbench.plan.settings import Layer
 from softbench.plan.sweep import only
 from softbench.plan.values import READERS
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 SETTINGS = ("threads", "rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
 """The settings of a baseline that its new processes share."""
 
 
-def baseline_request(request: Request, base: RunSamples) -> Request:
+def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
     """The request that measures the baseline's backends, with its settings, and its cases if none are given. Flags win.
 
     Raises:
@@ -51,7 +51,7 @@ def baseline_request(request: Request, base: RunSamples) -> Request:
     return adjusted
 
 
-def judge(measure: Measure, request: Request, base: RunSamples, rules: Rules, allowed: Sequence[str] = ()) -> GateReport:
+def judge(measure: Measure, request: RunRequest, base: RunSamples, rules: Rules, allowed: Sequence[str] = ()) -> GateReport:
     """Measure new processes, judge them, and give the cells that are not `same` a second look in new processes.
 
     Raises:

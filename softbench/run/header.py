@@ -17,7 +17,7 @@ from softbench.plugins.info import BackendInfo
 from softbench.results.units import environments
 
 if TYPE_CHECKING:
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 KEYED = (
     *("device", "gpu", "gpu_memory_bytes", "driver", "power_limit_w", "cpu", "torch_threads"),
@@ -26,7 +26,7 @@ KEYED = (
 """Facts of the environment that must be equal to resume a run."""
 
 
-def header(plan: Plan, request: Request) -> JsonObject:
+def header(plan: Plan, request: RunRequest) -> JsonObject:
     """The run document without its cells: command, versions, settings, machine and backends."""
     settings = plan.settings
     return {

@@ -16,10 +16,10 @@ from softbench.plugins.select import not_loaded, not_loaded_text, select
 
 if TYPE_CHECKING:
     from softbench.plan.settings import Layer
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 
-def plan_of(request: Request, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
+def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
     """The plan of a run with the backends that it selects among these. Raises as `prepare`."""
     settings = request.settings(device)
     notes = []
@@ -35,7 +35,7 @@ def plan_of(request: Request, machine: Machine, device: str, gpu: Gpu | None, in
     return replace(plan, notes=(*notes, *plan.notes))
 
 
-def of_yardstick(request: Request) -> Request:
+def of_yardstick(request: RunRequest) -> RunRequest:
     """The request for the same cases of the yardstick alone."""
     alone = {"backends": (YARDSTICK,), "relative_to": YARDSTICK, "judge": WORKER, "profile": "off", "processes": 1}
     return replace(request, flags=cast("Layer", {**request.flags, **alone}))

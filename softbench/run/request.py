@@ -18,7 +18,7 @@ from softbench.plugins.source import absolute
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RunRequest:
     """What the user asked for: a run, or only its plan."""
 
     config: Layer
@@ -53,14 +53,14 @@ class Request:
         return set(names) <= {*self.config, *self.flags}
 
 
-def request_to_json(request: Request) -> JsonObject:
+def request_to_json(request: RunRequest) -> JsonObject:
     """A request as JSON, for another process; files of plugins have absolute paths."""
     layers = {name: {**layer, "plugins": [str(absolute(path)) for path in layer.get("plugins", ())]} for name, layer in _layers(request)}
     shard = list(request.shard) if request.shard else None
     return {**layers, "quick": request.quick, "command": request.command, "version": request.version, "shard": shard}
 
 
-def _layers(request: Request) -> Iterator[tuple[str, JsonObject]]:
+def _layers(request: RunRequest) -> Iterator[tuple[str, JsonObject]]:
     for name, layer in (("config", request.config), ("flags", request.flags)):
         found: JsonObject = dict(layer)
         if "sweep" in found:
@@ -68,11 +68,11 @@ def _layers(request: Request) -> Iterator[tuple[str, JsonObject]]:
         yield name, found
 
 
-def request_from_json(data: JsonObject) -> Request:
+def request_from_json(data: JsonObject) -> RunRequest:
     """The inverse of `request_to_json`, without a folder of results."""
     config, flags = (_layer(data[name]) for name in ("config", "flags"))
     shard = Shard(*data["shard"]) if data["shard"] else None
-    return Request(config, flags, data["quick"], Path(), False, data["command"], data["version"], shard)
+    return RunRequest(config, flags, data["quick"], Path(), False, data["command"], data["version"], shard)
 
 
 def _layer(data: JsonObject) -> Layer:

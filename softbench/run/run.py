@@ -43,7 +43,7 @@ from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
 from softbench.run.plan_of import of_yardstick, plan_of
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 from softbench.run.scheduler import Scheduler
 
 
@@ -63,7 +63,7 @@ class Observer(Protocol):
         """A note for the user."""
 
 
-def dry_run(request: Request) -> Plan:
+def dry_run(request: RunRequest) -> Plan:
     """The plan of a run. It loads plugins, and neither measures nor writes.
 
     Without plugins and GPUs, what an earlier command found out suffices. The free memory of a GPU must be asked for.
@@ -77,7 +77,7 @@ def dry_run(request: Request) -> Plan:
         return prepare(session, request).plan
 
 
-def interrupted_run(request: Request, plan: Plan, head: JsonObject | None = None) -> tuple[store.Run | None, str]:
+def interrupted_run(request: RunRequest, plan: Plan, head: JsonObject | None = None) -> tuple[store.Run | None, str]:
     """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
     now = head or header(plan, request)
     found, note = store.resume(request.output, now, frozenset(plan.cases), look=head is None)
@@ -111,7 +111,7 @@ class Prepared(NamedTuple):
     """The backends and cases of cells that will be skipped."""
 
 
-def prepare(session: Session, request: Request) -> Prepared:
+def prepare(session: Session, request: RunRequest) -> Prepared:
     """Load the plugin sources of a run, or wait for those of `prepare_yardstick`, and plan it.
 
     Raises:
@@ -132,7 +132,7 @@ def prepare(session: Session, request: Request) -> Prepared:
     return Prepared(plan, slots, skipped)
 
 
-def prepare_yardstick(session: Session, request: Request) -> Prepared:
+def prepare_yardstick(session: Session, request: RunRequest) -> Prepared:
     """The plan of a run's cases with the yardstick alone, and its slot. All plugin sources of the run begin to load.
 
     Raises:
@@ -163,7 +163,7 @@ def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
 
 
 def run(
-    request: Request, observer: Observer, on_start: Callable[[store.Run], None], on_plan: Callable[[Plan], None] = lambda plan: None
+    request: RunRequest, observer: Observer, on_start: Callable[[store.Run], None], on_plan: Callable[[Plan], None] = lambda plan: None
 ) -> store.Run:
     """Plan, measure and store a run. `on_start` gets the run before the first measurement, so that an interruption can name its files.
 

@@ -18,7 +18,7 @@ from softbench.plan import estimate
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, origins
 from softbench.report import gate_report
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 RULES = Rules(margin=paired.MARGIN)
 
@@ -90,7 +90,7 @@ def test_a_wrong_candidate_is_checked_with_the_printed_command(cli):
 
 
 def asked_for(tmp_path, **flags):
-    request = Request({}, {"M": (4096,), **flags}, False, tmp_path, False, "", "")
+    request = RunRequest({}, {"M": (4096,), **flags}, False, tmp_path, False, "", "")
     return ab_run.ab_request(request, "new", "old")
 
 
@@ -221,7 +221,7 @@ def test_bad_flags_are_one_line_and_exit_2(main, what):
 
 def test_fresh_pairs_measure_only_their_cases():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
-    asked = ab_run.ab_request(Request({}, flags, False, None, False, "", ""), "new", "old")
+    asked = ab_run.ab_request(RunRequest({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
     assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
     again = ab_run.confirmation(asked, [CellKey("new", "forward", "fp32", 4, 16)], 3)

@@ -17,7 +17,7 @@ from softbench.gate import baseline_run, next_step, power, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.verdicts import Rules, State
 from softbench.plan import estimate
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 RULES = Rules(margin=unpaired.MARGIN)
 UNLIKE = ("quiet", "tau 4 %", "half 3.8 %", "machine 4 %", "bad process")
@@ -27,7 +27,7 @@ MOST_UNLIKE = ("tau 4 %", "machine 4 %", "bad process")
 
 
 def asked(**flags):
-    return Request({}, flags, False, None, False, "softbench gate --baseline h200", "")
+    return RunRequest({}, flags, False, None, False, "softbench gate --baseline h200", "")
 
 
 def test_the_request_measures_what_the_baseline_has():

@@ -24,7 +24,7 @@ from softbench.plan.sweep import Sweep
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 from softbench.run import run as runner
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 RULES = Rules(margin=paired.MARGIN)
 
@@ -123,7 +123,7 @@ def test_the_expected_time_counts_sizes_and_injected_cases():
     case = Case(1, 10_000_000, "fp32", Direction.FORWARD, "cpu")
 
     def seconds(case, injected=()):
-        plan = replace(looked(Request({}, {"backends": ("torch",)}, False, None, False, "", "")), cases=(case,))
+        plan = replace(looked(RunRequest({}, {"backends": ("torch",)}, False, None, False, "", "")), cases=(case,))
         words = self_test_measure.plan_text(plan, [case.key for case in injected], "torch").rpartition("about ")[2]
         minutes, _, rest = words.rpartition(" min ")
         return 60 * int(minutes or 0) + int(rest.removesuffix(" s"))
@@ -141,7 +141,7 @@ def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
         return stored_run(tmp_path, self_test_run(dice(8), 4, 4))
 
     monkeypatch.setattr(runner, "dry_run", looked)
-    run = self_test_measure.measure_repetitions(measure, Request({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
+    run = self_test_measure.measure_repetitions(measure, RunRequest({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
     plan, asked = log
     assert "4 A/A repetitions of 20 cases, each in fresh processes" in plan
     assert "in the 5 cases of most bytes beside injected slowdowns of 3%, 5%, 8%; 20 rounds" in plan
@@ -167,7 +167,7 @@ def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monk
 
     shapes = (Sweep((4096,), (256, 512, 1024, 2048)),)
     for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):
-        request = Request(file, {}, False, tmp_path / "out", True, "", "")
+        request = RunRequest(file, {}, False, tmp_path / "out", True, "", "")
         self_test_measure.measure_repetitions(measure, request, "torch", 3, log.append)
     assert [asked.config["rounds"] for asked in log[1::2]] == [13, 20]
     assert all(asked.resume and asked.config["sweep"] == shapes for asked in log[1::2])

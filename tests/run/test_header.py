@@ -11,9 +11,9 @@ from pretended import info, make
 from softbench.ops import registry
 from softbench.plugins.source import PluginSource
 from softbench.run.header import header
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
-REQUEST = Request({}, {}, False, Path("results"), False, "softbench run", "0")
+REQUEST = RunRequest({}, {}, False, Path("results"), False, "softbench run", "0")
 
 
 @pytest.fixture

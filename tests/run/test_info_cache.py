@@ -13,7 +13,7 @@ from softbench.core.machine import Gpu, Machine
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
 from softbench.run import info_cache, run
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 MACHINE = Machine("2.13", "no GPU", (Gpu("H200", "uuid", 2, 1, "default", {"gpu": "H200"}),), "a CPU", 9, {"python": "3.11"})
 TORCH, COMPILE = (PluginSource("entry point", name, f"softbench.backends.{name}:backend", "softbench") for name in ("torch", "compile"))
@@ -146,7 +146,7 @@ def known(monkeypatch):
 
 
 def request(flags):
-    return Request({}, flags, False, Path("results"), False, "softbench run", "0")
+    return RunRequest({}, flags, False, Path("results"), False, "softbench run", "0")
 
 
 def test_an_unknown_backend_is_named_without_a_worker(known):

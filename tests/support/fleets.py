@@ -12,7 +12,7 @@ from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measur
 from softbench.plugins.info import BackendInfo, info_to_json
 from softbench.plugins.source import PluginSource
 from softbench.results.records import case_from_json, record_to_json
-from softbench.run.request import Request, request_from_json
+from softbench.run.request import RunRequest, request_from_json
 
 BACKENDS = ("copy", "torch", "naive")
 
@@ -36,7 +36,7 @@ class Note(list):
 
 def request(folder, N=range(256, 1536, 256), resume=False, **flags):
     given = {"M": (4096,), "N": tuple(N), "backends": ("torch", "naive"), "rounds": 1, "max_rounds": 1, **flags}
-    return Request({}, given, False, Path(folder), resume, "softbench run --devices all", __version__)
+    return RunRequest({}, given, False, Path(folder), resume, "softbench run --devices all", __version__)
 
 
 class Events(queue.Queue):

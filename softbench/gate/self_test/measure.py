@@ -20,7 +20,7 @@ from softbench.plan.sweep import Sweep
 from softbench.plugins.source import absolute
 from softbench.results import store
 from softbench.run import run
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 REPETITIONS = 59
 """Repetitions: no alarm in this many means a false-alarm rate below 5 %, with 95 % confidence."""
@@ -39,7 +39,7 @@ backends = inject({reference!r}, {slowdowns!r}, {plugins!r}, cases={cases!r}, me
 
 
 def measure_repetitions(
-    measure: Measure, request: Request, reference: str, repetitions: int, announce: Callable[[str], None]
+    measure: Measure, request: RunRequest, reference: str, repetitions: int, announce: Callable[[str], None]
 ) -> RunSamples:
     """Measure this many process sets; `announce` gets the plan and its time before the first one starts.
 
@@ -85,7 +85,7 @@ def plan_text(plan: Plan, injected: Sequence[str], reference: str) -> str:
     )
 
 
-def _with_copies(request: Request, reference: str, repetitions: int, injected: Sequence[Case]) -> Request:
+def _with_copies(request: RunRequest, reference: str, repetitions: int, injected: Sequence[Case]) -> RunRequest:
     """The request of a self-test. Its process sets are the repetitions; a plugin, written here, has the copies."""
     plugins = request.settings().plugins
     slowdowns = (0.0, *analysis.SLOWDOWNS)

@@ -47,7 +47,7 @@ from softbench.run.fleet import processors
 from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
-from softbench.run.request import Request, request_from_json
+from softbench.run.request import RunRequest, request_from_json
 from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare, prepare_yardstick
 
 BEAT_SECONDS = 1.0
@@ -183,7 +183,7 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
         link.send("done", seconds=session.pool.activity.seconds)
 
 
-def _yardstick_first(link: Link, receive: Callable[[], JsonObject | None], session: Session, request: Request) -> bool:
+def _yardstick_first(link: Link, receive: Callable[[], JsonObject | None], session: Session, request: RunRequest) -> bool:
     """Measure the yardstick as often as the fleet asks for it, while all other backends load. False if the fleet is gone."""
     prepared = prepare_yardstick(session, request)
     link.send("ready", **_about(session, prepared))

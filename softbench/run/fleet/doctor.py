@@ -15,7 +15,7 @@ from softbench.run.fleet import comparison
 from softbench.run.fleet.cards import Cards, LocalCards
 from softbench.run.fleet.members import Members
 from softbench.run.pace import Pacing
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 
 class Notes:
@@ -43,7 +43,7 @@ def examine(devices: str, note: Callable[[str], object], cards: Callable[[str], 
     Raises:
         UsageError: there is no such GPU.
     """
-    request = Request({}, {"backends": (YARDSTICK,), "M": (1,), "N": (1,)}, False, Path(), False, "softbench doctor", __version__)
+    request = RunRequest({}, {"backends": (YARDSTICK,), "M": (1,), "N": (1,)}, False, Path(), False, "softbench doctor", __version__)
     with closing(cards(devices)) as opened:
         members = Members(opened, request, Notes(note))
         try:

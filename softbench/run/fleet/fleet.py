@@ -28,7 +28,7 @@ from softbench.results.units import common, environments, units_of
 from softbench.run.fleet import comparison
 from softbench.run.fleet.members import Member, Members
 from softbench.run.header import header
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 if TYPE_CHECKING:
     from softbench.run.fleet.cards import Cards
@@ -68,14 +68,14 @@ class FleetPace:
 class How:
     """How a run uses several cards."""
 
-    cards: Callable[[Request], Cards]
+    cards: Callable[[RunRequest], Cards]
     """Opens their processes for a request."""
     spread: str = SHARD
     force: bool = False
     """Share a sweep among cards that differ."""
 
 
-def run(how: How, request: Request, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
+def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
     """Measure a request on several cards and store it as one run. `on_start`: as in `softbench.run.run.run`.
 
     Raises:
@@ -120,7 +120,7 @@ class Hand(NamedTuple):
     cases: tuple[Case, ...]
 
 
-def dry_run(how: How, request: Request, observer: Observer) -> list[Hand]:
+def dry_run(how: How, request: RunRequest, observer: Observer) -> list[Hand]:
     """What each card would measure, if all measure to the end. The cards open their sessions, and measure and write nothing.
 
     Raises:
@@ -137,7 +137,7 @@ def dry_run(how: How, request: Request, observer: Observer) -> list[Hand]:
     return hands
 
 
-def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObject:
+def _header(members: Sequence[Member], request: RunRequest, spread: str) -> JsonObject:
     """The header of the run document: that of a card, with the units of all. The cards may be others when the run is resumed."""
     heads = [header(member.known, request) for member in members]
     first = heads[0]
@@ -156,7 +156,7 @@ def _header(members: Sequence[Member], request: Request, spread: str) -> JsonObj
     }
 
 
-def _store(request: Request, head: JsonObject, members: Sequence[Member], observer: Observer) -> store.Run:
+def _store(request: RunRequest, head: JsonObject, members: Sequence[Member], observer: Observer) -> store.Run:
     """The interrupted run that continues, or a new one."""
     cases = members[0].known.cases
     found = None

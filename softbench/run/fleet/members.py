@@ -22,7 +22,7 @@ from softbench.plugins.source import PluginSource, origins
 from softbench.results.records import case_from_json, record_from_json
 from softbench.run import queue as place_queue
 from softbench.run.plan_of import of_yardstick, plan_of
-from softbench.run.request import Request, request_to_json
+from softbench.run.request import RunRequest, request_to_json
 
 if TYPE_CHECKING:
     from softbench.run.fleet.cards import Cards
@@ -80,7 +80,7 @@ class Member:
 class Members:
     """All cards, and the messages between them and the fleet."""
 
-    def __init__(self, cards: Cards, request: Request, observer: Observer) -> None:
+    def __init__(self, cards: Cards, request: RunRequest, observer: Observer) -> None:
         self.cards, self.request, self.observer = cards, request, observer
         self.all = [Member(number, name, heard=time.monotonic()) for number, name in enumerate(cards.names)]
         self.keep_log: Callable[[str, str], object] = lambda label, text: None
@@ -212,7 +212,7 @@ class Members:
             self._noted.add(text)
             self.observer.note(f"{member.name}: {text}")
 
-    def _opened(self, member: Member, message: JsonObject, request: Request) -> None:
+    def _opened(self, member: Member, message: JsonObject, request: RunRequest) -> None:
         machine = machine_from_json(message["machine"])
         gpu = machine.gpus[message["gpu"]] if message["gpu"] is not None else None
         infos = [info_from_json({**one["info"], "origin": None}, self._source(one)) for one in message["infos"]]

@@ -22,7 +22,7 @@ from softbench.plugins.source import FILE, SOURCES, origins
 from softbench.processes.worker_log import useful_line
 
 if TYPE_CHECKING:
-    from softbench.run.request import Request
+    from softbench.run.request import RunRequest
 
 START_SECONDS = 60.0
 END_SECONDS = 30.0
@@ -34,7 +34,7 @@ _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench
 class RayCards:
     """The GPUs of a Ray cluster (`softbench.run.fleet.cards.Cards`), or its nodes if none has a GPU."""
 
-    def __init__(self, address: str, request: Request) -> None:
+    def __init__(self, address: str, request: RunRequest) -> None:
         """`address` is that of the cluster, or `auto`. Files of plugins and operations are shipped with the files beside them.
 
         Raises:
@@ -112,7 +112,7 @@ class RayCards:
         self._folder.cleanup()
 
 
-def _plugin_files(request: Request) -> list[Path]:
+def _plugin_files(request: RunRequest) -> list[Path]:
     return [Path(source.target) for source in origins(request.settings().plugins) if source.kind == FILE]
 
 

@@ -20,11 +20,11 @@ from softbench.processes.pool import Pool
 from softbench.results.records import record_from_json
 from softbench.run.fleet import card
 from softbench.run.fleet.card import Link, Sent, serve
-from softbench.run.request import Request, request_from_json, request_to_json
+from softbench.run.request import RunRequest, request_from_json, request_to_json
 
 
 def request(**flags):
-    return Request(
+    return RunRequest(
         {}, from_flags({"M": ["8"], "N": ["16,32"], "backends": ["torch"], "rounds": 1, **flags}), False, Path("x"), False, "c", "0"
     )
 
@@ -172,7 +172,7 @@ def test_a_request_crosses_processes_unchanged(quick, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
     flags = from_flags({"op": ["softmax"], "set": ["scale=0.5"], "plugins": [Path("new=mine.py")], "timeout": ["import=9"], "seed": 3})
-    first = Request(load("operations"), flags, quick, Path("out"), True, "softbench run", "1", Shard(1, 2))
+    first = RunRequest(load("operations"), flags, quick, Path("out"), True, "softbench run", "1", Shard(1, 2))
     again = request_from_json(json.loads(json.dumps(request_to_json(first))))
     mine, its = first.settings("cpu"), again.settings("cpu")
     assert its.plugins == (Path(f"new={tmp_path / 'mine.py'}"),)

@@ -22,7 +22,7 @@ from softbench.run.fleet import members, ray_cards, ray_relay
 from softbench.run.fleet.fleet import How, run
 from softbench.run.fleet.members import CardsLostError
 from softbench.run.fleet.ray_cards import RayCards, ship
-from softbench.run.request import Request
+from softbench.run.request import RunRequest
 
 N = list(range(8, 136, 8))
 PLUGIN = '''
@@ -53,7 +53,7 @@ def asked(folder, plugin, resume=False):
     flags = from_flags(
         {"M": ["64"], "N": [",".join(map(str, N))], "backends": ["torch,mine"], "plugins": [plugin], "rounds": 1, "batch_ms": 40.0}
     )
-    return Request({}, flags, False, folder / "results", resume, "softbench run --ray auto", __version__)
+    return RunRequest({}, flags, False, folder / "results", resume, "softbench run --ray auto", __version__)
 
 
 def test_files_are_shipped_with_the_sources_beside_them(tmp_path, plugin):
