@@ -27,7 +27,7 @@ MOST_SPILLED = {
     **{"fused_rows": 16, "fused_cluster": 176, "forward_scores": 96, "backward_scores": 32},
     **{"normalize_traceable": 8, "gradients_traceable": 16},
 }
-"""Kernels that are known to spill with some plans, and how many bytes of a thread (docs/kernels/notes-triton.md, Spills on cards)."""
+"""Kernels that are known to spill with some plans, and how many bytes of a thread."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@
 //
 // sm_80 has neither clusters nor bulk copies: split replaces cluster, cluster_bulk and split_bulk there.
 // softmax_ops.cuh has the arithmetic, row_access.cuh the loads of a row, heuristics.cuh the launch plans, and dispatch.cuh the launches.
-// docs/kernels/notes-cuda.md has the experiments behind the choices.
+// docs/kernels/cuda.md describes the design, and what was tried.
 
 #include "dispatch.cuh"
 

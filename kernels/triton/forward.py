@@ -12,7 +12,7 @@ program (`block_reduce.py`) and over the programs of the row. Then it writes the
 LOG and `scale` are as in `softmax_ops.py`; here `scale` is None, a number, or a pointer to one number a row. y has x's dtype, or is float32
 where x has 16 bits. Then a vector has 8 bytes of x.
 
-The experiments behind the design are in `docs/kernels/notes-triton.md`.
+`docs/kernels/triton.md` describes the design, and what was tried.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/notes-triton.md, Unaligned rows in the tier staged.
+STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/triton.md, Short rows.
 STAGED_ALIGNED_ROWS = {2: (80, 144), 4: (80, 112, 336)}  # by element size: bytes
 # The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
 # Otherwise PROGRAM_BYTES are the fewest.
@@ -65,7 +65,7 @@ def choose(problem: Problem, device: str = "") -> Plan:
             if at != length and _needs_own_line(problem, plan):
                 continue
             if (fitted := fit(problem, plan)) is not None:
-                if own:  # docs/kernels/notes-triton.md, One wave for eight and sixteen float32 rows
+                if own:
                     return fitted if rule is None or waves(problem, fitted) <= 1 else rule
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
                     # Programs of one float32 row had 1.01 of a copy (short-longer.csv, 205131 x 321), so they stay as they are.
@@ -108,7 +108,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 def enlarged(problem: Problem, plan: Plan) -> Plan:
     """The plan with more rows a program, if there are many programs that each move few bytes.
 
-    An SM starts a program in 160 to 190 cycles. In that time memory moves 2.6 to 3.1 KB for it (docs/kernels/notes-triton.md, Short rows).
+    An SM starts a program in 160 to 190 cycles. In that time memory moves 2.6 to 3.1 KB for it (docs/kernels/triton.md, Short rows).
     If a thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
     gets more rows: more warps would add barriers to unaligned rows. A plan that was measured for such a problem stays as it is (`choose`).
     """
@@ -130,7 +130,7 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
 def _with_fewer_threads(problem: Problem, plan: Plan) -> Plan:
     """The plan with fewer threads a row, if several warps share an unaligned row and have little work.
 
-    With many rows, the start of such programs takes longer than their work (docs/kernels/notes-triton.md, Many short rows).
+    With many rows, the start of such programs takes longer than their work.
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
     shared = plan.tier == "rows" and plan.threads > WARP and plan.base_alignment > 0

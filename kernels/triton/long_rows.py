@@ -45,7 +45,7 @@ FEW_SMEM_TILES = 5
 def long_row_plan(problem: Problem) -> Plan | None:
     """The plan of long rows that fill the device, where one kind of plan was the fastest for most that were measured; else None.
 
-    Measurements: docs/kernels/notes-triton.md, from Gradients of long rows in shared memory to Gradients of more than one wave.
+    `docs/kernels/triton.md` has the reasons (Long rows).
     """
     row = _long_row(problem)
     if row is None:
@@ -59,8 +59,7 @@ def unlisted_plan(problem: Problem) -> Plan | None:
     """The plan of long rows on Hopper where tables and heuristics had slower ones; None elsewhere.
 
     A line of a table comes first if it was measured with as many rows of this length, and has no more than one wave, unless
-    `long_row_plan` has a plan too. Measurements: docs/kernels/notes-triton.md, from Plans compared by softbench run to Kinds of launches
-    that random shapes miss. They are of softmax and not of losses, whose threads need more registers.
+    `long_row_plan` has a plan too. The measurements are of softmax and not of losses, whose threads need more registers.
     """
     row = _long_row(problem)
     if row is None or not problem.hopper or problem.loss:

@@ -220,8 +220,7 @@ NOT_PACKAGED = -1  # the number of a launch of a graph that is not in a package
 def _define_rows(function: Function) -> None:
     """Defines the pair that compiled graphs call. `launch` is the number of a launch in a package's table, or NOT_PACKAGED.
 
-    The pair belongs to a `torch.library.Library`, since `torch.library.custom_op` runs more Python in each call
-    (`docs/kernels/notes-triton.md`, "Operators on rows").
+    The pair belongs to a `torch.library.Library`, since `torch.library.custom_op` runs more Python in each call.
     """
     kernels, name = function.kernels, f"triton_{function.kernels.name}_rows"
 

@@ -11,7 +11,7 @@ from .launch_plan import SECTOR_BYTES, VECTOR_BYTES, Plan, Problem, row_distance
 from .tier_candidates import Scored, best, relative_distance
 
 ROW = 1024  # bytes of a row, at most
-SMALL = 8 << 20  # bytes of all inputs: launches with fewer are small (docs/kernels/notes-triton.md, Small launches of unaligned rows).
+SMALL = 8 << 20  # bytes of all inputs: launches with fewer are small.
 SMALL_ROW = 256  # bytes: longer rows are not in this tier in small launches.
 # The fewest bytes of all inputs for rows of at most SMALL_ROW: if they start at multiples of 4 bytes, and if they do not.
 LEAST, LEAST_HALF_WORDS = 5 << 19, 1 << 18
@@ -65,7 +65,7 @@ def _most_bytes(problem: Problem) -> int:
 def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
     """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`.
 
-    A block is whole sectors (docs/kernels/notes-triton.md, Blocks of whole sectors). It is only whole vectors if blocks of whole sectors
+    A block is whole sectors (docs/kernels/triton.md, Short rows). It is only whole vectors if blocks of whole sectors
     would be too large or too few.
     """
     row = problem.N * problem.element_size

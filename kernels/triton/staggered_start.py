@@ -1,7 +1,7 @@
 """Staggered start: the first rows of a launch, as many as the device holds at once, begin one after the other.
 
 Rows that begin together wait for their exchanges together, and meanwhile no memory moves. Later rows begin as the first ones end, so they
-stay apart. The CUDA kernels do the same; `docs/kernels/notes-cuda.md` and `notes-triton.md` have the measurements.
+stay apart. The CUDA kernels do the same.
 """
 
 from __future__ import annotations

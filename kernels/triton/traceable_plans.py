@@ -46,7 +46,7 @@ def plan_for(problem: Problem, device: str) -> Plan:
 
 
 def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
-    """A plan of short unaligned rows, without lanes that have parts of two rows, which were slow (docs/kernels/notes-triton.md).
+    """A plan of short unaligned rows, without lanes that have parts of two rows, which were slow.
 
     It has fewer rows, or more warps if fewer rows would have less than ROW_A_LANE_BYTES.
     """
@@ -82,7 +82,7 @@ def shared_plan(problem: Problem) -> Plan | None:
 
 
 def _split_programs(problem: Problem, vectors: int) -> int:
-    """How many programs share a split row of `vectors` vectors (docs/kernels/notes-triton.md has the measurements)."""
+    """How many programs share a split row of `vectors` vectors."""
     usual, unaligned, long = SPLIT_TILES[problem.backward]
 
     def programs(tiles: int) -> int:

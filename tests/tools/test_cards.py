@@ -290,7 +290,7 @@ def test_a_sample_of_triton_kernels_fits(cards, driver, name):
     ),
 )
 def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, size, alignment, tier):
-    """Of each cause the worst, with the plan of the rules (docs/kernels/notes-triton.md, Registers)."""
+    """Of each cause the worst, with the plan of the rules."""
     h100 = card(cards, "H100")
     problem = cards.problem_of(h100, backward, rows, columns, size, alignment)
     plan = heuristics.by_heuristics(problem)
