@@ -116,7 +116,7 @@ def empty_us() -> float:
     """Device time of an empty kernel, in microseconds, as softbench measures it."""
     import torch
 
-    from softbench.worker import device_timer
+    from softbench.worker.timing import device_timer
 
     meter = device_timer.cuda_meter()
     meter.begin("cold")
@@ -131,7 +131,7 @@ def call_each(cells: Sequence[dict[str, Any]]) -> None:
 
     from softbench.core.case import Case, Direction
     from softbench.ops.softmax import inputs
-    from softbench.worker.device_timer import FLUSH_BYTES
+    from softbench.worker.timing.device_timer import FLUSH_BYTES
 
     sources = {source.label: source for source in origins(()) if source.kind == "entry point"}
     flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")

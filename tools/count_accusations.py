@@ -17,9 +17,9 @@ from contextlib import contextmanager
 
 import torch
 
-from softbench.worker import async_work
-from softbench.worker.device_timer import DeviceTimer, cuda_meter
-from softbench.worker.trace import split, unordered
+from softbench.worker.guarding import async_work
+from softbench.worker.timing.device_timer import DeviceTimer, cuda_meter
+from softbench.worker.timing.trace import split, unordered
 
 Call = Callable[[], object]
 CALLS = 12

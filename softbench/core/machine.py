@@ -58,7 +58,7 @@ class Machine:
     software: dict[str, object]
     """Versions and the CPU; results store them."""
     host: str = "host"
-    """The label of the host (`softbench.worker.probe.host_label`)."""
+    """The label of the host (`softbench.worker.machine_probe.host_label`)."""
 
 
 def machine_from_json(data: JsonObject) -> Machine:

@@ -192,7 +192,7 @@ class Release(Request[Done]):
 
 @dataclass(frozen=True)
 class ConfineProcess(Request[Confined]):
-    """Take rights from the worker for the rest of its life, before it loads a plugin (`softbench.worker.confinement`)."""
+    """Take rights from the worker for the rest of its life, before it loads a plugin (`softbench.worker.judged.confinement`)."""
 
     readable: tuple[str, ...]
     """Files and folders that it may read."""

@@ -96,7 +96,7 @@ class Telemetry:
     reasons: int | None = None
     """NVML's clocks-event reasons, a bit mask."""
     throttled: str = ""
-    """Why the GPU was slowed, or the CPU not free (`softbench.worker.telemetry`); empty if nothing slowed the batch."""
+    """Why the GPU was slowed, or the CPU not free (`softbench.worker.timing.telemetry`); empty if nothing slowed the batch."""
 
 
 @dataclass(frozen=True, slots=True)

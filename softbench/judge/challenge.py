@@ -18,10 +18,11 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import numerics, operation
-from softbench.worker import any_dim, output_checks, shared_memory
-from softbench.worker.judged_memory import Tensors, input_layout, output_layout, tensors_of_calls
-from softbench.worker.pre_check import verify_outputs
-from softbench.worker.row_sample import WHOLE_ELEMENTS
+from softbench.worker.checking import any_dim, output_checks
+from softbench.worker.checking.pre_check import verify_outputs
+from softbench.worker.checking.row_sample import WHOLE_ELEMENTS
+from softbench.worker.judged import shared_memory
+from softbench.worker.judged.memory import Tensors, input_layout, output_layout, tensors_of_calls
 
 READ_ELEMENTS = {"cpu": 2**17, "cuda": 2**21}
 """Elements of all outputs that are read before the clock stops, about."""

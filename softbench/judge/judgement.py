@@ -32,9 +32,9 @@ from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProces
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Pool
-from softbench.worker import shared_memory
 from softbench.worker.compile_stats import built_libraries
-from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
+from softbench.worker.judged import shared_memory
+from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
 """Challenges whose time counts. One before them is checked only."""

@@ -24,7 +24,7 @@ from softbench.core.json_types import JsonObject
 from softbench.plugins.source import PluginSource
 from softbench.processes.session import Session
 from softbench.worker.compile_stats import built_libraries
-from softbench.worker.confinement import SYSTEM
+from softbench.worker.judged.confinement import SYSTEM
 
 if TYPE_CHECKING:
     from softbench.judge.judgement import Judge

@@ -26,10 +26,10 @@ from softbench.judge.challenge import Challenge, OutputReader
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Lost, Pool, Worker
 from softbench.processes.slot import infos_of, load_request
-from softbench.worker import shared_memory
-from softbench.worker.collection import paused
-from softbench.worker.judged_memory import Tensors
-from softbench.worker.timers import synchronize
+from softbench.worker.garbage_collection import paused
+from softbench.worker.judged import shared_memory
+from softbench.worker.judged.memory import Tensors
+from softbench.worker.timing.timers import synchronize
 
 CLOCK = time.perf_counter_ns
 FLUSH_BYTES = 256 * 2**20

@@ -34,7 +34,7 @@ class CheckCase:
     """The axis of a case over `dim`; None for rows."""
     repeat: str = ""
     """`twice` or `stream`: what is checked besides the values, a second call or a call on another stream. The others are in
-    `softbench.worker.contract_cases`."""
+    `softbench.worker.checking.contract_cases`."""
     gpu_only: str = ""
     """Why it needs a GPU; empty if it does not."""
     free_bytes: int = 0

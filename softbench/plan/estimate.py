@@ -79,7 +79,7 @@ OVERHEAD = 1.2
 LATER_ROUNDS = {"cuda": 0.4, "cpu": 0.8}
 """The share of the rounds beyond the fewest that a backend takes, on average."""
 WHOLE, LONG, FEWEST_ROWS, KINDS = 2**22, 2**24, 4, 16
-"""The sample of a check on a CPU (`softbench.worker.row_sample`): elements compared in full, elements of KINDS rows, rows at least."""
+"""The sample of a check on a CPU (`softbench.worker.checking.row_sample`): elements of a full check and of KINDS rows, fewest rows."""
 LOOKED_AT, PROBES = 2**14, 13
 """What a batch's verification compares on a CPU: elements of each of two outputs, and rows that changed in between."""
 

@@ -50,7 +50,7 @@ class Finding:
     ulp: float | None = None
     row_sum: float | None = None
     frobenius: float | None = None
-    """Error metrics of other tools (`softbench.worker.error_metrics`); they do not affect the verdict."""
+    """Error metrics of other tools (`softbench.worker.checking.error_metrics`); they do not affect the verdict."""
     op: str = OPERATION
     """The operation with its parameters."""
 

@@ -25,8 +25,10 @@ from softbench.core.text import count, one_line, size
 from softbench.ops.registry import operation
 from softbench.plugins.backend import Backend, Generated
 from softbench.plugins.traits import generated
-from softbench.worker import any_dim, callables, timers
+from softbench.worker import callables
+from softbench.worker.checking import any_dim
 from softbench.worker.compile_stats import Graphs
+from softbench.worker.timing import timers
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel

@@ -39,11 +39,11 @@ def main(descriptor: int) -> None:
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # the parent must see the close, even if a child process lives on
     try:
-        from softbench.worker.collection import seldom
+        from softbench.worker.garbage_collection import seldom
 
         with _ending_with(control), seldom():
             import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
-            from softbench.worker import tamper_guard
+            from softbench.worker.guarding import tamper_guard
 
             tamper_guard.remember()
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it

@@ -13,10 +13,10 @@ from softbench.ops import user_file
 from softbench.ops.declaration import to_json
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
-from softbench.worker.collection import paused, seldom
 from softbench.worker.failures import failure
-from softbench.worker.judged_calls import JudgedCalls
-from softbench.worker.probe import probe
+from softbench.worker.garbage_collection import paused, seldom
+from softbench.worker.judged.calls import JudgedCalls
+from softbench.worker.machine_probe import probe
 from softbench.worker.server import Server
 
 SOON_SECONDS = 0.2

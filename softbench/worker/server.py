@@ -35,17 +35,20 @@ from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
-from softbench.worker import any_dim, callables, tamper_guard, telemetry
-from softbench.worker.batches import Batches
-from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker import callables
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.compile_stats import CompilerCounts, Graphs
-from softbench.worker.device_timer import DeviceTimer, keep_cupti_loaded
 from softbench.worker.failures import poisoned
-from softbench.worker.pre_check import PreCheck, verify_outputs
-from softbench.worker.rotating_inputs import RotatingInputs
-from softbench.worker.tamper_guard import TamperGuard
-from softbench.worker.timers import Timers, bind, synchronize
-from softbench.worker.trace import NoKernelError
+from softbench.worker.guarding import tamper_guard
+from softbench.worker.guarding.tamper_guard import TamperGuard
+from softbench.worker.timing import telemetry
+from softbench.worker.timing.batches import Batches
+from softbench.worker.timing.device_timer import DeviceTimer, keep_cupti_loaded
+from softbench.worker.timing.rotating_inputs import RotatingInputs
+from softbench.worker.timing.timers import Timers, bind, synchronize
+from softbench.worker.timing.trace import NoKernelError
 
 CLOCK = time.perf_counter  # bound before a plugin can patch it
 REFILL = 2**31
@@ -78,12 +81,12 @@ class Server:
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
-        """Calls per CPU sample of this case; see `softbench.worker.timers.Timer`."""
+        """Calls per CPU sample of this case; see `softbench.worker.timing.timers.Timer`."""
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
         self.late_work_checked = False
-        """True once late work was looked for in this case (`softbench.worker.async_work.late_work`)."""
+        """True once late work was looked for in this case (`softbench.worker.guarding.async_work.late_work`)."""
         self.guard: TamperGuard | None = None
         self.check_cases: CheckCaseRunner | None = None
 
@@ -137,7 +140,7 @@ class Server:
         return Built(Build(seconds, state, self.graphs.seconds(), self.graphs.breaks(), reuses))
 
     def check(self) -> Graded:
-        """Check structured values, then normal ones, in the same buffers (`softbench.worker.pre_check`)."""
+        """Check structured values, then normal ones, in the same buffers (`softbench.worker.checking.pre_check`)."""
         if self.call is None:
             raise RuntimeError("a check before a build")
         self.seed += REFILL  # buffers that are released and allocated again get the checked values

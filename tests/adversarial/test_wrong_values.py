@@ -11,7 +11,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import inputs
 from softbench.ops.softmax.check_cases import items
-from softbench.worker.pre_check import PreCheck, verify_outputs
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from softbench.backends import own_kernels, own_scores
 
 CHECK_CASES = """
 from softbench.backends.own_kernels import own
-from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.plugins.traits import operations
 op = "masked_softmax(mask=boolean,causal=true,sink=true)"
 assert any(one.startswith("masked_softmax(") for one in operations(own))

@@ -99,8 +99,8 @@ def test_threads_that_stay_pass_and_late_outputs_are_wrong(monkeypatch):
     import threading
     from types import SimpleNamespace
 
-    from softbench.worker import async_work
-    from softbench.worker.check_case import CheckCaseRunner
+    from softbench.worker.checking.check_case import CheckCaseRunner
+    from softbench.worker.guarding import async_work
 
     class Threaded:
         def __init__(self, work):
@@ -146,7 +146,7 @@ def test_threads_that_stay_pass_and_late_outputs_are_wrong(monkeypatch):
 
 
 def test_only_a_declared_backend_may_reuse_its_output():
-    from softbench.worker.check_case import CheckCaseRunner
+    from softbench.worker.checking.check_case import CheckCaseRunner
 
     class Reusing:
         reuses_output = True

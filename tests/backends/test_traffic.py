@@ -12,8 +12,8 @@ from softbench.backends import copy
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import registry, traffic
-from softbench.worker.pre_check import PreCheck, verify_outputs
-from softbench.worker.rotating_inputs import RotatingInputs
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
+from softbench.worker.timing.rotating_inputs import RotatingInputs
 
 UNDER_THE_INTERPRETER = """
 import torch

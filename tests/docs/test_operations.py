@@ -13,8 +13,8 @@ from softbench.core.outcome import Grade
 from softbench.ops import registry, user_file
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests/plugins/operations"

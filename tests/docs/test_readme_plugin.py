@@ -9,7 +9,7 @@ from softbench.core.case import Direction
 from softbench.core.outcome import Grade
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker.checking.check_case import CheckCaseRunner
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "tests/plugins/correct/logsumexp.py"

@@ -11,7 +11,7 @@ from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics, operation
 from softbench.plugins.traits import unsupported
-from softbench.worker.output_checks import breach, forms
+from softbench.worker.checking.output_checks import breach, forms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

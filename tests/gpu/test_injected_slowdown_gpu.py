@@ -13,7 +13,7 @@ def test_the_timer_measures_the_injected_slowdown(slowdown):
 
     from softbench.backends import injected_slowdown
     from softbench.core.case import Case, Direction
-    from softbench.worker import timers
+    from softbench.worker.timing import timers
 
     case, x = Case(4096, 16384, "fp32", Direction.FORWARD, "cuda"), torch.randn(4096, 16384, device="cuda")
     timer = timers.bind("cuda").by_name["do_bench", "cold"]

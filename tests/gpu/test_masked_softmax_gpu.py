@@ -12,9 +12,9 @@ from softbench.backends.own_kernels import cuda
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics
-from softbench.worker import any_dim
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

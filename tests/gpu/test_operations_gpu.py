@@ -19,7 +19,7 @@ from softbench.ops import user_file
 from softbench.ops.registry import numerics
 from softbench.ops.softmax.check_cases import OVER_INT32
 from softbench.plugins.traits import operations
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking.pre_check import PreCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

@@ -10,7 +10,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
 from softbench.ops.softmax import inputs, tolerance
-from softbench.worker.output_checks import breach, forms
+from softbench.worker.checking.output_checks import breach, forms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

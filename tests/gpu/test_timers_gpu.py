@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from softbench.worker.timers import bind
+from softbench.worker.timing.timers import bind
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(300)]
 

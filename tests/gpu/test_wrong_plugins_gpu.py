@@ -11,10 +11,10 @@ from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
 from softbench.core.case import Case, Direction
 from softbench.ops.softmax.check_cases import OVER_INT32
 from softbench.processes.pool import Pool
-from softbench.worker.async_work import late_work
-from softbench.worker.device_timer import cuda_meter
-from softbench.worker.persisting_l2 import LIMIT, WINDOW, bind
-from softbench.worker.trace import UntracedError
+from softbench.worker.guarding.async_work import late_work
+from softbench.worker.timing.device_timer import cuda_meter
+from softbench.worker.timing.persisting_l2 import LIMIT, WINDOW, bind
+from softbench.worker.timing.trace import UntracedError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -12,8 +12,8 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import registry
 from softbench.ops.operation import Operation, Pass, TensorSpec
 from softbench.plugins.traits import unsupported
-from softbench.worker.pre_check import PreCheck, verify_outputs
-from softbench.worker.rotating_inputs import RotatingInputs
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
+from softbench.worker.timing.rotating_inputs import RotatingInputs
 
 PICK = Operation(
     name="pick",

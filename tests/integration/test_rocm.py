@@ -65,7 +65,7 @@ def test_list_has_what_runs_there(softbench):
 
 @pytest.mark.parametrize("l2", ["cold", "warm"])
 def test_calls_are_timed_by_hip_events(rocm, l2):
-    from softbench.worker.timers import bind
+    from softbench.worker.timing.timers import bind
 
     before = rocm.Event.recorded
     samples, block = bind("cuda").by_name["do_bench", l2](lambda: time.sleep(2e-4), 1, 4, 0)
@@ -75,8 +75,8 @@ def test_calls_are_timed_by_hip_events(rocm, l2):
 
 
 def test_a_profile_without_roctracer_says_so(rocm, monkeypatch):
-    from softbench.worker import device_timer
-    from softbench.worker.trace import UntracedError
+    from softbench.worker.timing import device_timer
+    from softbench.worker.timing.trace import UntracedError
 
     class Profiler:
         kineto_results = type("Results", (), {"events": staticmethod(list)})
@@ -96,8 +96,8 @@ def test_a_profile_without_roctracer_says_so(rocm, monkeypatch):
 
 def test_each_worker_sees_its_gpu_by_hips_number(rocm, monkeypatch):
     from softbench.processes.session import environment
-    from softbench.worker import persisting_l2, telemetry
-    from softbench.worker.probe import probe
+    from softbench.worker.machine_probe import probe
+    from softbench.worker.timing import persisting_l2, telemetry
 
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3, 5")
     machine = probe()

@@ -12,9 +12,10 @@ from wrongs import PLUGINS, load
 from softbench.core.case import Case, Direction
 from softbench.core.messages import MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs, request_to_json
 from softbench.core.replies import Called
-from softbench.worker import judged_calls, judged_memory, serve, shared_memory
-from softbench.worker.judged_calls import WARM_CALLS, JudgedCalls
-from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
+from softbench.worker import serve
+from softbench.worker.judged import calls as judged_calls, memory, shared_memory
+from softbench.worker.judged.calls import WARM_CALLS, JudgedCalls
+from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
 
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
 FUSED = Case(16, 96, "fp32", Direction.FUSED, "cpu", "cross_entropy")
@@ -37,7 +38,7 @@ class Challenges:
         block = shared_memory.create(self.size, "cpu", read_only=True)
         block.bytes.view(torch.float32).normal_()
         layout, each = input_layout(self.case)
-        given = [call[0].clone() for call in judged_memory.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
+        given = [call[0].clone() for call in memory.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
         self.worker.descriptors.append(os.dup(block.descriptor))
         places = self.worker.handle(MakeCalls(self.size)).places
         found = [shared_memory.typed(self.outputs.bytes, at, given[0].shape, torch.float32).clone() for (at,) in places]

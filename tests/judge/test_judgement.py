@@ -19,9 +19,10 @@ from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judgement, calls_of
 from softbench.judge.plugin_process import PluginProcess
 from softbench.plugins.source import FILE, PluginSource, origins
-from softbench.worker import any_dim, shared_memory
-from softbench.worker.judged_calls import JudgedCalls
-from softbench.worker.judged_memory import input_layout, output_bytes, output_layout
+from softbench.worker.checking import any_dim
+from softbench.worker.judged import shared_memory
+from softbench.worker.judged.calls import JudgedCalls
+from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
 
 
 @pytest.mark.slow

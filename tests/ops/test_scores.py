@@ -18,10 +18,10 @@ from softbench.ops.parameters import Parameter
 from softbench.ops.registry import declared, operation
 from softbench.ops.values import Values
 from softbench.plan.sweep import Sweep, cases
-from softbench.worker import any_dim
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck, verify_outputs
-from softbench.worker.rotating_inputs import RotatingInputs
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
+from softbench.worker.timing.rotating_inputs import RotatingInputs
 
 CPU = torch.device("cpu")
 NAME = "masked_softmax"

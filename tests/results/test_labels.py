@@ -13,7 +13,7 @@ from softbench.ops.registry import operation
 from softbench.report import tables
 from softbench.results import compare, labels, rows as results
 from softbench.results.csv import read_csv, to_csv
-from softbench.worker import probe
+from softbench.worker import machine_probe
 
 L2 = 62914560
 PEAK = peak_gbps(3201, 6144)
@@ -89,14 +89,14 @@ def test_the_peak_is_of_the_datasheet_and_names_its_source(monkeypatch):
             return known[name]
 
     fields = ("name", "total_memory", "multi_processor_count", "L2_cache_size", "major", "minor")
-    monkeypatch.setattr(probe.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**dict.fromkeys(fields, 9)))
-    monkeypatch.setattr(probe, "_nvml", lambda index: probe.contextmanager(lambda: iter([(Nvml(), 0)]))())
-    found = probe.describe_gpu(0)
+    monkeypatch.setattr(machine_probe.torch.cuda, "get_device_properties", lambda _: SimpleNamespace(**dict.fromkeys(fields, 9)))
+    monkeypatch.setattr(machine_probe, "_nvml", lambda index: machine_probe.contextmanager(lambda: iter([(Nvml(), 0)]))())
+    found = machine_probe.describe_gpu(0)
     assert found["peak_gbps"] == PEAK
     assert found["gpu_other_processes"] == 1
     assert found["peak_source"] == "NVML: 3201 MHz x 2 x 6144 bits"
-    monkeypatch.setattr(probe, "_nvml", lambda index: probe.contextmanager(lambda: iter([(None, None)]))())
-    assert "peak_gbps" not in probe.describe_gpu(0)
+    monkeypatch.setattr(machine_probe, "_nvml", lambda index: machine_probe.contextmanager(lambda: iter([(None, None)]))())
+    assert "peak_gbps" not in machine_probe.describe_gpu(0)
 
 
 def profiled(record, device_us, host_us):

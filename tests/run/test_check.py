@@ -21,7 +21,7 @@ from softbench.core.replies import CheckCaseGraded
 from softbench.plan.settings import Settings
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot, revive
 from softbench.run.check import _Checker
-from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker.checking.check_case import CheckCaseRunner
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
 

@@ -157,7 +157,7 @@ def main(descriptor: int, orders: int) -> None:
     import softbench.run.check
     import softbench.run.run
     import softbench.worker.serve  # noqa: F401
-    from softbench.worker import tamper_guard
+    from softbench.worker.guarding import tamper_guard
 
     tamper_guard.remember()  # as the forkserver does
 

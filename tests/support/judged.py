@@ -8,7 +8,7 @@ from wrongs import PLUGINS
 
 from softbench.core.case import Case, Direction
 from softbench.plugins.source import FILE, PluginSource
-from softbench.worker import confinement
+from softbench.worker.judged import confinement
 
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
 LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))

@@ -8,7 +8,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.ops import registry
 from softbench.ops.dtypes import DTYPES
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking.pre_check import PreCheck
 
 LOG2E = math.log2(math.e)
 

@@ -9,7 +9,7 @@ from softbench.core.messages import BuildCase, CheckOutputs, RenewInputs, TimeBa
 from softbench.core.outcome import Grade
 from softbench.plugins.source import PluginSource
 from softbench.processes.slot import load_request
-from softbench.worker.check_case import CheckCaseRunner
+from softbench.worker.checking.check_case import CheckCaseRunner
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 BATCHES = 12  # a fingerprint of few values misses some changes: with this many batches, one changes the values it reads

@@ -16,9 +16,9 @@ from softbench.backends import own_scores
 from softbench.backends.own_kernels import cuda
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
-from softbench.worker import any_dim
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck
 
 pytestmark = needs_nvcc
 DTYPES = ("fp32", "bf16", "fp16")

@@ -13,8 +13,8 @@ import torch
 from masked_softmaxes import case_of
 from softbench.backends.own_kernels import own
 from softbench.core.case import Direction
-from softbench.worker import any_dim
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.pre_check import PreCheck
 for direction in Direction.FORWARD, Direction.BACKWARD:
     for dtype, sizes in {shapes}:
         case = case_of({text!r}, dtype, direction, sizes)

@@ -23,8 +23,8 @@ from softbench.core.outcome import Grade
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.log_softmax import inputs, tolerance
 from softbench.ops.registry import numerics, operation
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck
 
 CPU = torch.device("cpu")
 F, B, BOTH = Direction.FORWARD, Direction.BACKWARD, Direction.BOTH

@@ -11,8 +11,8 @@ from softbench.backends import naive, torch_eager
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics, operation
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck
 
 CPU = torch.device("cpu")
 OP = "logprob"

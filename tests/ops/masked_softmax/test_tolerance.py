@@ -14,9 +14,9 @@ from softbench.core.outcome import Grade
 from softbench.ops.masked_softmax import reference
 from softbench.ops.registry import numerics, operation
 from softbench.ops.rowwise import independent
-from softbench.worker import any_dim
-from softbench.worker.check_case import CheckCaseRunner
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.checking.pre_check import PreCheck
 
 CPU = torch.device("cpu")
 ALL_SET = "scale=0.3,mask=additive,mask_axes=HSN,causal=true,sink=true"

@@ -13,7 +13,7 @@ from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
 from softbench.ops.rowwise import independent as rowwise
 from softbench.ops.softmax import independent, inputs, reference, structured_rows, tolerance
-from softbench.worker.pre_check import PreCheck
+from softbench.worker.checking.pre_check import PreCheck
 
 CPU = torch.device("cpu")
 CASE = Case(16, 256, "fp32", Direction.FORWARD, "cpu")

@@ -274,7 +274,7 @@ def forging_early():
 
 def without_a_wait():
     """Its process does not wait for the GPU before it replies. The judge's read then finds wrong rows, or waits for the GPU itself."""
-    from softbench.worker import judged_calls
+    from softbench.worker.judged import calls as judged_calls
 
     judged_calls.synchronize = torch.cuda.synchronize = lambda *_: None
     return honest
@@ -282,7 +282,7 @@ def without_a_wait():
 
 def busy_afterwards():
     """Its GPU works on another stream for seconds after each challenge, so that an empty challenge takes longer."""
-    from softbench.worker import judged_calls
+    from softbench.worker.judged import calls as judged_calls
 
     judged_calls.synchronize = lambda *_: torch.cuda.current_stream().synchronize()
     side = torch.cuda.Stream()

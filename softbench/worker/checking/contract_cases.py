@@ -1,0 +1,192 @@
+"""The check cases that need more than one call of normal values: structured rows, held outputs, many calls, two streams, a huge tensor."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from softbench.core.case import Case
+from softbench.core.outcome import Accuracy, Grade
+from softbench.plugins.traits import reuses_output
+from softbench.worker.checking import any_dim, output_checks
+from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
+from softbench.worker.checking.probes import OVERWRITTEN
+from softbench.worker.guarding import caller_state
+from softbench.worker.guarding.async_work import AsyncWorkWatch
+
+if TYPE_CHECKING:
+    from softbench.worker.guarding.tamper_guard import TamperGuard
+
+Tensors = tuple[torch.Tensor, ...]
+
+HELD = 3
+"""Outputs that are held."""
+LATER_CALLS = 40
+"""Calls while outputs are held: a ring of so many buffers, less HELD, is found."""
+LEAKED = 0.5
+"""Share of the later calls whose memory is kept, from which on it is a leak. A backend may keep the last few outputs."""
+MANY_CALLS = 2000
+MANY_SECONDS = 0.25
+"""Calls of `many calls`, and seconds of its thread on the processor, at most. A busy machine makes as many calls as an idle one."""
+MANY_WALL_SECONDS = 5.0
+"""Seconds of `many calls`, at most: a call may sleep."""
+STREAM_CALLS = 8
+EDGE_ROWS = 64
+"""Rows at either end, and around the 2^31st element, of a huge tensor."""
+LEAKS = "keeps memory of every call"
+
+
+@dataclass(frozen=True, slots=True)
+class ContractCase:
+    """A backend's callable on a check case's tensors."""
+
+    backend: Any
+    case: Case
+    call: Callable[..., Any]
+    given: Tensors
+    guard: TamperGuard | None
+    seed: int
+    compared_once: Callable[..., Accuracy]
+    """`softbench.worker.checking.pre_check.PreCheck.compared_once` of this callable."""
+    verify: Callable[..., Accuracy]
+    """`softbench.worker.checking.pre_check.verify_outputs`."""
+
+    def judge(self, way: str) -> Accuracy:
+        """The verdict on a way of calling, one of WAYS."""
+        self.call(*self.given)  # a first call may compile, tune and draw random numbers
+        return WAYS[way](self)
+
+    def once(self) -> Accuracy:
+        """One call."""
+        return self.compared_once(self.seed)
+
+    def structured(self) -> Accuracy:
+        """One call on structured rows."""
+        names = any_dim.make_structured(self.case, self.given, self.seed)
+        return self.compared_once(self.seed, names)
+
+    def held(self) -> Accuracy:
+        """Outputs must stay as they are while later calls run, memory must not grow, and the caller's state must stay."""
+        before = caller_state.of(self.given)
+        other = self._other()
+        held: list[torch.Tensor] = []
+        copies: list[torch.Tensor] = []
+        for _ in range(HELD):
+            held += self.results(*self.given)
+            copies += [out.clone() for out in held[len(copies) :]]
+        due = len(held) // HELD
+        first_bytes = self._allocated()
+        later: list[weakref.ref[torch.Tensor]] = []
+        for _ in range(LATER_CALLS):
+            later += [weakref.ref(out) for out in self.results(*other)]
+        grown = self._allocated() - first_bytes
+        alive = {id(out) for ref in later if (out := ref()) is not None}
+        if reason := before.changed(lambda: self.call(*self.given)):
+            return Accuracy.wrong(reason)
+        if not all(map(output_checks.same, held, copies)) and not reuses_output(self.backend):
+            return Accuracy.wrong(OVERWRITTEN)
+        if grown > LEAKED * LATER_CALLS * due * held[0].nbytes or len(alive) > LEAKED * len(later):
+            return Accuracy.wrong(LEAKS)
+        return self._verified(self.given, tuple(copies[:due]))
+
+    def many(self) -> Accuracy:
+        """Of many equal calls, the output that differs most from the first must be right, too."""
+        first = tuple(out.clone() for out in self.results(*self.given))
+        worst = [out.clone() for out in first]
+        peaks = [torch.zeros((), device=out.device) for out in first]
+        used, end = time.thread_time() + MANY_SECONDS, time.monotonic() + MANY_WALL_SECONDS
+        for _ in range(MANY_CALLS):
+            for place, out in enumerate(result.detach() for result in self.results(*self.given)):
+                if self.case.device == "cpu" and torch.equal(out, first[place]):
+                    continue  # on a GPU this would wait for every call
+                peak = (out - first[place]).abs().amax().float().nan_to_num(nan=torch.inf)
+                worse = peak > peaks[place]
+                worst[place] = torch.where(worse, out, worst[place])
+                peaks[place] = torch.where(worse, peak, peaks[place])
+            if time.thread_time() > used or time.monotonic() > end:
+                break
+        found = self._verified(self.given, tuple(worst))
+        return replace(found, detail=f"once in many calls: {found.detail}") if found.grade is Grade.WRONG else found
+
+    def streams(self) -> Accuracy:
+        """Calls on two streams at once must not share memory, unless the backend declares that its calls share their output."""
+        if reuses_output(self.backend):
+            return Accuracy(Grade.PASS, 0.0, "")
+        # The rows that are copied. The streams wait for what is written before them.
+        edge = torch.arange(min(EDGE_ROWS, self.case.M), device=self.given[0].device)
+        sides = [(self.given, torch.cuda.Stream()), (self._other(), torch.cuda.Stream())]
+        for _, stream in sides:
+            stream.wait_stream(torch.cuda.current_stream())
+        outputs: list[tuple[Tensors, Tensors]] = []
+        for _ in range(STREAM_CALLS):
+            for given, stream in sides:
+                with torch.cuda.stream(stream):
+                    outputs.append((given, rows_of_outputs(self.case, self.results(*given), edge)))
+        torch.cuda.synchronize()
+        few = self.case.of_rows(len(edge))
+        found = [self.verify(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
+        worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
+        return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
+
+    def sampled(self) -> Accuracy:
+        """One call on a huge tensor. Only rows at its ends and around the 2^31st element are copied and compared."""
+        M, N = self.case.M, self.case.N
+        middle = min(M - 1, 2**31 // N)
+        around = {*range(EDGE_ROWS), *range(middle - EDGE_ROWS, middle + EDGE_ROWS), *range(M - EDGE_ROWS, M)}
+        numbers = sorted(row for row in around if 0 <= row < M)
+        places = torch.tensor(numbers, device=self.given[0].device)
+        kept, written = tuple(rows.clone() for rows in rows_of(self.case, self.given, places)), output_checks.versions(self.given)
+        stale = torch.full_like(self.given[0], float("nan"))
+        del stale
+        before, watch = caller_state.of(self.given), AsyncWorkWatch(self.case.device)
+        due = output_checks.forms(self.case)
+        outs = output_checks.as_tuple(self.call(*self.given), due)
+        reason = (
+            output_checks.misformed(self.given, outs, due)
+            or watch.unfinished(tuple(edge for out in outs for edge in (out[:EDGE_ROWS], out[-EDGE_ROWS:])))
+            or before.changed(lambda: self.call(*self.given))
+        )
+        if not reason and (
+            output_checks.versions(self.given) != written or not all(map(output_checks.same, rows_of(self.case, self.given, places), kept))
+        ):
+            reason = "changed its input"
+        if reason := reason or (self.guard.replaced() if self.guard else ""):
+            return Accuracy.wrong(reason)
+        found = rows_of_outputs(self.case, outs, places)
+        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, found, numbers=numbers)
+
+    def results(self, *given: torch.Tensor) -> Tensors:
+        """The outputs of a call."""
+        return output_checks.as_tuple(self.call(*given), output_checks.forms(self.case))
+
+    def _other(self) -> Tensors:
+        """Other inputs: the same rows in another order."""
+        order = torch.arange(self.case.M, device=self.given[0].device).roll(1)
+        other = tuple(tensor.detach().clone() for tensor in self.given)
+        any_dim.write(self.case, other, rows_of(self.case, self.given, order))
+        return tuple(mine.requires_grad_(tensor.requires_grad) for mine, tensor in zip(other, self.given, strict=True))
+
+    def _verified(self, given: Tensors, outputs: Tensors) -> Accuracy:
+        if reason := output_checks.misformed(given, outputs, output_checks.forms(self.case)):
+            return Accuracy.wrong(reason)
+        rows = rows_of(self.case, given, slice(None)), rows_of_outputs(self.case, outputs, slice(None))
+        return self.verify(self.backend, self.case.of_rows(self.case.M), *rows)
+
+    def _allocated(self) -> int:
+        return torch.cuda.memory_allocated() if self.case.device == "cuda" else 0
+
+
+WAYS: dict[str, Callable[[ContractCase], Accuracy]] = {
+    "once": ContractCase.once,
+    "structured": ContractCase.structured,
+    "held": ContractCase.held,
+    "many": ContractCase.many,
+    "streams": ContractCase.streams,
+    "sampled": ContractCase.sampled,
+}
+"""By `softbench.ops.check_case.CheckCase.repeat`."""

@@ -1,0 +1,186 @@
+"""The check that a case has to pass before its first result: its own call, on structured values and then on normal ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from softbench.core.case import Case
+from softbench.core.outcome import Accuracy, Grade
+from softbench.core.text import one_line
+from softbench.ops import traffic
+from softbench.ops.check_case import See
+from softbench.ops.registry import numerics
+from softbench.plugins.traits import is_yardstick, reuses_output
+from softbench.worker.checking import any_dim, output_checks, row_sample
+from softbench.worker.failures import out_of_memory
+from softbench.worker.guarding import caller_state
+from softbench.worker.guarding.async_work import AsyncWorkWatch
+from softbench.worker.timing import timers
+
+if TYPE_CHECKING:
+    from softbench.worker.guarding.tamper_guard import TamperGuard
+
+Tensors = tuple[torch.Tensor, ...]
+
+DRAWN_ROWS = 4096
+"""Rows that `Numerics.drawn` gets, at most."""
+ROWS_OF_A_KIND = 2
+"""Structured rows of each kind, at least, if the rows are not long."""
+
+
+@dataclass(slots=True)
+class PreCheck:
+    """One backend's callable on one case's tensors."""
+
+    case: Case
+    call: Callable[..., Any]
+    given: tuple[torch.Tensor, ...]
+    backend: Any
+    guard: TamperGuard | None
+    peak_bytes: int | None = None
+    """Device memory that a call takes; None on the CPU."""
+
+    def run(self, seed: int) -> Accuracy:
+        """Calls on structured rows, and one on normal values, all in the old memory. Outputs of the first and last call are alive together.
+
+        The inputs hold normal values afterwards.
+        """
+        first, hard = self._structured(seed)
+        if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
+            return hard
+        any_dim.refill(self.case, self.given, seed)
+        if not numerics(self.case.op).drawn(any_dim.rows_of(self.case, self.given, slice(DRAWN_ROWS))):
+            return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
+        second, reason = self._once()
+        if reason:
+            return Accuracy.wrong(reason)
+        normal = self._compared(self.given, second, seed)
+        if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and output_checks.shared((*first, *second)):
+            return Accuracy.wrong(output_checks.SHARED)
+        return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.rank)
+
+    def _structured(self, seed: int) -> tuple[Tensors, Accuracy]:
+        """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind."""
+        values = numerics(self.case.op)
+        kinds = len(values.kinds(self.case))
+        calls = -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // self.case.M)
+        many, apart = self.case.of_rows(calls * self.case.M), calls > 1 or bool(self.case.shape)
+        any_dim.refill(self.case, self.given, seed + 1)
+        given = values.make(many, seed + 1, self.given[0].device) if apart else self.given
+        names = values.make_structured(given, many, seed)
+        first: Tensors = ()
+        asked: list[Tensors] = []
+        # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
+        due = output_checks.forms(many) if calls > 1 else ()
+        gathered = tuple(torch.empty(form.shape, dtype=form.dtype, device=given[0].device) for form in due)
+        for call in range(calls):
+            place = slice(call * self.case.M, (call + 1) * self.case.M)
+            if apart:
+                any_dim.write(self.case, self.given, any_dim.rows_of(many, given, place))
+            results, reason = self._once() if call == 0 else self._again()
+            if reason:
+                return (), Accuracy.wrong(reason)
+            first = first or results
+            if calls > 1 and self.case.shape:  # rows share tensors, so theirs may differ from those that were written
+                asked.append(tuple(rows.clone() for rows in any_dim.rows_of(self.case, self.given, slice(None))))
+            for all_rows, out in zip(gathered, any_dim.rows_of_outputs(self.case, results, slice(None)), strict=bool(gathered)):
+                all_rows[place].copy_(out)
+        if calls == 1:
+            return first, self._compared(self.given, results, seed, names)
+        if asked:
+            given = tuple(torch.cat(rows) for rows in zip(*asked, strict=True))
+        found = self._compared(given, gathered, seed, names, many)
+        told = f"; rows of {calls} calls, {self.case.M} in each" if found.detail and found.grade is Grade.WRONG else ""
+        return first, replace(found, detail=found.detail + told)
+
+    def compared_once(self, seed: int, kinds: Sequence[str] = ()) -> Accuracy:
+        """The verdict on one call on the present values, whose rows have these kinds."""
+        results, reason = self._once()
+        return Accuracy.wrong(reason) if reason else self._compared(self.given, results, seed, kinds)
+
+    def _once(self) -> tuple[Tensors, str]:
+        """One call into memory poisoned with NaN, and how it broke the contract."""
+        device, due = self.case.device, output_checks.forms(self.case)
+        kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
+        before = caller_state.of(self.given)
+        output_checks.poison(due, self.given)
+        held_bytes = self._reset_peak()
+        watch = AsyncWorkWatch(device)
+        outputs = self.call(*self.given)
+        if held_bytes is not None and self.peak_bytes is None:  # what follows allocates too
+            self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
+        late = watch.unfinished(outputs)
+        timers.synchronize(device)
+        results = output_checks.as_tuple(outputs, due)
+        reason = output_checks.breach(self.given, kept, results, due, written=written) or late
+        reason = reason or before.changed(lambda: self.call(*self.given)) or (self.guard.replaced() if self.guard else "")
+        return ((), reason) if reason else (results, "")
+
+    def _again(self) -> tuple[Tensors, str]:
+        """One more call; only the form of its outputs is checked."""
+        due = output_checks.forms(self.case)
+        results = output_checks.as_tuple(self.call(*self.given), due)
+        reason = output_checks.misformed(self.given, results, due)
+        return ((), reason) if reason else (results, "")
+
+    def _compared(self, given: Tensors, outputs: Tensors, seed: int, kinds: Sequence[str] = (), case: Case | None = None) -> Accuracy:
+        """The verdict on all rows, or on a sample (`softbench.worker.checking.row_sample`). `kinds`: as in `Numerics.check`."""
+        case = case or self.case
+        numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
+        if numbers is None or is_yardstick(self.backend):
+            return verify_outputs(self.backend, case.of_rows(case.M), *_rows(case, given, outputs, slice(None)), kinds=kinds)
+        if not kinds:
+            with one_thread(case.device):
+                numbers = sorted({*numbers, *row_sample.suspects(case, given, outputs)})
+        places = torch.tensor(numbers, device=given[0].device)
+        return verify_outputs(self.backend, case.of_rows(len(numbers)), *_rows(case, given, outputs, places), kinds=kinds, numbers=numbers)
+
+    def _reset_peak(self) -> int | None:
+        """Bytes that are allocated now, the peak from here on; None on the CPU."""
+        if self.case.device != "cuda":
+            return None
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+
+
+def _rows(case: Case, given: Tensors, outputs: Tensors, which: torch.Tensor | slice) -> tuple[Tensors, Tensors]:
+    return any_dim.rows_of(case, given, which), any_dim.rows_of_outputs(case, outputs, which)
+
+
+@contextmanager
+def one_thread(device: str) -> Iterator[None]:
+    """On the CPU torch uses one thread: several workers compare at once, and there threads wait long for each other."""
+    threads = torch.get_num_threads()
+    if device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if device == "cpu":
+            torch.set_num_threads(threads)
+
+
+def verify_outputs(
+    backend: Any,
+    case: Case,
+    given: Tensors,
+    results: Tensors,
+    see: See | None = None,
+    kinds: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
+) -> Accuracy:
+    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `Numerics.check`."""
+    try:
+        with one_thread(case.device):
+            if is_yardstick(backend):
+                return traffic.check(case, given, results)
+            return numerics(case.op).check(case, given, results, see, kinds, numbers)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        return Accuracy(Grade.UNVERIFIED, float("nan"), f"the float64 reference needs more memory: {one_line(str(error), 120)}")

@@ -1,0 +1,176 @@
+"""Probes: calls of a batch before which two values of a row change places, and after which the row is copied at once.
+
+Inputs are constant within a batch, and kept outputs are compared after it. So a backend could compute once a batch, or only while an output
+is alive, or find an output by a few values. A probe detects that: an output of another call is wrong in the changed row, and one that is
+filled in later is not filled in yet. The values change back after the call. Torch's version counter shows neither change.
+
+The output of a probe is held over later calls, and its row is compared bit by bit then: a ring of buffers has overwritten it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from softbench.core.case import Case
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops import scores
+from softbench.ops.registry import operation
+from softbench.worker.checking import any_dim
+from softbench.worker.checking.output_checks import as_tuple, forms, misformed, same
+
+Tensors = tuple[torch.Tensor, ...]
+Judge = Callable[[Case, Tensors, Tensors], Accuracy]
+
+HELD_CALLS = 11
+"""Calls over which a probe's output is held."""
+FIRST = {"cpu": 2, "cuda": 6}
+"""The number of the first call that may be a probe. do_bench estimates its number of calls from the first six."""
+EARLIEST = {"cpu": 3, "cuda": 2}
+"""The first probe is among so many calls from there on."""
+APART = (1.2, 2.2)
+"""Ratio of two probes' numbers. Probes are rare in long batches, and one is in the last half."""
+KEPT_SAMPLES = 0.5
+"""Samples of calls with a probe are dropped if this share of the samples remains."""
+MOST_COLUMNS = 16
+"""Pairs of columns of a batch. A backend does not know them, so a few suffice."""
+CHANGED_ROW = "in a timed call, in a row that had just changed"
+OVERWRITTEN = "its output changed during later calls; a backend whose next call overwrites it on purpose declares reuses_output = True"
+
+
+@dataclass(slots=True)
+class Probe:
+    """A probe and what was copied."""
+
+    place: int
+    """Its set of inputs."""
+    row: int
+    given: Tensors
+    """The row of the inputs, right after the call; an input without rows as a whole."""
+    outputs: Tensors
+    """The row of the outputs, right after the call."""
+    later: Tensors = ()
+    """The row of the outputs, some calls later."""
+
+
+class Probes:
+    """The probes of one batch."""
+
+    def __init__(self, case: Case, sets: Sequence[Tensors], source: random.Random, most: int, *, overwrites: bool) -> None:
+        """`most`: probes that are compared with float64, at most, the last ones. With `overwrites` no output is held."""
+        self.case, self.sets, self.random, self.overwrites = case, sets, source, overwrites
+        self.specs, self.due_outputs = operation(case.op).inputs(case), forms(case)
+        self.done: deque[Probe] = deque(maxlen=most)
+        self.turns: list[int] = []
+        """The calls that did more than a call."""
+        self.broken = ""
+        self.held: tuple[int, Tensors, Probe] | None = None
+        """A call's number from which on a held output is released, its outputs and its probe."""
+        self.due = FIRST[case.device] + source.randrange(EARLIEST[case.device])
+        self.at = self.due if case.N > 1 else 2**62
+        """The number of the next call with work to do. Nothing changes in rows of one element."""
+        self._changed: tuple[int, int, torch.Tensor, Tensors] | None = None
+        """Set, row and columns of the present change, and the values that were there."""
+        device = sets[0][0].device
+        pairs = [source.sample(range(case.N), 2) for _ in range(MOST_COLUMNS)] if case.N > 1 else [[0, 0]]
+        self._columns = torch.tensor(pairs, device=device)
+        self._flipped = self._columns.flip(1)
+
+    def before(self, turn: int) -> None:
+        """Release a held output, or change two values of a row, if it is time."""
+        if not possible(self.case.device):
+            return
+        if self.held and turn >= self.held[0]:
+            self.release()
+            self.turns.append(turn)
+        place = turn % len(self.sets)
+        if turn < self.due or self._resized(place):
+            self.at = self.due
+            return
+        row, pair = self.random.randrange(self.case.M), self.random.randrange(len(self._columns))
+        rows = self._with_columns(place, row)
+        values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
+        for tensor, old in zip(rows, values, strict=True):
+            tensor.index_copy_(0, self._flipped[pair], old)
+        scores.clear_unseen(self.case, self.sets[place], torch.tensor([row], device=self._columns.device))
+        self._changed = place, row, self._columns[pair], values
+
+    def after(self, turn: int, outputs: object) -> bool:
+        """Copy the changed row of inputs and outputs, and change it back. True if the call was a probe."""
+        if self._changed is None:
+            return False
+        (place, row, columns, values), self._changed = self._changed, None
+        given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
+        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
+        if not self.broken and isinstance(results, tuple | list):
+            here = slice(row, row + 1)
+            inputs, outputs_row = any_dim.rows_of(self.case, given, here), any_dim.rows_of_outputs(self.case, tuple(results), here)
+            probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.clone() for out in outputs_row))
+            self.done.append(probe)
+            self.held = None if self.overwrites else (turn + HELD_CALLS, tuple(results), probe)
+        if not self._resized(place):
+            for tensor, old in zip(self._with_columns(place, row), values, strict=True):
+                tensor.index_copy_(0, columns, old)
+        self.turns.append(turn)
+        self.due = turn + HELD_CALLS + int(turn * (self.random.uniform(*APART) - 1))
+        self.at = self.held[0] if self.held else self.due
+        return True
+
+    def _resized(self, place: int) -> str:
+        """`changed its input` if an input has lost its shape, or an empty text."""
+        lost = any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(self.sets[place], self.specs, strict=True))
+        return "changed its input" if lost else ""
+
+    def _with_columns(self, place: int, row: int) -> list[torch.Tensor]:
+        """Views of a row, of the inputs whose rows have N values."""
+        given = zip(self.sets[place], self.specs, strict=True)
+        return [any_dim.rows(self.case, spec, tensor)[row] for tensor, spec in given if spec.has_columns]
+
+    def release(self) -> None:
+        """Copy the row of the held output once more, and let it go."""
+        if self.held:
+            _, results, probe = self.held
+            here = slice(probe.row, probe.row + 1)
+            probe.later = tuple(out.clone() for out in any_dim.rows_of_outputs(self.case, results, here))
+            self.held = None
+
+    def without(self, samples: list[float], block: int, calls: int) -> list[float]:
+        """The samples without those of calls that did more, if enough remain. The samples are of the last of so many calls."""
+        touched = {len(samples) - 1 - (calls - 1 - turn) // max(1, block) for turn in self.turns}
+        kept = [sample for place, sample in enumerate(samples) if place not in touched]
+        return kept if len(kept) >= KEPT_SAMPLES * len(samples) and len(kept) > 2 else samples
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """The verdict on the probes; None if there are none."""
+        if self.broken:
+            return Accuracy.wrong(f"in a timed call: {self.broken}")
+        probes = list(self.done)
+        self.done.clear()
+        if not probes:
+            return None
+        if any(not same(late, soon) for probe in probes if probe.later for late, soon in zip(probe.later, probe.outputs, strict=True)):
+            return Accuracy.wrong(f"in a timed call: {OVERWRITTEN}")
+        groups: dict[int, list[Probe]] = {}
+        for probe in probes:  # an input without rows is the same for all probes of a set
+            groups.setdefault(0 if all(spec.has_rows for spec in self.specs) else probe.place, []).append(probe)
+        verdicts = [self._verdict(judge, some) for some in groups.values()]
+        return max(verdicts, key=lambda found: (found.grade is Grade.WRONG, *found.rank))
+
+    def _verdict(self, judge: Judge, probes: Sequence[Probe]) -> Accuracy:
+        """The verdict on probes that share the inputs without rows."""
+        inputs = zip(*(probe.given for probe in probes), strict=True)
+        given = tuple(
+            torch.cat(rows) if spec.has_rows else rows[0] for spec, rows in zip(any_dim.row_specs(self.case), inputs, strict=True)
+        )
+        outputs = tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
+        found = judge(self.case.of_rows(len(probes)), given, outputs)
+        return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found
+
+
+def possible(device: str) -> bool:
+    """False while a CUDA graph is captured or a profiler counts kernels: there a call must launch what the others launch."""
+    return device != "cuda" or not (torch.cuda.is_current_stream_capturing() or torch.autograd._profiler_enabled())

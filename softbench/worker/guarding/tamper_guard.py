@@ -1,0 +1,232 @@
+"""Detects that a plugin replaced a timing or checking function in the process they share. It deters cheating; it is no security boundary.
+
+`bind` records the protected names before the plugin is imported. `TamperGuard.replaced` names the first one that has changed since,
+for example a patched `torch.cuda.Event`, `perf_counter` or float64 reference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import sys
+import time
+import timeit
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import reduce
+from importlib import import_module
+from itertools import repeat
+from operator import is_
+from types import FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from softbench import ops
+from softbench.ops import registry
+from softbench.worker.timing import persisting_l2
+from softbench.worker.timing.persisting_l2 import PersistingL2
+
+OPERATIONS = tuple(import_module(found.name) for found in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}."))
+"""All modules of `softbench.ops`."""
+CHECKS = tuple(
+    import_module(f"softbench.{name}")
+    for name in (
+        "core.case",
+        "worker.guarding.async_work",
+        "worker.guarding.caller_state",
+        "worker.checking.any_dim",
+        "worker.checking.check_case",
+        "worker.checking.contract_cases",
+        "worker.checking.output_checks",
+        "worker.checking.pre_check",
+        "worker.checking.probes",
+        "worker.checking.row_sample",
+        "worker.timing.batches",
+        "worker.timing.rotating_inputs",
+    )
+)
+"""The modules that choose what is compared. A case's parameters, shape and rows are properties of `softbench.core.case`."""
+USED = " ".join(name for module in OPERATIONS for name in getattr(module, "OPERATORS", ()))
+"""The operators of torch that operations use, by their own word."""
+PROTECTED: dict[ModuleType, str] = {
+    time: "perf_counter perf_counter_ns monotonic sleep",
+    timeit: "default_timer",
+    torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
+    "synchronize Stream current_stream CUDAGraph graph _sleep",
+    torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
+    f"Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim Tensor.reshape {USED}",
+}
+"""Names outside softbench that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL.
+Every name that a module of OPERATIONS or CHECKS defines or imports is protected too."""
+PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"
+"""Protected names of `torch.utils.benchmark`. Importing that module calls the CUDA driver, and a process forked after that cannot use it.
+The forkserver imports this module, so only `bind`, in a worker, imports `torch.utils.benchmark`."""
+OPTIONAL = frozenset({"torch.utils.benchmark.Timer._timeit"})
+"""Private names, which another version of torch may lack."""
+_remembered: list[ProtectedName] = []
+"""In a process that the forkserver forked: what `remember` found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectedName:
+    """A name, and the value it had before any plugin was imported."""
+
+    owner: object
+    """An object with the name as an attribute, or a dictionary with it as a key."""
+    attribute: str
+    label: str
+    """Module and dotted name."""
+    value: object
+    code: object
+    """The code object of a function or of a property's function: a plugin may exchange it and keep these. None for other values."""
+
+    def replaced(self) -> bool:
+        """True if it has another value or code now."""
+        now = self.owner.get(self.attribute) if isinstance(self.owner, dict) else getattr(self.owner, self.attribute, None)
+        return now is not self.value or getattr(_function(now), "__code__", None) is not self.code
+
+
+class TamperGuard:
+    """The protected names of one process, with their original values."""
+
+    __slots__ = ("_columns", "_entries", "names", "persisting_l2")
+
+    def __init__(self, names: Sequence[ProtectedName], persisting_l2: PersistingL2 | None = None) -> None:
+        """`persisting_l2` is None on the CPU."""
+        self.names, self.persisting_l2 = tuple(names), persisting_l2
+        self._entries = [name for name in self.names if isinstance(name.owner, dict)]
+        attributes = {(id(name.owner), name.attribute): name for name in self.names if not isinstance(name.owner, dict)}.values()
+        coded = {id(_function(name.value)): name for name in attributes if name.code is not None}.values()
+        owners, values = [name.owner for name in attributes], [name.value for name in attributes]
+        self._columns = (
+            (owners, [name.attribute for name in attributes], values),
+            ([_function(name.value) for name in coded], ["__code__"] * len(coded), [name.code for name in coded]),
+        )
+        """Objects, their attributes and the values of these, which `map` compares in a tenth of the time of a loop. Each batch does it."""
+
+    def replaced(self) -> str:
+        """`replaced torch.cuda.Event, which measures or judges it`, or an empty text. A changed setting of L2 is named too."""
+        same = all(all(map(is_, map(getattr, owners, names, repeat(None)), values)) for owners, names, values in self._columns)
+        if not same or any(entry.replaced() for entry in self._entries):
+            label = next((name.label for name in self.names if name.replaced()), "a name for a moment")
+            return f"replaced {label}, which measures or judges it"
+        return self.persisting_l2.changed() if self.persisting_l2 else ""
+
+
+def _function(value: object) -> object:
+    """The function of a property, else the value itself."""
+    return value.fget if isinstance(value, property) else value
+
+
+def remember() -> None:
+    """Record the names of softbench's modules in the forkserver, where no plugin runs, so that its workers start sooner."""
+    if not _remembered:
+        _remembered.extend(_of_modules())
+
+
+def bind(device: str) -> TamperGuard:
+    """Record the values of all protected names. Call it before a plugin is imported.
+
+    Raises:
+        AttributeError: a protected name does not exist; a rename has left this list behind.
+    """
+    from torch.utils import benchmark
+
+    protected = PROTECTED | {benchmark: PROTECTED_TIMER}
+    if device == "cuda":
+        from torch.autograd import profiler
+        from triton import testing
+
+        protected |= {testing: "do_bench", profiler: "profile"}
+    names = (*bound(protected), *(_remembered or _of_modules()), *_of_users())
+    return TamperGuard(names, persisting_l2.bind() if device == "cuda" else None)
+
+
+def _of_modules() -> Iterator[ProtectedName]:
+    """The names in OPERATIONS and CHECKS and the members of their classes. A module's own come first, because others may import them."""
+    for own in (True, False):
+        for module in (*OPERATIONS, *CHECKS):
+            for name, value in vars(module).items():
+                if name.startswith("__") or (getattr(value, "__module__", module.__name__) == module.__name__) is not own:
+                    continue
+                yield _protected(module, name, f"{module.__name__}.{name}")
+                if own and inspect.isclass(value):
+                    yield from _members(value, f"{module.__name__}.{name}")
+                yield from _parts(value, f"{module.__name__}.{name}")
+
+
+def _of_users() -> Iterator[ProtectedName]:
+    """The users' operations that are loaded: their entries in the registry, the names of their files, classes and instances."""
+    for operation in registry.names():
+        if operation in registry.NAMES:
+            continue
+        values = registry.numerics(operation)
+        owner, module = type(values), sys.modules.get(type(values).__module__)
+        for entries in (registry._added, registry._numerics):
+            yield _entry(entries, operation, f"the operation {operation}")
+        yield from _parts(registry.declared(operation), f"the operation {operation}")
+        yield from _members(owner, owner.__name__)
+        for name in dir(owner):
+            if not name.startswith("__"):
+                yield _protected(owner, name, f"{owner.__name__}.{name}")
+                yield _entry(vars(values), name, f"{owner.__name__}.{name}")  # would hide the class's
+        for name in vars(module) if module else ():
+            if not name.startswith("__"):
+                yield _protected(module, name, f"{owner.__module__}.{name}")
+
+
+def _entry(entries: dict[str, Any], name: str, label: str) -> ProtectedName:
+    """An entry of a dictionary. It is None if it does not exist."""
+    value = entries.get(name)
+    return ProtectedName(entries, name, label, value, getattr(value, "__code__", None))
+
+
+def _parts(value: object, label: str) -> Iterator[ProtectedName]:
+    """The fields of a record such as OPERATION, and of the records in it: `object.__setattr__` changes a frozen one too."""
+    if is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield _protected(value, field.name, f"{label}.{field.name}")
+            yield from _parts(getattr(value, field.name), f"{label}.{field.name}")
+    elif isinstance(value, Mapping | tuple):
+        for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _parts(part, f"{label}[{key}]")
+
+
+def _members(owner: type, label: str) -> Iterator[ProtectedName]:
+    """The methods, properties and slots of a class, inherited ones too, and its own special methods."""
+    for name in dir(owner):
+        value = inspect.getattr_static(owner, name)
+        if name.startswith("__"):
+            kept = isinstance(value, FunctionType) and name in vars(owner)
+        else:
+            kept = callable(value) or isinstance(value, property | staticmethod | MemberDescriptorType)
+        if kept:
+            yield _protected(owner, name, f"{label}.{name}")
+
+
+def _protected(owner: object, name: str, label: str) -> ProtectedName:
+    value = getattr(owner, name)
+    return ProtectedName(owner, name, label, value, getattr(_function(value), "__code__", None))
+
+
+def bound(protected: dict[ModuleType, str]) -> tuple[ProtectedName, ...]:
+    """The present values of names such as those in PROTECTED.
+
+    Raises:
+        AttributeError: a name does not exist and is not in OPTIONAL.
+    """
+    found = []
+    for module, names in protected.items():
+        for name in names.split():
+            *path, attribute = name.split(".")
+            label = f"{module.__name__}.{name}"
+            try:
+                owner = reduce(getattr, path, module)
+                getattr(owner, attribute)
+            except AttributeError:
+                if label in OPTIONAL:
+                    continue
+                raise AttributeError(f"the tamper guard protects {label}, which does not exist; correct the list in {__name__}") from None
+            found.append(_protected(owner, attribute, label))
+    return tuple(found)

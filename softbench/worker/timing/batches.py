@@ -1,0 +1,69 @@
+"""A case's batches: the inputs renewed, the calls timed, and what they returned verified, each when it is asked for.
+
+Only the timing needs the device for itself. So a run renews and verifies in all workers at once.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from softbench.core.outcome import Accuracy
+from softbench.worker.guarding.async_work import late_work
+from softbench.worker.timing.rotating_inputs import Judge, RotatingInputs
+from softbench.worker.timing.timers import Timer, synchronize
+
+if TYPE_CHECKING:
+    from softbench.worker.guarding.tamper_guard import TamperGuard
+
+
+@dataclass(slots=True)
+class Batches:
+    """The batches of one case in one worker."""
+
+    rotation: RotatingInputs
+    device: str
+    guard: TamperGuard | None
+    body: Callable[[], Any] | None = None
+    """What the next batch calls."""
+    broken: str = ""
+    """How calls of the last batch were not timed, in words."""
+
+    def renew(self) -> None:
+        """Other values into the inputs of the batch that follows."""
+        self.body, self.broken = self.rotation.renew(), ""
+        if self.guard and self.guard.persisting_l2:
+            self.guard.persisting_l2.reset()
+
+    def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
+        """Samples and block, as `softbench.worker.timing.timers.Timer`; what is to be verified is copied at once.
+
+        Raises:
+            RuntimeError: the inputs were not renewed.
+        """
+        body, self.body = self.body, None
+        if body is None:
+            raise RuntimeError("asked to time calls whose inputs were not renewed")
+        self.rotation.stir()
+        found = timer(body, warmup_ms, batch_ms, block)
+        self.rotation.collect()
+        synchronize(self.device)  # before another worker is timed
+        self.broken = self._replaced()
+        samples, block = found
+        probes = self.rotation.probes
+        return (probes.without(samples, block, self.rotation.calls()) if probes else samples), block
+
+    def check_late_work(self, samples: list[float]) -> None:
+        """Whether the GPU works on after the caller's stream has finished. Nothing else may run on it."""
+        if not self.broken:
+            self.broken = late_work(self.rotation.unwatched(), statistics.median(samples))
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """Of calls that were timed: whether they were done when they returned, and two of their outputs; None where none was made."""
+        broken = self.broken or self._replaced()  # who waited for the batch's end to exchange the judge
+        return Accuracy.wrong(broken) if broken else self.rotation.verify(judge)
+
+    def _replaced(self) -> str:
+        return self.guard.replaced() if self.guard else ""

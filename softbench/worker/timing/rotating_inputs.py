@@ -1,0 +1,241 @@
+"""The inputs of timed calls: several sets in turn, which change before each batch. Outputs of random calls are kept and checked.
+
+An output that a backend stored earlier is wrong as soon as the input changes. Therefore:
+
+- Before each batch one set gets new values. In the other set some rows, or columns of some rows, are exchanged, so that no sum over the
+  tensor changes. Torch's version counter shows neither change.
+- The sets have different addresses.
+- Two calls of a batch are chosen at random. After the batch, their changed rows and some others are copied, with the inputs. Later they are
+  compared with the float64 reference.
+- Other workers may be timed between the change and the batch. So some of the rows to be compared change once more when the batch begins.
+- Before a few calls two values of a row change places (`softbench.worker.checking.probes`).
+- The rows and their number are random. A backend that finds a stored output by a property of its input then returns a wrong one.
+
+With a warm L2 there is one set, because a second one would evict it. Profiles use the sets unchanged, and their outputs are not checked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, cycle
+from typing import Any
+
+import torch
+
+from softbench.core.case import Case
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops import scores
+from softbench.ops.registry import numerics, operation
+from softbench.plugins.backend import Call
+from softbench.worker.checking import any_dim, output_checks
+from softbench.worker.checking.probes import Probes
+
+Tensors = tuple[torch.Tensor, ...]
+Judge = Callable[[Case, Tensors, Tensors], Accuracy]
+
+CHANGED_ELEMENTS = {"cpu": 2**16, "cuda": 2**24}
+"""Elements of a tensor that change before a batch, at most; this takes milliseconds."""
+CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
+"""Elements of a kept output that are compared, about."""
+MAX_ROWS = 512  # rows that are chosen one by one, at most
+MAX_PROBES = 8  # that are compared
+FEW = 8  # at most one row in so many is exchanged
+CHANGED = "changed its input"
+APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept call is in the last third of all
+
+
+class RotatingInputs:
+    """The inputs of a case's timed calls. Rows and columns change in the tensors that have them (`softbench.ops.operation.TensorSpec`)."""
+
+    def __init__(self, case: Case, given: Tensors, call: Call, *, overwrites: bool) -> None:
+        """`given` is the first set. With `overwrites`, the next call overwrites an output, so only the last output is checked."""
+        self.case, self.function, self.overwrites = case, call, overwrites
+        self.specs, self.due = operation(case.op).inputs(case), output_checks.forms(case)
+        self.sets = [given]
+        self.random = random.Random(os.urandom(16))  # a backend cannot predict it, and it is fast
+        self.turns = 0
+        self.kept: dict[int, Any] = {}
+        """The latest output kept of each set, until it is collected."""
+        self.latest = 0
+        """The set of the last call."""
+        self._rows: list[torch.Tensor] = []
+        self._truth: list[Tensors] = []
+        self._collected: list[tuple[int, str, Tensors, Tensors]] = []
+        """Set, why its kept output is malformed, the rows of that output, and the rows of its inputs."""
+        self.probes: Probes | None = None
+        """Those of the last batch."""
+        self.calls: Callable[[], int] = lambda: 0
+        """The number of calls of the last batch, so far."""
+        self._wrong = ""
+        """An error that does not depend on the values of the outputs; empty if there is none."""
+
+    def widen(self) -> None:
+        """Allocate a second set of inputs, if there is enough memory."""
+        if len(self.sets) > 1:
+            return
+        try:
+            self.sets.append(tuple(tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self.sets[0]))
+        except (RuntimeError, MemoryError):  # there is too little memory; the timed calls use one set
+            return
+
+    def renew(self) -> Callable[[], object]:
+        """Change all sets in place, and return the call to time."""
+        self.kept, self._rows, self._truth, self._collected = {}, [], [], []
+        self._wrong = ""
+        for index, tensors in enumerate(self.sets):
+            if (self.turns + index) % 2 == 0:
+                changed: Sequence[int] = self._refill(tensors)
+            else:
+                changed = self._exchange(tensors, range(self.case.M), min(self.case.M // FEW, self._most_rows()))
+            rows = self._to_check(changed)
+            self._rows.append(rows)
+            self._truth.append(self._looked_at(index))
+        self.turns += 1
+        return self._body()
+
+    def unwatched(self) -> Callable[[], object]:
+        """Calls on the unchanged sets in turn; their outputs are not checked."""
+        function, turn = self.function, cycle(self.sets)
+        return lambda: function(*next(turn))
+
+    def stir(self) -> None:
+        """Change some of the rows to be compared, right before the batch, so that outputs computed in advance are wrong."""
+        for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have been added after the renewal
+            if not self._as_renewed(index, self._looked_at(index)):
+                self._wrong = f"in a timed call: {CHANGED}"  # a thread changed it after the renewal
+                return
+            self._exchange(tensors, rows.tolist(), len(rows) // FEW)
+            self._truth[index] = self._looked_at(index)
+
+    def collect(self) -> None:
+        """Copy the rows to be compared, right after the batch, so that a backend can neither finish nor restore them later."""
+        if self.probes:
+            self.probes.release()
+        alive: list[torch.Tensor] = []
+        for index in [self.latest] if self.overwrites else sorted(self.kept):
+            if index in self.kept:
+                outputs, given = output_checks.as_tuple(self.kept[index], self.due), self._looked_at(index)
+                wrong = output_checks.misformed(self.sets[index], outputs, self.due) if given else CHANGED
+                alive += () if wrong else outputs
+                copied = () if wrong else any_dim.rows_of_outputs(self.case, outputs, self._rows[index])
+                self._collected.append((index, wrong, copied, given))
+        if not self.overwrites and output_checks.shared(alive):
+            self._wrong = output_checks.SHARED
+        self.kept.clear()  # the calls of the batch refer to the same dictionary
+
+    def verify(self, judge: Judge) -> Accuracy | None:
+        """The worst verdict on the collected outputs; None if there are none, or if they were verified before."""
+        if self._wrong:
+            return Accuracy.wrong(self._wrong)
+        worst: Accuracy | None = None
+        for found in chain((self._verdict(judge, *collected) for collected in self._collected), self._probed(judge)):
+            if worst is None or found.grade is Grade.WRONG or found.rank > worst.rank:
+                worst = found
+            if found.grade is Grade.WRONG:
+                break
+        self._collected = []
+        return worst
+
+    def _probed(self, judge: Judge) -> Iterator[Accuracy]:
+        """The verdict on the probes, if there were any."""
+        if self.probes and (found := self.probes.verify(judge)):
+            yield found
+
+    def _body(self) -> Callable[[], object]:
+        """Calls the function on the sets in turn, and sometimes keeps the outputs of two consecutive calls."""
+        function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
+        probes = self.probes = Probes(self.case, sets, self.random, min(MAX_PROBES, self._most_rows()), overwrites=self.overwrites)
+        count, turn, due = len(sets), 0, 0
+        every = self.overwrites
+
+        def body() -> object:
+            nonlocal turn, due
+            place = turn % count
+            probing = turn >= probes.at
+            if probing:
+                probes.before(turn)
+            out = function(*sets[place])
+            probed = probing and probes.after(turn, out)
+            if probed:
+                if every:
+                    kept.clear()  # its row differs from the input, as does the memory of all outputs
+            elif turn >= due or every:
+                kept[place] = out
+                self.latest = place
+                if turn > due:
+                    due = turn + 1 + int(turn * uniform(0, APART - 1))
+            turn += 1
+            return out
+
+        self.calls = lambda: turn
+        return body
+
+    def _refill(self, tensors: Tensors) -> range:
+        """Writes new values into a block of rows, or into all rows of a small tensor."""
+        M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
+        first = self.random.randrange(self.case.M - M + 1)
+        fresh = numerics(self.case.op).make(self.case.of_rows(M), self.random.getrandbits(31), tensors[0].device)
+        for tensor, values, spec in zip(tensors, fresh[: len(tensors)], self.specs, strict=True):
+            any_dim.rows(self.case, spec, tensor)[slice(first, first + M) if spec.has_rows else ...] = values.detach()
+        scores.clear_unseen(self.case, tensors, torch.arange(first, first + M, device=tensors[0].device))
+        return range(first, first + M)
+
+    def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
+        """Exchanges some of these rows, or neighbouring columns of them: at most `most` rows, usually fewer."""
+        whole = len(among) > 1 and self.random.random() < 0.5
+        least = 2 if whole else 1
+        rows = self.random.sample(among, self._small(least, max(least, most)))
+        length = self._small(min(2, self.case.N), self.case.N)
+        first = self.random.randrange(self.case.N - length + 1)
+        shift = self.random.randint(1, max(1, length - 1))
+        places = torch.tensor(rows, device=tensors[0].device)
+        for tensor, spec in zip(tensors, self.specs, strict=True):
+            by_row = any_dim.rows(self.case, spec, tensor)
+            if whole and spec.has_rows:
+                by_row[places] = by_row[places.roll(1)]
+            elif not whole and spec.has_columns:
+                by_row[places, first : first + length] = by_row[places, first : first + length].roll(shift, 1)
+        scores.clear_unseen(self.case, tensors, places)
+        return rows
+
+    def _small(self, least: int, most: int) -> int:
+        """A number whose logarithm is uniform."""
+        return min(most, int(math.exp(self.random.uniform(math.log(least), math.log(most + 1)))))
+
+    def _to_check(self, changed: Sequence[int]) -> torch.Tensor:
+        """The indices of some changed rows and of some other rows."""
+        most = self._most_rows()
+        rows = set(self.random.sample(changed, min(len(changed), most)))
+        rows |= set(self.random.sample(range(self.case.M), min(self.case.M, 1 + most // 4)))
+        return torch.tensor(sorted(rows), device=self.sets[0][0].device)
+
+    def _looked_at(self, index: int) -> Tensors:
+        """Copies of the rows of a set that are checked; none if a tensor has lost its shape."""
+        tensors, rows = self.sets[index], self._rows[index]
+        if any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(tensors, self.specs, strict=True)):
+            return ()
+        found = zip(any_dim.rows_of(self.case, tensors, rows), any_dim.row_specs(self.case), strict=True)
+        return tuple(part if spec.has_rows else part.clone() for part, spec in found)
+
+    def _as_renewed(self, index: int, rows: Tensors) -> bool:
+        return bool(rows) and all(map(output_checks.same, rows, self._truth[index]))
+
+    def _most_rows(self) -> int:
+        return max(1, min(MAX_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
+
+    def _verdict(self, judge: Judge, index: int, wrong: str, outputs: Tensors, given: Tensors) -> Accuracy:
+        truth = self._truth[index]
+        if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # at the batch, and now
+            wrong = CHANGED
+        if wrong:
+            return Accuracy.wrong(f"in a timed call: {wrong}")
+        found = judge(self.case.of_rows(len(self._rows[index])), truth, outputs)
+        return (
+            found
+            if found.grade is not Grade.WRONG
+            else replace(found, detail=f"in a timed call, on values it had not seen: {found.detail}")
+        )

@@ -1,0 +1,100 @@
+"""The check cases with several calls find bugs in what a call leaves behind, and pass honest backends."""
+
+import random
+
+import pytest
+import torch
+from sampled import sampled
+from wrongs import CALLS, HONEST, grade
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops.softmax import inputs
+from softbench.worker.checking import contract_cases
+from softbench.worker.checking.check_case import CheckCaseRunner, contract_case
+from softbench.worker.checking.pre_check import PreCheck
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    state, threads = random.getstate(), torch.get_num_threads()
+    yield
+    torch.set_grad_enabled(True)
+    torch.set_num_threads(threads)
+    random.setstate(state)
+
+
+@pytest.mark.parametrize(
+    "bug", sampled([bug for bug in CALLS if not bug.gpu_only], lambda bug: CALLS.index(bug) % 2 == 0), ids=lambda bug: bug.name
+)
+def test_a_bug_between_calls_is_found_by_its_case(bug):
+    verdict, reason = grade(bug, bug.item, Direction.FORWARD, "fp32", "cpu")
+    assert verdict == "wrong", (verdict, reason)
+    assert bug.rule in reason
+    torch.set_grad_enabled(True)
+    for honest in HONEST:
+        assert grade(honest, bug.item, Direction.FORWARD, "fp32", "cpu")[0] == "pass"
+
+
+@pytest.mark.parametrize("bug", [bug for bug in CALLS if bug.in_run], ids=lambda bug: bug.name)
+def test_a_run_finds_changed_state_before_timing(bug):
+    case = Case(64, 256, "fp32", Direction.FORWARD, "cpu")
+    found = PreCheck(case, bug.function, inputs.make(case, 0, CPU), bug, None).run(0)
+    assert found.grade is Grade.WRONG
+    assert bug.in_run in found.detail
+
+
+class Reusing:
+    """Overwrites its last output, as it declares."""
+
+    name, reuses_output = "reusing", True
+
+    def supports(self, case):
+        return None
+
+    def prepare(self, case):
+        buffer = torch.empty(case.M, case.N)
+        return lambda x: buffer.copy_(torch.softmax(x, -1))
+
+
+def test_a_declared_overwriting_output_passes_over_later_calls():
+    for item in ("outputs held over later calls", "many calls", "structured 64x1000"):
+        assert grade(Reusing(), item, Direction.FORWARD, "fp32", "cpu")[0] == "pass"
+
+
+def test_a_first_call_may_draw_random_numbers():
+    calls = []
+
+    def tuned(x):
+        if not calls:
+            torch.rand(3)
+        calls.append(0)
+        return torch.softmax(x, -1)
+
+    case = Case(4, 8, "fp32", Direction.FORWARD, "cpu")
+    assert contract_case(object(), case, tuned, inputs.make(case, 0, CPU), None, 0).judge("held").grade is Grade.PASS
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_a_huge_tensor_is_compared_at_its_ends_and_middle(direction, monkeypatch):
+    monkeypatch.setattr(contract_cases, "EDGE_ROWS", 4)
+    case = Case(2000, 16, "fp32", direction, "cpu")
+
+    def call(first, second=None):
+        out = torch.softmax(first, -1) if second is None else second * (first - (first * second).sum(-1, keepdim=True))
+        out[wrong] = 2
+        return out
+
+    for row, found in ((0, Grade.WRONG), (1999, Grade.WRONG), (1000, Grade.PASS)):
+        wrong = row
+        given = inputs.make(case, 0, CPU)
+        assert contract_case(object(), case, call, given, None, 0).judge("sampled").grade is found
+
+
+def test_check_cases_of_both_need_no_other_shapes():
+    runner = CheckCaseRunner(HONEST[0], "cpu")
+    both = [key for key in runner.items if key[1] is Direction.BOTH]
+    assert len(both) > 6
+    assert {item.repeat for key, item in runner.items.items() if key in both} == {"once", "structured", "held", "many", "streams"}

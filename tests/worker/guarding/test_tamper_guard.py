@@ -1,0 +1,167 @@
+"""The tamper guard: every protected name exists, and a missing or replaced one is reported."""
+
+import ast
+import importlib
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from softbench.core import case
+from softbench.ops.softmax.spec import OPERATION
+from softbench.worker.checking import any_dim, pre_check
+from softbench.worker.guarding import tamper_guard
+from softbench.worker.guarding.tamper_guard import OPTIONAL, PROTECTED, PROTECTED_TIMER, bind, bound
+
+LABELS = {f"{module.__name__}.{name}" for module, names in PROTECTED.items() for name in names.split()} | {
+    f"torch.utils.benchmark.{name}" for name in PROTECTED_TIMER.split()
+}
+ROOT = Path(__file__).parents[2]
+DOTTED = re.compile(r"softbench(?:\.[A-Za-z_]\w*)+")
+
+
+def test_guard_binds_every_protected_name():
+    assert {name.label for name in bind("cpu").names} >= LABELS - OPTIONAL
+
+
+def test_missing_protected_name_raises():
+    with pytest.raises(AttributeError, match=r"protects time\.no_such_name, which does not exist"):
+        bound({time: "perf_counter no_such_name"})
+
+
+def test_missing_owner_of_a_protected_name_raises():
+    with pytest.raises(AttributeError, match=r"protects time\.NoClass\.method"):
+        bound({time: "NoClass.method"})
+
+
+def test_optional_name_may_be_missing(monkeypatch):
+    monkeypatch.setattr(tamper_guard, "OPTIONAL", frozenset({"time.no_such_name"}))
+    assert bound({time: "no_such_name"}) == ()
+
+
+def test_optional_names_are_protected_names():
+    assert LABELS >= OPTIONAL
+
+
+def test_what_the_forkserver_remembers_is_what_a_worker_would_record(monkeypatch):
+    from softbench.ops.softmax import reference
+
+    monkeypatch.setattr(tamper_guard, "_remembered", [])
+    recorded = bind("cpu").names
+    tamper_guard.remember()
+    assert bind("cpu").names == recorded
+    monkeypatch.setattr(reference, "forward", lambda x: x)  # by the file of a user's operation, which is loaded before the guard is bound
+    assert bind("cpu").replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
+
+
+def test_replaced_function_is_named(monkeypatch):
+    guard = bind("cpu")
+    assert guard.replaced() == ""
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert guard.replaced() == "replaced time.perf_counter, which measures or judges it"
+
+
+def test_exchanged_code_is_noticed(monkeypatch):
+    from softbench.ops.softmax import reference
+
+    guard = bind("cpu")
+    monkeypatch.setattr(reference.forward, "__code__", (lambda x: x).__code__)
+    assert guard.replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
+
+
+def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
+    """An attribute of NUMERICS made zeros pass, and another spec of x made probes change nothing."""
+    from softbench.ops.operation import TensorSpec
+    from softbench.ops.softmax import numerics
+
+    with pytest.raises(AttributeError):
+        numerics.NUMERICS.check = lambda *_: None
+    with pytest.raises(TypeError):
+        OPERATION.tensors["x"] = TensorSpec(("M",))
+    with pytest.raises(TypeError):
+        OPERATION.passes["forward"] = None
+    guard = bind("cpu")
+    monkeypatch.setattr(TensorSpec, "has_columns", False)
+    assert guard.replaced() == "replaced softbench.ops.operation.TensorSpec.has_columns, which measures or judges it"
+    monkeypatch.undo()
+    monkeypatch.setattr(numerics.SoftmaxNumerics, "kinds", lambda self, case: [])
+    assert guard.replaced() == "replaced softbench.ops.softmax.numerics.SoftmaxNumerics.kinds, which measures or judges it"
+
+
+CHOOSERS = [
+    (case.Case, "parameters"),
+    (case.Case, "op"),
+    (case.Case, "of_rows"),
+    (case.Shape, "columns"),
+    (case, "parse_op"),
+    (pre_check, "numerics"),
+    (pre_check, "verify_outputs"),
+    (any_dim.Rows, "__getitem__"),
+]
+
+
+@pytest.mark.parametrize(("owner", "name"), CHOOSERS)
+def test_what_chooses_the_comparison_is_protected(owner, name, monkeypatch):
+    """Without a case's parameters, softmax that ignores its scale passed."""
+    guard = bind("cpu")
+    monkeypatch.setattr(owner, name, property(lambda self: {}))
+    label = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else owner.__name__
+    assert guard.replaced() == f"replaced {label}.{name}, which measures or judges it"
+
+
+def test_exchanged_code_of_a_property_is_noticed(monkeypatch):
+    guard = bind("cpu")
+    monkeypatch.setattr(case.Case.parameters.fget, "__code__", (lambda self: {}).__code__)
+    assert guard.replaced() == "replaced softbench.core.case.Case.parameters, which measures or judges it"
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "label"),
+    [
+        (OPERATION, "any_dim", "spec.OPERATION.any_dim"),
+        (OPERATION.passes["forward"], "reads", "spec.OPERATION.passes[forward].reads"),
+        (OPERATION.parameters[0], "least", "scaling.SCALE.least"),
+    ],
+)
+def test_a_changed_field_of_a_frozen_record_is_noticed(record, field, label):
+    guard, before = bind("cpu"), getattr(record, field)
+    object.__setattr__(record, field, None)
+    try:
+        assert guard.replaced() == f"replaced softbench.ops.softmax.{label}, which measures or judges it"
+    finally:
+        object.__setattr__(record, field, before)
+    assert guard.replaced() == ""
+
+
+def dotted_names(path: Path) -> set[str]:
+    """Names such as `softbench.ops.softmax.tolerance` in a file's strings: also docstrings."""
+    strings = [
+        node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    return {name for text in strings for name in DOTTED.findall(text)}
+
+
+def resolves(name: str) -> bool:
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for attribute in parts[end:]:
+            if not hasattr(value, attribute):
+                return False
+            value = getattr(value, attribute)
+        return True
+    return False
+
+
+NO_MODULES = {"softbench.backends"}
+"""An entry-point group; it is also a package, but `softbench.backends` does not mean it there."""
+
+
+@pytest.mark.parametrize("folder", ["worker", "ops", "plugins"])
+def test_every_module_in_a_string_resolves(folder):
+    for path in (ROOT / "softbench" / folder).rglob("*.py"):
+        assert {name for name in dotted_names(path) - NO_MODULES if not resolves(name)} == set(), path
