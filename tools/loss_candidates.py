@@ -16,7 +16,7 @@ import torch
 from softbench.kernels.triton import dispatch, heuristics, loss_launch, loss_plans
 from softbench.kernels.triton.launch_plan import Plan, Problem
 
-from softbench.backends.traffic import Launch
+from softbench.backends.copy_kernels import Launch
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import numerics, operation
 from softbench.ops.traffic import steps

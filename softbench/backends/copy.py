@@ -61,7 +61,7 @@ def _move(op: Operation, case: Case, step: Step, names: Sequence[str]) -> Move:
     plain = not step.others and len(dtypes) == 1 and fills in ([(0, 1)], [(1, 1)], [(2, 1)])
     if plain or case.device != "cuda" or find_spec("triton") is None:
         return _by_torch(op, case, step, names)
-    from softbench.backends.traffic import Launch
+    from softbench.backends.copy_kernels import Launch
 
     return Launch(op, case, step, names)
 

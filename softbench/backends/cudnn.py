@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from softbench.backends import nvidia
-from softbench.backends.autograd import differentiable
-from softbench.backends.directions import EMPTY, by_direction
+from softbench.backends.calls import EMPTY, by_direction, differentiable
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
 from softbench.plugins.backend import Call

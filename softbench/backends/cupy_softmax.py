@@ -8,7 +8,7 @@ from __future__ import annotations
 import cupy
 import torch
 
-from softbench.backends.directions import Pair
+from softbench.backends.calls import Pair
 
 THREADS = 512
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -6,8 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from softbench.backends.autograd import differentiable
-from softbench.backends.directions import EMPTY, Pair, by_direction
+from softbench.backends.calls import EMPTY, Pair, by_direction, differentiable
 from softbench.backends.third_party import ThirdParty
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line

@@ -8,7 +8,7 @@ import helion
 import helion.language as hl
 import torch
 
-from softbench.backends.directions import Pair
+from softbench.backends.calls import Pair
 
 PERSISTENT_COLUMNS = 16384  # longest row that stays in registers; a longer row is read three times
 CHUNK = 4096

@@ -1,12 +1,17 @@
-"""The backend `naive`: five eager operations, one kernel each."""
+"""The backend `naive`: the formulas in eager operations, one kernel each.
+
+Each maker takes a case and returns the function of its pass. `wrap` is applied to the part that computes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, ClassVar
+
 import torch
 
-from softbench.backends import losses, scores
-from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
-from softbench.core.case import OPERATION, Case, Direction, parse_op
+from softbench.backends.calls import Eager, Tensors, Wrap, as_it_is, parameters
+from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
 
 
@@ -51,37 +56,171 @@ def naive_log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torc
     return (wide - torch.exp(y.float()) * wide.sum(dim=dim, keepdim=True)).to(dy.dtype)
 
 
-PAIRS: dict[str, Pair] = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
-"""The forward and backward of each operation over any dimension."""
-MAKERS = losses.NAIVE | scores.NAIVE
-"""The makers of the other operations."""
+def capped(x: torch.Tensor, softcap: float) -> torch.Tensor:
+    """The logits in float32, as Transformers upcasts them before its loss."""
+    wide = x.float()
+    return softcap * torch.tanh(wide / softcap) if softcap else wide
 
 
-def pair(op: str, dtype: str = "") -> Pair:
-    """The forward and backward of a case's `op`; `dtype` is that of dx."""
-    return with_parameters(op, PAIRS[parse_op(op)[0]], dtype)
+def _log_sum(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The maximum of each row, and the logarithm of the sum of exp(z - maximum); a row of -inf has a finite maximum."""
+    high = z.amax(dim=-1)
+    high = torch.where(high == -torch.inf, 0.0, high)
+    return high, torch.log(torch.exp(z - high[:, None]).sum(dim=-1))
 
 
-class Naive:
+def _loss(
+    z: torch.Tensor, target: torch.Tensor, high: torch.Tensor, log: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float
+) -> torch.Tensor:
+    ignored = target == ignore_index
+    at_target = z.gather(1, torch.where(ignored, 0, target)[:, None])[:, 0]
+    loss = (1 - smoothing) * ((high - at_target) + log)
+    if smoothing:
+        loss = loss + smoothing * ((high[:, None] - z).mean(dim=-1) + log)
+    if z_loss:
+        loss = loss + z_loss * (high + log).square()
+    return torch.where(ignored, 0.0, loss)
+
+
+def _loss_gradient(
+    x: torch.Tensor,
+    p: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    dloss: torch.Tensor | None,
+    *,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    softcap: float,
+) -> torch.Tensor:
+    columns = torch.arange(p.shape[1], device=p.device)
+    dz = p * (1 + 2 * z_loss * lse)[:, None] if z_loss else p
+    dz = dz - torch.where(columns == target[:, None], 1 - label_smoothing, 0.0)
+    if label_smoothing:
+        dz = dz - label_smoothing / p.shape[1]
+    if softcap:
+        dz = dz * (1 - torch.tanh(x.float() / softcap).square())
+    if dloss is not None:
+        dz = dz * dloss[:, None]
+    return torch.where((target == ignore_index)[:, None], 0.0, dz).to(x.dtype)
+
+
+def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """The formulas in float32, one operation after the other."""
+    given = parameters(case)
+    cap, of_loss = given["softcap"], (given["ignore_index"], given["label_smoothing"], given["z_loss"])
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        z = capped(x, cap)
+        high, log = _log_sum(z)
+        return _loss(z, target, high, log, *of_loss), high + log
+
+    def backward(x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor) -> torch.Tensor:
+        return _loss_gradient(x, torch.exp(capped(x, cap) - lse[:, None]), target, lse, dloss, **given)
+
+    def fused(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        z = capped(x, cap)
+        high, log = _log_sum(z)
+        p = torch.exp((z - high[:, None]) - log[:, None])
+        return _loss(z, target, high, log, *of_loss), _loss_gradient(x, p, target, high + log, None, **given)
+
+    calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FUSED: fused}
+    return wrap(calls[case.direction])
+
+
+def logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """x_t - max - L and L + sum(p (max - x)) in float32, one operation after the other; no term of this entropy is negative."""
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        wide = x.float()
+        high, log = _log_sum(wide)
+        below = high[:, None] - wide
+        p = torch.exp(-below - log[:, None])
+        entropy = log + torch.where(p == 0, 0.0, p * below).sum(dim=-1)
+        return -below.gather(1, target[:, None])[:, 0] - log, entropy
+
+    def backward(
+        x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, entropy: torch.Tensor, dlogprob: torch.Tensor, dentropy: torch.Tensor
+    ) -> torch.Tensor:
+        y = x.float() - lse[:, None]
+        p = torch.exp(y)
+        hot = torch.arange(x.shape[1], device=x.device) == target[:, None]
+        of_entropy = torch.where(p == 0, 0.0, p * (y + entropy[:, None])) * dentropy[:, None]
+        return ((hot.float() - p) * dlogprob[:, None] - of_entropy).to(x.dtype)
+
+    return wrap(forward if case.direction is Direction.FORWARD else backward)
+
+
+def later_keys(case: Case) -> torch.Tensor | None:
+    """(S, N), True at the keys that a query does not see; None if it sees all. Models keep it from call to call."""
+    if not parameters(case)["causal"]:
+        return None
+    S, N = case.sizes[-2:]
+    return torch.ones(S, N, dtype=torch.bool, device=case.device).triu(1 + max(0, N - S))
+
+
+def _arguments(given: dict[str, Any], others: Tensors) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Bias or mask, and sink, from the inputs behind x."""
+    mask = others[0] if given["mask"] != "none" else None
+    return mask, others[-1][:, None, None] if given["sink"] else None
+
+
+def _logits(x: torch.Tensor, given: dict[str, Any], mask: torch.Tensor | None, later: torch.Tensor | None) -> torch.Tensor:
+    z = x * given["scale"] if given["scale"] != 1 else x
+    if mask is not None:
+        z = z + mask if given["mask"] == "additive" else z.masked_fill(~mask, -torch.inf)
+    return z if later is None else z.masked_fill(later, -torch.inf)
+
+
+def masked_softmax_by(case: Case, wrap: Wrap, softmax: Callable[..., torch.Tensor], gradient: Callable[..., torch.Tensor]) -> Call:
+    """The pass by a softmax of logits and sink, and a gradient of (dy, y)."""
+    given, later = parameters(case), later_keys(case)
+    scale = given["scale"]
+
+    def forward(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        mask, sink = _arguments(given, others)
+        return softmax(_logits(x, given, mask, later), sink)
+
+    def backward(dy: torch.Tensor, y: torch.Tensor, *share: torch.Tensor) -> torch.Tensor | Tensors:
+        dx = gradient(dy, y)
+        if later is not None:
+            dx = dx.masked_fill(later, 0)  # as autograd does
+        dx = dx * scale if scale != 1 else dx
+        return (dx, -share[0] * (dy.float() * y.float()).sum(dim=-1)) if share else dx
+
+    return wrap(forward if case.direction is Direction.FORWARD else backward)
+
+
+def _softmax_with_sink(z: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    high = z.amax(dim=-1, keepdim=True)
+    if sink is None:
+        e = torch.exp(z - high)
+        return e / e.sum(dim=-1, keepdim=True)
+    high = torch.maximum(high, sink.to(z.dtype))
+    e = torch.exp(z - high)
+    return e / (e.sum(dim=-1, keepdim=True) + torch.exp(sink - high).to(z.dtype))
+
+
+def masked_softmax(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """Eager operations in the dtype of x."""
+    return masked_softmax_by(case, wrap, _softmax_with_sink, naive_backward)
+
+
+class Naive(Eager):
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
     name = "naive"
-    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS, *scores.OPERATIONS)
+    operations = (
+        "softmax(scale,out_dtype)",
+        "log_softmax",
+        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
+        "logprob",
+        "masked_softmax(scale,mask,mask_axes,causal,sink)",
+    )
     advice = "never for use; the compilers fuse this function"
-
-    def available(self) -> str | None:
-        return None
-
-    def supports(self, case: Case) -> str | None:
-        return None
-
-    def prepare(self, case: Case) -> Call:
-        if make := MAKERS.get(case.operation):
-            return make(case, losses.as_it_is)
-        return by_direction(case, *pair(case.op, case.dtype))
-
-    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        return pair(op)[direction is not Direction.FORWARD]
+    pairs: ClassVar = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
+    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax}
 
 
 backend = Naive()

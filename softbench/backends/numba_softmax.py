@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from numba import cuda, float32
 
-from softbench.backends.directions import Pair
+from softbench.backends.calls import Pair
 
 if TYPE_CHECKING:
     from numba.cuda.cudadrv.devicearray import DeviceNDArray

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from softbench.backends import naive, torch_eager
-from softbench.backends.directions import Pair, by_direction
+from softbench.backends.calls import Eager, by_direction
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import missing_compiler
 from softbench.ops.dtypes import TENSOR_DTYPES
@@ -26,10 +26,8 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 GRAPH_CALLS = 3  # the first call warms up, the second records the CUDA graph, the third replays it
 
-FUNCTIONS: dict[str, Callable[[str, str], Pair]] = {"compile": naive.pair, "compile-torch": torch_eager.pair}
-"""The forward and backward to compile, by the name before the colon."""
-MAKERS = {"compile": naive.MAKERS, "compile-torch": torch_eager.MAKERS}
-"""The other operations to compile. Of F.cross_entropy with its gradient autograd takes the compiled loss."""
+EAGER: dict[str, Eager] = {"compile": naive.backend, "compile-torch": torch_eager.backend}
+"""The backend whose functions are compiled, by the name before the colon. Of F.cross_entropy autograd takes the compiled loss."""
 OF = {"compile": "the naive function", "compile-torch": "F.softmax"}
 
 
@@ -84,10 +82,11 @@ class Compiled:
     def _compiled(self, case: Case) -> Callable[[Case], Call]:
         """Gives the call of a case of this operation, dtype and direction."""
         wrap = partial(torch.compile, **self.options)
-        if make := MAKERS[self.family].get(case.operation):
+        eager = EAGER[self.family]
+        if make := eager.makers.get(case.operation):
             made = make(case, wrap)
             return lambda case: made
-        forward, backward = map(wrap, FUNCTIONS[self.family](case.op, case.dtype))
+        forward, backward = map(wrap, eager.pair(case.op, case.dtype))
         return lambda case: by_direction(case, forward, backward)
 
 

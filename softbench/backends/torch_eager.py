@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
 import torch
 
-from softbench.backends import losses, scores
-from softbench.backends.directions import Pair, TensorCall, by_direction, with_parameters
-from softbench.core.case import OPERATION, Case, Direction, parse_op
+from softbench.backends import naive
+from softbench.backends.calls import Eager, Tensors, Wrap, as_it_is, parameters
+from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
+
+LOWEST = torch.finfo(torch.float32).min
 
 
 def _forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -29,37 +35,81 @@ def _log_backward(dy: torch.Tensor, y: torch.Tensor, dim: int = -1) -> torch.Ten
     return torch.ops.aten._log_softmax_backward_data(dy, y, dim, y.dtype)
 
 
-PAIRS: dict[str, Pair] = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
-"""The forward and backward of each operation over any dimension."""
-MAKERS = losses.TORCH | scores.TORCH
-"""The makers of the other operations."""
+def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """F.cross_entropy of float32 logits, and torch.logsumexp where lse is a result. `fused` is its gradient by autograd.
+
+    The backward computes the softmax from lse, as no function of torch takes lse.
+    """
+    given = parameters(case)
+    functional, cap, z_loss = torch.nn.functional.cross_entropy, given["softcap"], given["z_loss"]
+
+    def loss(z: torch.Tensor, target: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
+        found = functional(z, target, ignore_index=given["ignore_index"], label_smoothing=given["label_smoothing"], reduction="none")
+        return found if lse is None else found + torch.where(target == given["ignore_index"], 0.0, z_loss * lse.square())
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        z = naive.capped(x, cap)
+        lse = torch.logsumexp(z, dim=-1)
+        return loss(z, target, lse if z_loss else None), lse
+
+    def of_rows(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        z = naive.capped(x, cap)
+        return loss(z, target, torch.logsumexp(z, dim=-1) if z_loss else None)
+
+    if case.direction is Direction.FUSED:
+        return partial(_by_autograd, wrap(of_rows))
+    return wrap(forward) if case.direction is Direction.FORWARD else naive.cross_entropy(case, wrap)
 
 
-def pair(op: str, dtype: str = "") -> Pair:
-    """The forward and backward of a case's `op`; `dtype` is that of dx."""
-    return with_parameters(op, PAIRS[parse_op(op)[0]], dtype)
+def _by_autograd(loss_of: Callable[..., torch.Tensor], x: torch.Tensor, target: torch.Tensor) -> Tensors:
+    """The loss and its gradient, as a training step takes them."""
+    leaf = x.detach().requires_grad_()
+    loss = loss_of(leaf, target)
+    (dx,) = torch.autograd.grad(loss, leaf, torch.ones_like(loss))
+    return loss.detach(), dx
 
 
-class Functional:
+def logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """log_softmax and gather of float32 logits, and -sum(p log p), with the clamp of `torch.distributions.Categorical`.
+
+    Without the clamp, as TRL has it, the entropy is NaN beside -inf. The backward is that of `naive`.
+    """
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        y = torch.nn.functional.log_softmax(x.float(), dim=-1)
+        return y.gather(1, target[:, None])[:, 0], -(torch.exp(y) * y.clamp(min=LOWEST)).sum(dim=-1)
+
+    return wrap(forward) if case.direction is Direction.FORWARD else naive.logprob(case, wrap)
+
+
+def _softmax_with_sink(z: torch.Tensor, sink: torch.Tensor | None) -> torch.Tensor:
+    """As `eager_attention_forward` of gpt-oss in Transformers, or of its other models without a sink."""
+    if sink is None:
+        return torch.nn.functional.softmax(z, dim=-1, dtype=torch.float32).to(z.dtype)
+    combined = torch.cat([z, sink.to(z.dtype).expand(*z.shape[:-1], 1)], dim=-1)
+    combined = combined - combined.max(dim=-1, keepdim=True).values
+    return torch.nn.functional.softmax(combined, dim=-1, dtype=combined.dtype)[..., :-1]
+
+
+def masked_softmax(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """F.softmax, and the operator that autograd calls for its gradient."""
+    return naive.masked_softmax_by(case, wrap, _softmax_with_sink, _backward)
+
+
+class Functional(Eager):
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
-    operations = ("softmax(scale,out_dtype)", "log_softmax", *losses.OPERATIONS, *scores.OPERATIONS)
+    operations = (
+        "softmax(scale,out_dtype)",
+        "log_softmax",
+        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
+        "logprob",
+        "masked_softmax(scale,mask,mask_axes,causal,sink)",
+    )
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
-
-    def available(self) -> str | None:
-        return None
-
-    def supports(self, case: Case) -> str | None:
-        return None
-
-    def prepare(self, case: Case) -> Call:
-        if make := MAKERS.get(case.operation):
-            return make(case, losses.as_it_is)
-        return by_direction(case, *pair(case.op, case.dtype))
-
-    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        return pair(op)[direction is not Direction.FORWARD]
+    pairs: ClassVar = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
+    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax}
 
 
 backend = Functional()

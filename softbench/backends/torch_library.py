@@ -17,9 +17,9 @@ import torch
 
 import softbench.backends.torch_compile  # noqa: F401  # keeps Inductor from starting a pool of compile processes
 from softbench.backends import nvidia
-from softbench.backends.autograd import differentiable
-from softbench.backends.directions import Pair, TensorCall, by_direction
-from softbench.backends.own_kernels import cuda_code, sources_of
+from softbench.backends.calls import Pair, TensorCall, by_direction, differentiable
+from softbench.backends.cuda import cuda_code
+from softbench.backends.own_kernels import sources_of
 from softbench.core.case import OPERATION, Case, Direction, parse_op
 from softbench.core.toolchain import missing_compiler, packaging_compiler
 from softbench.kernels.common.cuda_toolkit import cuda_home

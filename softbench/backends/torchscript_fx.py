@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from softbench.backends.directions import EMPTY, Pair, TensorCall, by_direction
+from softbench.backends.calls import EMPTY, Pair, TensorCall, by_direction
 from softbench.backends.naive import naive_backward, naive_log_backward
 from softbench.core.case import Case, Direction
 from softbench.ops.dtypes import DTYPES

@@ -8,7 +8,7 @@ import torch
 from compiling import assert_passes, case, rows_at
 
 from softbench.backends import cudnn
-from softbench.backends.directions import EMPTY
+from softbench.backends.calls import EMPTY
 from softbench.ops.registry import operation
 
 OPERATIONS = {1: "softmax", 2: "log_softmax"}

@@ -6,8 +6,8 @@ import pytest
 from compiling import case
 
 from softbench.backends import cudnn, dsl
-from softbench.backends.directions import EMPTY
-from softbench.backends.third_party import flaggems
+from softbench.backends.calls import EMPTY
+from softbench.backends.flaggems import backend as flaggems
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
 

@@ -5,14 +5,15 @@ import importlib.util
 import pytest
 import torch
 
-from softbench.backends import dsl, nvidia, third_party
+from softbench.backends import dsl, flaggems, flashinfer, liger, nvidia, quack
+from softbench.backends.cuda import backend as cuda
 from softbench.backends.cudnn import backend as cudnn
-from softbench.backends.own_kernels import cuda, own
 from softbench.backends.torch_library import CudaOp, TritonAoti
+from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 
-ONLY_NVIDIA = [cuda, CudaOp(), TritonAoti(), cudnn, third_party.quack, third_party.flashinfer, dsl.CuPy(), dsl.Numba()]
-ANY_GPU = [third_party.liger, third_party.flaggems, dsl.Helion()]
+ONLY_NVIDIA = [cuda, CudaOp(), TritonAoti(), cudnn, quack.backend, flashinfer.backend, dsl.CuPy(), dsl.Numba()]
+ANY_GPU = [liger.backend, flaggems.backend, dsl.Helion()]
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import pytest
 import torch
 from compiling import assert_passes, install
 
-from softbench.backends.directions import EMPTY
-from softbench.backends.third_party import flaggems, liger, quack
+from softbench.backends.calls import EMPTY
+from softbench.backends.flaggems import backend as flaggems
+from softbench.backends.liger import backend as liger
+from softbench.backends.quack import backend as quack
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import operation
 from softbench.plugins.load import load, source_hash

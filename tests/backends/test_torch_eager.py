@@ -36,7 +36,7 @@ def test_a_gradient_is_narrowed_as_autograd_narrows_it(op, dtype, expected):
     with FakeTensorMode(), Operators() as operators:
         y = torch.empty(8, 32, device="cuda", dtype=torch.float32 if "fp32" in op else DTYPES[dtype])
         operators.called.clear()
-        dx = torch_eager.pair(op, dtype)[1](torch.empty_like(y), y)
+        dx = torch_eager.backend.pair(op, dtype)[1](torch.empty_like(y), y)
     assert operators.called[1:] == expected  # without empty_like
     assert dx.dtype == DTYPES[dtype]
 
@@ -44,4 +44,4 @@ def test_a_gradient_is_narrowed_as_autograd_narrows_it(op, dtype, expected):
 def test_a_wider_result_is_differentiated_on_the_cpu():
     y, dy = torch.rand(4, 9), torch.randn(4, 9)
     expected = torch.ops.aten._softmax_backward_data(dy, y, -1, torch.float32)
-    assert torch.equal(torch_eager.pair("softmax(out_dtype=fp32)", "fp16")[1](dy, y), expected.half())
+    assert torch.equal(torch_eager.backend.pair("softmax(out_dtype=fp32)", "fp16")[1](dy, y), expected.half())

@@ -6,7 +6,7 @@ import pytest
 from compiling import case, grade
 
 from softbench.backends import torchscript_fx
-from softbench.backends.directions import EMPTY
+from softbench.backends.calls import EMPTY
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
 

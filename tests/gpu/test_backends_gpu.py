@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from softbench.backends import cudnn, dsl, torch_compile, torchscript_fx
-from softbench.backends.third_party import flaggems
+from softbench.backends.flaggems import backend as flaggems
 from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics, operation

@@ -6,7 +6,7 @@ from scaled import graded
 from softbench.kernels.cuda import build, losses
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
 
-from softbench.backends.own_kernels import cuda
+from softbench.backends.cuda import backend as cuda
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
 

@@ -5,8 +5,9 @@ import json
 import pytest
 from softbench.kernels.cuda import disassemble
 
-from softbench.backends.own_kernels import cuda, own
+from softbench.backends.cuda import backend as cuda
 from softbench.backends.torch_compile import backend as compile_backend
+from softbench.backends.triton import own
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -8,7 +8,7 @@ from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forwar
 from ways import by_cell, slug
 from wrongs import PLUGINS
 
-from softbench.backends.own_kernels import cuda
+from softbench.backends.cuda import backend as cuda
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics

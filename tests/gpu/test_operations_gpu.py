@@ -11,8 +11,9 @@ from ways import by_cell, slug
 from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
 
 from softbench.backends import cudnn
-from softbench.backends.own_kernels import cuda, own
+from softbench.backends.cuda import backend as cuda
 from softbench.backends.torch_compile import backend as compile_backend
+from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import user_file

@@ -7,7 +7,7 @@ import torch
 from scaled import HONEST, graded, wrong_ones
 from softbench.kernels.cuda import launch, launch_plan
 
-from softbench.backends import naive, third_party, torch_compile, torch_eager
+from softbench.backends import flashinfer, naive, torch_compile, torch_eager
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
@@ -36,7 +36,7 @@ def test_right_kernels_are_accepted_and_wrong_ones_found(op, dtype, direction):
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
 @pytest.mark.parametrize(
-    "backend", [torch_eager.backend, naive.backend, torch_compile.backend, third_party.flashinfer], ids=lambda one: one.name
+    "backend", [torch_eager.backend, naive.backend, torch_compile.backend, flashinfer.backend], ids=lambda one: one.name
 )
 def test_backends_with_parameters_are_right(backend, op, dtype):
     if reason := backend.available():

@@ -6,7 +6,7 @@ from masked_softmaxes import LIMITED, NAME, RIGHT, WRONG, WRONG_BACKWARD, B, F, 
 from ways import by_cell
 
 from softbench.backends import torch_eager
-from softbench.backends.own_kernels import own
+from softbench.backends.triton import own
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics

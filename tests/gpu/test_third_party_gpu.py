@@ -5,7 +5,8 @@ import csv
 import pytest
 import torch
 
-from softbench.backends.third_party import liger, quack
+from softbench.backends.liger import backend as liger
+from softbench.backends.quack import backend as quack
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation

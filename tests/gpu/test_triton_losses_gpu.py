@@ -7,7 +7,7 @@ import torch
 from softbench.kernels.triton import dispatch, heuristics, loss_launch, loss_plans, losses
 from torch.nn import functional
 
-from softbench.backends import own_losses
+from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 from softbench.kernels import cross_entropy, logprob
 from softbench.ops.registry import numerics, operation
@@ -43,7 +43,7 @@ def test_every_pass_is_within_the_bounds(dtype, op):
             for structured in (False, True):
                 case, given = given_for(M, N, dtype, direction, op, structured and M > 1)
                 before = given[0].clone()
-                assert_passes(case, given, own_losses.prepare("triton.losses", case)(*given))
+                assert_passes(case, given, own.prepare(case)(*given))
                 assert torch.equal(before.view(torch.uint8), given[0].view(torch.uint8))
 
 
@@ -76,7 +76,7 @@ def test_strided_rows_are_read_in_place(pad, offset):
                 case, given = given_for(37, N, "bf16", direction, op)
                 memory = torch.full((offset + 37 * (N + pad),), 3.0, device="cuda", dtype=torch.bfloat16)
                 x = memory[offset:].view(37, N + pad)[:, :N].copy_(given[0])
-                assert_passes(case, given, own_losses.prepare("triton.losses", case)(x, *given[1:]))
+                assert_passes(case, given, own.prepare(case)(x, *given[1:]))
                 memory[offset:].view(37, N + pad)[:, :N] = 3.0
                 assert bool((memory == 3).all()), "wrote outside its results"
 

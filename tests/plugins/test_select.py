@@ -140,13 +140,14 @@ def test_a_package_is_read_once_for_all_its_backends(monkeypatch):
 
 
 def test_the_hash_of_our_own_kernels_covers_their_files(monkeypatch):
-    from softbench.backends import own_kernels
+    from softbench.backends.cuda import backend as cuda
+    from softbench.backends.triton import own
 
-    names = {file.name for file in own_kernels.cuda.sources()}
+    names = {file.name for file in cuda.sources()}
     assert {"softmax.cu", "build.py"} <= names
-    door = PluginSource("entry point", "cuda", "softbench.backends.own_kernels:cuda", "softbench")
-    before = source_hash(own_kernels.cuda, door)
-    assert before != source_hash(own_kernels.own, door)
+    door = PluginSource("entry point", "cuda", "softbench.backends.cuda:backend", "softbench")
+    before = source_hash(cuda, door)
+    assert before != source_hash(own, door)
 
 
 def test_offers_survive_json():

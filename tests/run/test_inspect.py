@@ -7,7 +7,8 @@ import pytest
 import torch
 from softbench.kernels.cuda import build, disassemble
 
-from softbench.backends import own_kernels, torch_eager
+from softbench.backends import torch_eager
+from softbench.backends.cuda import backend as cuda
 from softbench.backends.torch_compile import backend as compile_backend
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
@@ -195,7 +196,7 @@ def library(monkeypatch, folder):
 
 @pytest.mark.slow
 def test_the_cuda_library_is_looked_into_for_what_was_launched(library):
-    pieces, spills = own_kernels.cuda.generated(FORWARD, ["void doubled<float>(float*)", "elsewhere"])
+    pieces, spills = cuda.generated(FORWARD, ["void doubled<float>(float*)", "elsewhere"])
     assert spills == {"void doubled<float>(float*)": 0}
     by_kind = {artifact.kind: artifact.text for artifact in (Artifact(*piece) for piece in pieces)}
     assert set(by_kind) == {"report", "sass", "ptx"}
@@ -204,12 +205,12 @@ def test_the_cuda_library_is_looked_into_for_what_was_launched(library):
     assert "FMUL" in by_kind["sass"] or "FADD" in by_kind["sass"]
     assert by_kind["ptx"].count(".entry") == 1
     assert "doubledIfE" in by_kind["ptx"]
-    none, _ = own_kernels.cuda.generated(FORWARD, ["elsewhere"])
+    none, _ = cuda.generated(FORWARD, ["elsewhere"])
     assert none == [("softmax.txt", "report", "text", "none of the library's kernels was launched\n")]
 
 
 def test_without_a_disassembler_the_report_says_what_to_install(library, monkeypatch):
     monkeypatch.setattr(disassemble, "cuobjdump", lambda: None)
-    [piece], spills = own_kernels.cuda.generated(FORWARD, [])
+    [piece], spills = cuda.generated(FORWARD, [])
     assert "install the CUDA toolkit" in piece[3]
     assert spills == {}

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from softbench.backends import scores
+from softbench.backends import naive, torch_eager
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import operation
 
@@ -115,8 +115,8 @@ RIGHT = {
     "float32": of,
     "two tiles": two_tiles,
     "lower half": lower_half,
-    "torch": scores.torch_masked_softmax,
-    "naive": scores.naive_masked_softmax,
+    "torch": torch_eager.masked_softmax,
+    "naive": naive.masked_softmax,
 }
 """`torch` and `naive` round to 16 bits, and so does a fused exponent in float32."""
 LIMITED = ("torch", "naive", "lower half")

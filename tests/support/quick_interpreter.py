@@ -14,7 +14,7 @@ from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from softbench.backends.own_kernels import own, row, tile
+from softbench.backends.triton import own, row, tile
 
 patched: set[frozenset[int]] = set()
 """The modules that the present launch has patched, for each set of them that a function can have."""

@@ -16,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from softbench.backends import own_kernels, torch_library
+from softbench.backends import torch_library
+from softbench.backends.cuda import backend as cuda
 from softbench.core.case import Case, Direction
 
 OPS = torch.ops.softbench
@@ -281,8 +282,8 @@ def test_vmap_takes_any_batched_dimension(name):
 
 
 def test_the_cuda_backend_is_not_the_operator():
-    assert own_kernels.cuda.function() is launch.softmax
-    assert own_kernels.cuda.function("log_softmax") is launch.log_softmax
+    assert cuda.function() is launch.softmax
+    assert cuda.function("log_softmax") is launch.log_softmax
     assert launch.softmax is not softmax
     assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in torch_library.cuda_op.sources()}
 
@@ -310,14 +311,14 @@ def test_the_cuda_backend_gives_parameters_to_its_function(op, given, monkeypatc
         dx.copy_(factor(scale) * (dy - y.exp() * dy if op.startswith("log") else dy * y))
 
     function = Softmax(forward, backward, ("cpu",))
-    monkeypatch.setattr(own_kernels.Cuda, "function", lambda self, operation: function)
+    monkeypatch.setattr(type(cuda), "function", lambda self, operation: function)
     x = torch.randn(4, 6, dtype=torch.bfloat16)
     keywords = {**given, **({"scale": torch.rand(4) + 0.5} if given.get("scale") == "row" else {})}
     more = (keywords["scale"],) if given.get("scale") == "row" else ()
     dy = torch.randn(4, 6, dtype=keywords.get("dtype", x.dtype))
 
     def prepared(direction):
-        return own_kernels.cuda.prepare(Case(4, 6, "bf16", direction, "cpu", op))
+        return cuda.prepare(Case(4, 6, "bf16", direction, "cpu", op))
 
     y, narrow = function.forward(x, **keywords), {**keywords, "dtype": torch.bfloat16}
     dx = function.backward(dy, y, **narrow)
@@ -327,7 +328,7 @@ def test_the_cuda_backend_gives_parameters_to_its_function(op, given, monkeypatc
     for got, want in zip(prepared(Direction.BOTH)(x.requires_grad_(), dy, *more), (y, dx), strict=True):
         assert torch.equal(got, want)
     if not more:
-        assert torch.equal(own_kernels.cuda.over_dim(Direction.FORWARD, op)(x.detach().t(), 0), y.t())
+        assert torch.equal(cuda.over_dim(Direction.FORWARD, op)(x.detach().t(), 0), y.t())
 
 
 def test_the_cuda_op_backend_gives_its_reason_for_not_running(monkeypatch):

@@ -12,8 +12,8 @@ from simulated import scores_library, simulate_scores
 from softbench.kernels.cuda.launch_plan import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
 
-from softbench.backends import own_scores
-from softbench.backends.own_kernels import cuda
+from softbench.backends import own_kernels
+from softbench.backends.cuda import backend as cuda
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
 from softbench.worker.checking import any_dim
@@ -51,7 +51,7 @@ def test_check_cases_pass(simulated, text):
     runner = CheckCaseRunner(cuda, "cpu", operation=case_of(text, "bf16", F).op)
     checked = 0
     for number, (name, direction) in enumerate(runner.items):
-        if own_scores.special(case_of(text, "bf16", direction)):
+        if own_kernels.special(case_of(text, "bf16", direction)):
             found = runner.run(name, direction, DTYPES[(number + OPERATIONS.index(text)) % 3], 0)
             assert isinstance(found, str) or found.grade is Grade.PASS, (name, direction, found)
             checked += not isinstance(found, str)

@@ -5,7 +5,7 @@ import pytest
 SETUP = """
 import math
 import torch
-from softbench.backends import own_losses
+from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import numerics, operation
 from softbench.kernels.triton import loss_launch, loss_plans, losses
@@ -37,7 +37,7 @@ def check(M, N, dtype, op, structured=False, pad=0, offset=0, in_place=False):
         given = values.make(case, 0, CPU)
         if structured:
             values.make_structured(given, case, 1)
-        call = own_losses.prepare("triton.losses", case)
+        call = own.prepare(case)
         x = strided(given[0], pad, offset)
         more = {}
         if in_place and direction is not Direction.FORWARD:

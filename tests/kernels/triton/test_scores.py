@@ -11,7 +11,7 @@ from softbench.kernels.triton import causal_rows, scores
 CHECKED = """
 import torch
 from masked_softmaxes import case_of
-from softbench.backends.own_kernels import own
+from softbench.backends.triton import own
 from softbench.core.case import Direction
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.pre_check import PreCheck

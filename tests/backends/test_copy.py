@@ -18,7 +18,7 @@ from softbench.worker.timing.rotating_inputs import RotatingInputs
 UNDER_THE_INTERPRETER = """
 import torch
 from passes import OPERATIONS, inputs
-from softbench.backends import traffic as kernel
+from softbench.backends import copy_kernels as kernel
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import registry, traffic
@@ -56,7 +56,7 @@ print("fine")
 FOR_A_GPU = """
 import triton
 import triton.language as tl
-from softbench.backends import traffic
+from softbench.backends.copy_kernels import _move
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 types = tl.int8, tl.int16, tl.int32
@@ -65,7 +65,7 @@ for block in (256, 2048):  # less than a piece of words, and four of them
     tensors = {"sources": (), "results": ("*fp32",), "others": ("*i1", "*bf16", "*i32"), "scratch": "*i32"}
     numbers = {"never": "i32", "sum_counts": ("i32",), "other_counts": ("i32",) * 3, "whole": "i32"}
     signature = tensors | numbers | dict.fromkeys(constants, "constexpr")
-    source = ASTSource(traffic._move, signature, {(traffic._move.arg_names.index(name),): value for name, value in constants.items()})
+    source = ASTSource(_move, signature, {(_move.arg_names.index(name),): value for name, value in constants.items()})
     code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["sass"]
     for load in ("LDG.E.U8 ", "LDG.E.U16 ", "LDG.E "):
         assert code.count(load) >= 2 * block // 128, (load, code.count(load), block)

@@ -1,0 +1,77 @@
+"""The backend `liger`: softmax and cross entropy of LinkedIn's Liger-Kernel, in Triton. Source: the project's public functions."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from softbench.backends.calls import EMPTY, Tensors, by_direction, parameters
+from softbench.backends.third_party import ThirdParty
+from softbench.core.case import Case, Direction
+from softbench.core.toolchain import missing_compiler
+from softbench.plugins.backend import Call
+
+MAX_COLUMNS = 65536  # MAX_FUSED_SIZE: Liger's `calculate_settings` raises for a longer row
+
+
+class Liger(ThirdParty):
+    """LinkedIn's Liger-Kernel: Triton, one block per row; its 16-bit backward multiplies in 16 bits."""
+
+    name, package, module = "liger", "liger-kernel", "liger_kernel.ops.softmax"
+    install = "pip install liger-kernel"
+    operations = ("softmax", "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)")
+    advice = "if Liger's other kernels are in use; N up to 65536"
+
+    def available(self) -> str | None:
+        return super().available() or missing_compiler(cuda=True)
+
+    def supports(self, case: Case) -> str | None:
+        if case.M * case.N == 0 and (case.N == 0 or case.operation != "softmax"):
+            return EMPTY
+        if case.operation != "softmax":
+            # its one kernel of a loss returns no lse without a gradient, and the gradient with it
+            return None if case.direction is Direction.FUSED else "its kernel computes loss and gradient at once: --direction fused"
+        return f"a row must fit one block: N is at most {MAX_COLUMNS}" if case.N > MAX_COLUMNS else None
+
+    def prepare(self, case: Case) -> Call:
+        """The forward returns y only. The backward gets the launch settings that Liger's autograd would save.
+
+        The functions come from the module: the package can select another implementation by LIGER_KERNEL_IMPL.
+        """
+        if case.operation != "softmax":
+            return _cross_entropy(case)
+        liger = self._module()
+        settings = liger.calculate_settings(case.N)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = liger._softmax_forward(x)[0]
+            return y
+
+        def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            dx: torch.Tensor = liger._softmax_backward(dy, y, *settings, False)  # False: one block per row
+            return dx
+
+        return by_direction(case, liger.LigerSoftmaxFunction.apply if case.direction is Direction.BOTH else forward, backward)
+
+
+def _cross_entropy(case: Case) -> Call:
+    """Liger's kernel with its gradient, which it writes over the logits. The call copies them first, since softbench uses them again.
+
+    The kernel computes the gradient if the logits require one.
+    """
+    liger: Any = importlib.import_module("liger_kernel.ops.cross_entropy")
+    values = parameters(case)
+    ignore, z_loss, smoothing = values["ignore_index"], values["z_loss"], values["label_smoothing"]
+    cap = values["softcap"] or None
+
+    def fused(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        logits = x.clone().requires_grad_()
+        loss, *_, dx = liger.cross_entropy_forward(logits, target, None, ignore, z_loss, smoothing, "none", cap, False)
+        return loss.float(), dx.detach()
+
+    return fused
+
+
+backend = Liger()

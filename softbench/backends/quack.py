@@ -1,0 +1,89 @@
+"""The backend `quack`: softmax and cross entropy of Dao-AILab's quack, in CuTe DSL. Source: the project's public functions."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from softbench.backends.calls import Tensors, by_direction, parameters
+from softbench.backends.third_party import ThirdParty
+from softbench.core.case import DTYPES, Case, Direction
+from softbench.plugins.backend import Call
+
+TILE_BYTES = 256 * 16  # 256 threads load 16 bytes each: shared memory is allocated in such steps
+WARPS = 8
+KERNELS = {"quack.softmax": ("Softmax", "SoftmaxBackward"), "quack.cross_entropy": ("CrossEntropy", "CrossEntropyBackward")}
+
+
+class Quack(ThirdParty):
+    """Dao-AILab's quack: CuTe DSL, a row in the shared memory of up to 16 CTAs, compiled for each N."""
+
+    name, package, module = "quack", "quack-kernels", "quack.softmax"
+    install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
+    operations = ("softmax", "cross_entropy(ignore_index)")
+    only_nvidia = True
+    advice = "for few, aligned N on Hopper or newer, if a build for each N is acceptable"
+
+    def supports(self, case: Case) -> str | None:
+        vector = 16 // DTYPES[case.dtype]
+        if case.N % vector and case.operation == "softmax":
+            return f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {case.dtype}"
+        if (most := self._most_columns(case)) < case.N:
+            return f"a row must fit the shared memory of one cluster of CTAs: N is at most {most} here"
+        return None
+
+    def _most_columns(self, case: Case) -> int:
+        """The longest row that the largest cluster can store (`_set_cluster_n` in quack).
+
+        Each CTA stores its part of x, or of softmax's dy and y, and the exchange buffer. quack chooses a smaller cluster only for rows that
+        fit it.
+        """
+        card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())  # torch's type stub misses a property
+        cluster = 1 if card.major < 9 else 8 if card.major == 12 else 16
+        exchange = 8 * (WARPS * cluster + 1)
+        tensors = 1 if case.direction is Direction.FORWARD or case.operation != "softmax" else 2
+        tiles = (card.shared_memory_per_block_optin - exchange) // (tensors * TILE_BYTES)
+        most: int = cluster * tiles * TILE_BYTES // DTYPES[case.dtype]
+        return most
+
+    def compilations(self) -> int:
+        """The number of times that quack's kernels called their compiler. A kernel from quack's cache on disk does not count."""
+        found = 0
+        for module, kernels in KERNELS.items():
+            with suppress(KeyError, AttributeError):  # it is not imported, or is another version
+                found += sum(getattr(sys.modules[module], kernel).compile.cache_info().misses for kernel in kernels)
+        return found
+
+    def prepare(self, case: Case) -> Call:
+        if case.operation != "softmax":
+            return _cross_entropy(case)
+        quack = self._module()
+        return by_direction(case, quack.softmax if case.direction is Direction.BOTH else quack.softmax_fwd, quack.softmax_bwd)
+
+
+def _cross_entropy(case: Case) -> Call:
+    """quack's forward with lse, its backward, or its forward with `return_dx`, each one kernel."""
+    quack: Any = importlib.import_module("quack.cross_entropy")
+    ignore = {"ignore_index": parameters(case)["ignore_index"]}
+
+    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        loss, lse = quack.cross_entropy_fwd(x, target, return_lse=True, **ignore)
+        return loss, lse
+
+    def fused(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+        loss, dx = quack.cross_entropy_fwd(x, target, return_dx=True, **ignore)
+        return loss, dx
+
+    def backward(x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor) -> torch.Tensor:
+        dx: torch.Tensor = quack.cross_entropy_bwd(x, target, dloss, lse, **ignore)
+        return dx
+
+    calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FUSED: fused}
+    return calls[case.direction]
+
+
+backend = Quack()
