@@ -1,9 +1,9 @@
 """A Triton kernel that reads and writes the bytes of a step of a pass in one launch, for the yardstick.
 
-Each program moves its part of every tensor. There is a program for each part, without a loop and without cache hints,
-which were slower (`docs/kernels/cuda.md`). A program stores the sum of its sources to each result. It combines the other reads to a few
-words. A word is stored only if it is NEVER. The kernel gets NEVER as an argument. No word of 8 or 16 bits has this value: a compiler that knew it
-would drop their loads.
+Each program moves its part of every tensor. There is a program for each part, without a loop and without cache hints, which were slower
+(`docs/kernels/cuda.md`). A program stores the sum of its sources to each result. It combines the other reads to a few words. A word is
+stored only if it is NEVER. The kernel gets NEVER as an argument. No word of 8 or 16 bits has this value: a compiler that knew it would
+drop their loads.
 """
 
 from __future__ import annotations
