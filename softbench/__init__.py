@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from softbench.api.result import Result as Result
     from softbench.kernels import enable as enable, use as use
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 __all__ = [
     "Backend",
     "Case",

@@ -88,7 +88,7 @@ def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
     assert done.returncode == 0
     assert (cli.folder / "it-ran").exists()
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert "[softbench 0.1.0]" in lines["torch"]
+    assert "[softbench 1.0.0]" in lines["torch"]
     assert "logsumexp.py]" in lines["logsumexp"]
     assert "broken" in lines["raises_at_import"]
     assert "pip install the-missing-library" in lines["raises_at_import"]
