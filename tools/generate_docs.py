@@ -23,9 +23,8 @@ from rich.console import Console
 from softbench.cli.main import app
 from softbench.cli.panels import LAST, OTHERS, panel_of
 from softbench.core.outcome import Grade
-from softbench.gate import sittings
+from softbench.gate import self_test
 from softbench.gate.samples import CellKey
-from softbench.gate.self_test import analysis
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import KEYS, shipped
 from softbench.plan.settings import Settings
@@ -88,13 +87,13 @@ def gate_report() -> str:
 
 def self_test_report() -> str:
     """The keys of the self-test's JSON with the docs of its classes: with --reference, and with --baseline."""
-    levels = (analysis.Power(0.0, 0.0, 0.0, 0.0, 1, 0),)
-    result = analysis.SelfTest("", "", 0.0, 1, 1, 0, 0, 1, 1, 1, 1.0, 0, levels, ()).document()
-    of_sittings = sittings.SittingTest("", "", 1, 0, 1, 0.0, ()).document()
-    of_power = docs_with(analysis.Power, "share", "bounds")
-    of_result = BOUND | docs_with(analysis.SelfTest, "exit_code")
+    levels = (self_test.Power(0.0, 0.0, 0.0, 0.0, 1, 0),)
+    result = self_test.SelfTest("", "", 0.0, 1, 1, 0, 0, 1, 1, 1, 1.0, 0, levels, ()).document()
+    of_sittings = self_test.SittingTest("", "", 1, 0, 1, 0.0, ()).document()
+    of_power = docs_with(self_test.Power, "share", "bounds")
+    of_result = BOUND | docs_with(self_test.SelfTest, "exit_code")
     rows = [(f"`{key}`", of_result[key]) for key in result] + [(f"`power[].{key}`", of_power[key]) for key in result["power"][0]]
-    of_baseline = BOUND | docs_with(sittings.SittingTest, "exit_code")
+    of_baseline = BOUND | docs_with(self_test.SittingTest, "exit_code")
     others = [(f"`{key}`", of_baseline[key]) for key in of_sittings]
     return f"{table(('key', 'meaning'), rows)}\n\nWith `--baseline`:\n\n{table(('key', 'meaning'), others)}"
 
@@ -105,7 +104,7 @@ BOUND = {"false_alarm_rate_at_most": "The upper 95 % bound of the rate of false 
 def docs_with(cls: type, *properties: str) -> dict[str, str]:
     """The docs of a class's fields, by their JSON keys, and of these properties."""
     docs = dict(docs_of(cls)) | {name: " ".join(getattr(cls, name).__doc__.split()) for name in properties}
-    return {analysis.JSON_KEYS.get(name, name): text for name, text in docs.items()}
+    return {self_test.JSON_KEYS.get(name, name): text for name, text in docs.items()}
 
 
 def settings() -> str:

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from browser import Browser
 
 from softbench.report.page import document
-from softbench.report.page.read import source
+from softbench.report.page.source import read_source
 from softbench.results.csv import read_csv
 
 LOADED = "const { loadEventEnd, startTime } = performance.getEntriesByType('navigation')[0]; return (loadEventEnd - startTime) / 1e3"
@@ -30,7 +30,7 @@ def main() -> None:
         for file in map(Path, sys.argv[1:]):
             rows, _ = read_csv(file)
             begin = time.process_time()
-            page = document.write([source(file, rows)], Path(folder) / f"{file.stem}.html")
+            page = document.write([read_source(file, rows)], Path(folder) / f"{file.stem}.html")
             written = time.process_time() - begin
             opened = []
             for _ in range(OPENED):

@@ -177,7 +177,8 @@ class Result:
             ResultsError: there is no row, or the file cannot be written.
             UsageError: the file is a results file or no HTML file, or the results are of several cards.
         """
-        from softbench.report.page import document, read
+        from softbench.report.page import document
+        from softbench.report.page.source import read_source
         from softbench.results.parts import apart
 
         if not self.rows:
@@ -189,7 +190,7 @@ class Result:
             raise UsageError(f"out {target}: is a results file; name another one")
         document.check_name(target, "out")
         with options.as_arguments():
-            return document.write([read.source(self.csv, self.rows)], target, f"softbench report {shlex.quote(str(self.csv))}")
+            return document.write([read_source(self.csv, self.rows)], target, f"softbench report {shlex.quote(str(self.csv))}")
 
     def __repr__(self) -> str:
         backends = few(list(dict.fromkeys(row.backend for row in self.rows)))

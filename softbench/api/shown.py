@@ -34,7 +34,7 @@ class Shown:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from softbench.report.width import LOG_WIDTH
+        from softbench.report.rich_tables import LOG_WIDTH
 
         return self._printed(LOG_WIDTH).export_html(code_format=HTML, inline_styles=True)
 
@@ -42,7 +42,7 @@ class Shown:
         """A console that has printed the table, without cutting a column."""
         from rich.console import Console
 
-        from softbench.report.width import widen
+        from softbench.report.rich_tables import widen
 
         columns = width or shutil.get_terminal_size().columns
         # Jupyter has variables of colour, and there rich would display the text itself.

@@ -176,18 +176,18 @@ def _sitting_test(
 ) -> NoReturn:
     _reject_with_stored_runs(others)
     from softbench.cli import output
-    from softbench.gate import run_files, sittings, unpaired
+    from softbench.gate import run_files, self_test, unpaired
     from softbench.gate.baselines import open_baseline
     from softbench.gate.environment_match import check
-    from softbench.report import self_test_report
+    from softbench.report import gate_report
 
     if not files:
         raise UsageError("gate: --self-test --baseline needs results of unchanged code, a file for each sitting")
     base, runs = open_baseline(name, stored.folder), [run_files.read(file) for file in files]
     warn([text for run in runs for text in check(run, base, stored.allowed)])
-    result = sittings.analyse(runs, base, strictness.rules(unpaired.MARGIN))
+    result = self_test.analyse_sittings(runs, base, strictness.rules(unpaired.MARGIN))
     if not wrote_to_stdout(result.document, outputs.json):
-        output.show(self_test_report.sittings(result), output.console())
+        output.show(gate_report.sittings(result), output.console())
     raise typer.Exit(result.exit_code)
 
 
@@ -253,10 +253,9 @@ def _self_test(
     outputs: Outputs,
 ) -> NoReturn:
     from softbench.cli import output
-    from softbench.gate import paired, run_files, samples
+    from softbench.gate import paired, run_files, samples, self_test
     from softbench.gate.environment_match import one_machine
-    from softbench.gate.self_test import analysis
-    from softbench.report import self_test_report
+    from softbench.report import gate_figures, gate_report
 
     backend, rules = reference or "torch", strictness.rules(paired.MARGIN)
     if files:
@@ -267,18 +266,18 @@ def _self_test(
         run = samples.join(runs)
     else:
         run = _measure_repetitions(backend, families, request)
-    result = analysis.analyse(run, backend, rules)
+    result = self_test.analyse(run, backend, rules)
     if not wrote_to_stdout(result.document, outputs.json):
-        output.show(self_test_report.table(result), output.console())
+        output.show(gate_report.self_test(result), output.console())
     if outputs.plot is not None:
-        note(f"wrote {self_test_report.plot(result, outputs.plot)}")
+        note(f"wrote {gate_figures.write_power(result, outputs.plot)}")
     raise typer.Exit(result.exit_code)
 
 
 def _measure_repetitions(reference: str, families: int | None, request: RunRequest) -> RunSamples:
     from softbench.gate.ab_run import rounds_notes
-    from softbench.gate.self_test.analysis import MIN_REPETITIONS
-    from softbench.gate.self_test.measure import REPETITIONS, measure_repetitions
+    from softbench.gate.self_test import MIN_REPETITIONS
+    from softbench.gate.self_test_run import REPETITIONS, measure_repetitions
 
     count = REPETITIONS if families is None else families
     if not MIN_REPETITIONS <= count <= 1000:

@@ -35,7 +35,7 @@ class Outputs:
         Raises:
             UsageError: a file cannot be written, or `long` and `quiet` contradict each other.
         """
-        from softbench.report import forest_plot
+        from softbench.report import gate_figures
 
         verbosity.choose(quiet=self.quiet, verbose=self.long)
 
@@ -44,7 +44,7 @@ class Outputs:
             if file is not None and (not file.parent.is_dir() or file.is_dir()):
                 raise UsageError(f"{flag} {file}: cannot be written: {'is a folder' if file.is_dir() else 'no such folder'}")
         if self.plot is not None:
-            forest_plot.check(self.plot)
+            gate_figures.check(self.plot)
         return self
 
     def render(self, report: GateReport) -> NoReturn:
@@ -70,10 +70,10 @@ class Outputs:
 
     def _draw(self, report: GateReport, file: Path) -> None:
         """Draw the forest plot. An error is printed and does not change the exit code."""
-        from softbench.report import forest_plot
+        from softbench.report import gate_figures
 
         try:
-            note(f"wrote {forest_plot.write(report, file)}")
+            note(f"wrote {gate_figures.write(report, file)}")
         except SoftbenchError as error:
             note(str(error), error=True)
 

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 
 from softbench.cli import verbosity
 from softbench.core.errors import Interrupted
-from softbench.report.width import LOG_WIDTH, widen
+from softbench.report.rich_tables import LOG_WIDTH, widen
 from softbench.run.request import command_line as command_line
 
 LOG_SECONDS = 30.0

@@ -46,9 +46,9 @@ def report(
     If two cards measured one cell, each card has a page.
     """
     from softbench.cli.output import command_line
+    from softbench.gate.run_files import read_report
     from softbench.report.page.document import check_name, write
-    from softbench.report.page.read import names, source
-    from softbench.report.page.verdicts import read_gate
+    from softbench.report.page.source import names, read_source
     from softbench.results.parts import apart, file_of
 
     files = files or [LATEST]
@@ -61,8 +61,8 @@ def report(
     parts = [(file, some, name) for file, name in zip(files, names(files), strict=True) for some in apart(read(file))]
     if len(parts) > len(files) > 1:
         raise UsageError("report: a file holds several cards; give it alone for a page of each, or run: softbench compare A B")
-    found = [source(*part) for part in parts]
-    verdicts = read_gate(gate) if gate else None
+    found = [read_source(*part) for part in parts]
+    verdicts = read_report(gate) if gate else None
     pages = [(found, target)] if len(parts) == len(files) else [([one], file_of(target, one.rows)) for one in found]
     for _, page in pages:
         try_file(page, flag="-o")

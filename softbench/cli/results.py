@@ -298,10 +298,10 @@ def _document(names: Sequence[str], devices: Sequence[str], threshold: float, sh
 
 def _compare(head: Sequence[str], shown: Sequence[Pair], summary: str, *, markdown: bool) -> None:
     from softbench.cli import output
-    from softbench.report import markdown as marks, tables
+    from softbench.report import markup, tables
 
     if markdown:
-        parts = ["\n".join(f"- {marks.safe(line)}" for line in head), tables.comparison_markdown(shown), marks.safe(summary)]
+        parts = ["\n".join(f"- {markup.safe(line)}" for line in head), tables.comparison_markdown(shown), markup.safe(summary)]
         typer.echo("\n\n".join(parts))
         return
     typer.echo("\n".join(head))

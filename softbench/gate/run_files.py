@@ -1,8 +1,9 @@
-"""Reads the gate's input from run documents."""
+"""Reads what the gate takes from run documents, and reports of the gate."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from softbench.core.outcome import Measured, Record, Skipped
 from softbench.core.text import micros, one_line
 from softbench.core.validate import NAME
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
+from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.results import labels
 from softbench.results.csv import read_csv
 from softbench.results.records import SCHEMA, record_from_json, unit_text
@@ -173,3 +175,55 @@ def from_run(header: JsonObject, records: Iterable[Record], source: str) -> RunS
     environment, units = environment_and_units(header)
     cells = {CellKey(record.backend, *record.case.identity, record.unit if units else ""): from_record(record, timer) for record in records}
     return _run_samples({**header, "environment": environment, "units": units, "settings": settings}, cells, source)
+
+
+def read_report(path: Path) -> GateReport:
+    """The report of a JSON that `softbench gate --json` wrote.
+
+    Raises:
+        ResultsError: the file cannot be read, or is no such report.
+    """
+    document = load(path)
+    try:
+        verdicts = tuple(map(_verdict, document["verdicts"]))
+        rules = Rules(*(float(document["rules"][name]) for name in ("margin", "alpha", "reference_moves", "most_ambiguous")))
+        what, next_step = (one_line(_text(document[name]), 2000) for name in ("what", "next_step"))
+        notes = tuple(one_line(_text(note), 2000) for note in document["notes"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = one_line(f"{type(error).__name__}: {error}", 120)
+        raise ResultsError(f"--gate {path}: is no report of the gate ({problem}); give the file of softbench gate --json FILE") from None
+    return GateReport(what, verdicts, rules, notes, next_step)
+
+
+def _verdict(data: JsonObject) -> Verdict:
+    interval = data["interval"]
+    return Verdict(
+        cell=cell_key(data["backend"], data),
+        state=State(data["state"]),
+        reason=one_line(_text(data["reason"]), 1000),
+        ratio=_number(data["ratio"]),
+        interval=(_positive(interval[0]), _positive(interval[1])) if interval else None,
+        covers=one_line(_text(data["covers"])),
+        n=one_line(_text(data["n"]), 80),
+        margin=_number(data["margin"]),
+        p=_number(data["p"]),
+        raw_ratio=_number(data["raw_ratio"]),
+        gated=bool(data["gated"]),
+        fdr_significant=bool(data["look"]),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is missing")
+    return value
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else _positive(value, least=0.0)
+
+
+def _positive(value: Any, least: float = 1e-9) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+        raise ValueError(f"{value!r} is no valid number")
+    return float(value)

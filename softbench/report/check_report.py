@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
-from xml.etree import ElementTree
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from softbench.core.outcome import Grade
 from softbench.core.text import count
-from softbench.report.gate_report import xml_text
+from softbench.report import rich_tables
+from softbench.report.markup import TestSuite, outcome
 from softbench.run.check import BAD, FAILED, SKIPPED, CheckReport, Finding
 
 SIGNS = {"pass": ".", "low-precision": "~", "wrong": "X", "failed": "!", "unverified": "?", "skipped": "-"}
@@ -27,10 +26,9 @@ def table(findings: Sequence[Finding]) -> RenderableType:
     for direction in dict.fromkeys(finding.direction for finding in findings):
         section = [finding for finding in findings if finding.direction == direction]
         by_cell = {(finding.item, finding.backend, finding.dtype): finding for finding in section}
-        grid = Table(show_edge=False, pad_edge=False)
-        grid.add_column("case", no_wrap=True)
-        for name in names:
-            grid.add_column(name, justify="center", no_wrap=True)
+        grid = rich_tables.table(("case", *names))
+        for column in grid.columns[1:]:
+            column.justify = "center"
         for item in dict.fromkeys(finding.item for finding in section):
             grid.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
         parts += [Text(f"{section[0].of_pass}: {', '.join(dtypes)}", style="bold"), grid, Text()]
@@ -78,19 +76,21 @@ def _reasons(findings: Sequence[Finding]) -> list[Text]:
 
 def lines(findings: Sequence[Finding]) -> RenderableType:
     """One line per finding, with its error over bound and the other error metrics."""
-    table = Table(show_edge=False, pad_edge=False)
-    for name in ("backend", "direction", "dtype", "case", "verdict", "error/bound", "ULP", "row sum", "Frobenius", "why"):
-        numeric = name in ("error/bound", "ULP", "row sum", "Frobenius")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "why", overflow="fold")
+    head = ("backend", "direction", "dtype", "case", "verdict", "error/bound", "ULP", "row sum", "Frobenius", "why")
+    table = rich_tables.table(head, numbers=range(5, 9), folded=(9,))
     for finding in findings:
-        numbers = (finding.worst, finding.ulp, finding.row_sum, finding.frobenius)
         table.add_row(
             *(Text(text) for text in (finding.backend, finding.of_pass, finding.dtype, finding.item)),
             Text(finding.verdict, style=STYLES.get(finding.verdict, "")),
-            *("" if number is None else f"{number:.3g}" for number in numbers),
+            *("" if number is None else f"{number:.3g}" for number in _errors(finding)),
             Text(finding.reason),
         )
     return Group(table, Text(), *_counts(findings, list(dict.fromkeys(finding.backend for finding in findings))))
+
+
+def _errors(finding: Finding) -> tuple[float | None, ...]:
+    """The error over its bound, then the other error metrics."""
+    return finding.worst, finding.ulp, finding.row_sum, finding.frobenius
 
 
 def junit(report: CheckReport, plugins: Sequence[str]) -> str:
@@ -100,34 +100,21 @@ def junit(report: CheckReport, plugins: Sequence[str]) -> str:
     the reason. A broken backend is an error; a backend that cannot run here is skipped. An interruption is an error.
     """
     commands = dict(report.to_repeat(plugins))
-    suite = ElementTree.Element("testsuite", {"name": "softbench check"})
+    suite = TestSuite("softbench check")
     for finding in report.findings:
-        name = f"{finding.of_pass} {finding.dtype} {finding.item}"
-        case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{finding.backend}", "name": name})
+        case = suite.case(finding.backend, f"{finding.of_pass} {finding.dtype} {finding.item}")
         if finding.verdict in BAD:
             kind = "error" if finding.verdict == FAILED else "failure"
-            element = ElementTree.SubElement(case, kind, {"type": finding.verdict, "message": xml_text(finding.reason)})
-            element.text = xml_text(commands[finding])
+            outcome(case, kind, finding.reason, type=finding.verdict, text=commands[finding])
         elif finding.verdict in (SKIPPED, Grade.UNVERIFIED):
-            ElementTree.SubElement(case, "skipped", {"message": xml_text(finding.reason)})
+            outcome(case, "skipped", finding.reason)
         elif finding.worst is not None:
-            measures = [
-                ("error over bound", finding.worst),
-                ("ULP", finding.ulp),
-                ("row sum", finding.row_sum),
-                ("Frobenius", finding.frobenius),
-            ]
-            element = ElementTree.SubElement(case, "system-out")
-            element.text = "; ".join([finding.verdict, *(f"{what} {value:.3g}" for what, value in measures if value is not None)])
+            errors = zip(("error over bound", "ULP", "row sum", "Frobenius"), _errors(finding), strict=True)
+            measured = [f"{what} {value:.3g}" for what, value in errors if value is not None]
+            outcome(case, "system-out", text="; ".join([finding.verdict, *measured]))
     for note in report.notes:
         name, _, reason = note.partition(": ")
-        case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{name}", "name": "load"})
-        unavailable = reason.startswith("unavailable")
-        ElementTree.SubElement(case, "skipped" if unavailable else "error", {"message": xml_text(reason)})
+        outcome(suite.case(name, "load"), "skipped" if reason.startswith("unavailable") else "error", reason)
     if report.interrupted:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "interrupted"})
-        ElementTree.SubElement(case, "error", {"message": f"an interruption left out {count(report.left, 'case')}"})
-    for key, tag in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
-        suite.set(key, str(len(list(suite.iter(tag)))))
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+        outcome(suite.case("", "interrupted"), "error", f"an interruption left out {count(report.left, 'case')}")
+    return suite.text()

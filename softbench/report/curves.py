@@ -1,8 +1,9 @@
 """Draws lines over N or M: the bandwidth, and below it the fraction of copy; or the speed-up. Lines have their names beside them.
 
-A backend has a line for each kind of length (`softbench.report.slices.kinds`). Of one run, kinds differ in dash and width. If several runs
-or cards are overlaid, kinds differ in width alone: each run has a dash, and a marker unless two backends share a colour. Where named
-lines lie on each other, the lower ones are wider and have larger points: each shows as a border of its colour. No point is moved.
+A backend has a line for each kind of length (`softbench.report.figure_data.kinds`). Of one run, kinds differ in dash and width. If
+several runs or cards are overlaid, kinds differ in width alone: each run has a dash, and a marker unless two backends share a colour.
+Where named lines lie on each other, the lower ones are wider and have larger points: each shows as a border of its colour. No point
+is moved.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from softbench.core.outcome import Grade
 from softbench.core.text import few
-from softbench.report import line_names, matrix, scales, style
-from softbench.report.quantities import FRACTION, Quantity, bandwidth
-from softbench.report.slices import ANY, WHOLE, Slice, kinds
+from softbench.report import axes, matrix, style
+from softbench.report.figure_data import ANY, FRACTION, WHOLE, Quantity, Slice, bandwidth, kinds
 from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
@@ -101,9 +101,9 @@ def figure(
         values = [value for curve in named for row in curve.rows if (value := quantity.value(row))]
         if quantity.over:
             panel.set_yscale("log")
-            scales.ratios(panel.yaxis, panel.set_ylim, values)
+            axes.ratios(panel.yaxis, panel.set_ylim, values)
         else:
-            scales.amounts(panel, [*values, *([peak] if peak and not number else [])], least=1.08 if number else 0)
+            axes.amounts(panel, [*values, *([peak] if peak and not number else [])], least=1.08 if number else 0)
         depths = _depths([curve for curve in named if curve.style.named], what.axis, quantity, panel)
         for curve in curves:
             points |= _draw(panel, f"series-{curve.number}-p{number}", curve, what.axis, quantity, lengths, depths.get(curve.number, 0))
@@ -111,7 +111,7 @@ def figure(
         if number or quantity.over:
             panel.axhline(1, color=INK, linewidth=1, zorder=1.9)
     _missing(panels[0], named, what.axis)
-    scales.places(panels[-1], places)
+    axes.places(panels[-1], places)
     panels[0].set_title(title(what, rows))
     panels[-1].set_xlabel(MEANING[what.axis])
     _name(panels, curves, what.axis, first, lengths, peak, failed)
@@ -242,7 +242,7 @@ def _depths(curves: Sequence[Curve], axis: str, shown: Quantity, panel: Axes) ->
         for later, other in zip(curves[i + 1 :], found[i + 1 :], strict=True):
             if later.style.colour == curve.style.colour:  # the same backend of another run, which a border of its colour would not show
                 continue
-            common = [scales.apart(panel, value, other[place]) for place, value in found[i].items() if place in other]
+            common = [axes.apart(panel, value, other[place]) for place, value in found[i].items() if place in other]
             above += bool(common) and median(common) < ALIKE
         depths[curve.number] = min(above, DEEPEST)
     return depths
@@ -285,14 +285,14 @@ def _name(
     ends = []
     for curve in named:
         last = [row for row in curve.rows if shown.value(row)][-1]
-        ends.append(line_names.End(curve.label, getattr(last, axis), shown.value(last) or 0, curve.style, f"series-{curve.number}"))
+        ends.append(axes.End(curve.label, getattr(last, axis), shown.value(last) or 0, curve.style, f"series-{curve.number}"))
     if peak:
         panels[0].axhline(peak, color=GREY, linewidth=1, linestyle="--")
-        ends.append(line_names.End("datasheet peak", panels[0].get_xlim()[1], peak, PEAK, "peak"))
+        ends.append(axes.End("datasheet peak", panels[0].get_xlim()[1], peak, PEAK, "peak"))
     overlaid = any(curve.overlaid for curve in curves)
-    entries = [line_names.entry(end) for end in line_names.beside(panels[0], ends, long=overlaid)]
+    entries = [axes.entry(end) for end in axes.beside(panels[0], ends, long=overlaid)]
     of_named = [row for curve in named for row in curve.rows]
-    entries += line_names.signs(
+    entries += axes.signs(
         spread=shown.spread if any(map(shown.ends, rows)) else "",
         segment=bool(shown.over),
         doubtful=any(row.gbps and matrix.doubtful(row) for row in of_named),
@@ -302,9 +302,9 @@ def _name(
     if len(lengths) > 1:
         for number, kind in enumerate(lengths):
             dash, wide = OTHER_DASH[kind] if number and not overlaid else "-", curves[0].width(number)
-            entries.append(line_names.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
-    line_names.legend(panels[-1], entries, 0.42, long=overlaid)
+            entries.append(axes.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
+    axes.legend(panels[-1], entries, 0.42, long=overlaid)
     names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
     texts = [f"grey, best first: {', '.join(names)}"] if others else []
     texts += [f"without any result: {few(failed)}"] if failed else []
-    line_names.below(panels[-1], texts, -(-len(entries) // line_names.PER_LINE))
+    axes.texts_below(panels[-1], texts, -(-len(entries) // axes.PER_LINE))

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from softbench.core.outcome import FAILURES, Grade, Status
-from softbench.report import line_names, matrix, quantities, scales, style
-from softbench.report.quantities import Quantity
-from softbench.report.slices import Slice, shape as shape_of
+from softbench.report import axes, figure_data, matrix, style
+from softbench.report.figure_data import Quantity, Slice, shape as shape_of
 from softbench.report.style import INK, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
@@ -28,7 +27,7 @@ def figure(
     """The best backend first, by bandwidth or by `shown`; the yardstick is a line in each panel. Hollow points are doubtful."""
     kept = [what.of(rows) for rows in runs]
     every = [row for rows in kept for row in rows]
-    shown = shown or quantities.bandwidth(every)
+    shown = shown or figure_data.bandwidth(every)
     drawn = {row.backend for row in every if row.gbps}
     names = [*style.ranked(every), *(name for name in styles if name not in drawn and any(row.backend == name for row in every))]
     lines = [(name, source) for name in names for source in sources if any(row.backend == name for row in kept[source])]
@@ -73,11 +72,11 @@ def figure(
 
 def _key(rows: Sequence[Row], shown: Quantity) -> list[object]:
     """The entries of the legend."""
-    handles = [line_names.sign("yardstick", linestyle="-")] if any(row.grade == Grade.YARDSTICK for row in rows) else []
+    handles = [axes.sign("yardstick", linestyle="-")] if any(row.grade == Grade.YARDSTICK for row in rows) else []
     beside = "speed-up" if shown.over else "percentage of the yardstick"
-    handles.append(line_names.sign(f"median, {shown.spread}; {beside}", marker="o", linestyle="-"))
+    handles.append(axes.sign(f"median, {shown.spread}; {beside}", marker="o", linestyle="-"))
     if any(row.gbps and matrix.doubtful(row) for row in rows):
-        handles.append(line_names.sign("doubtful: see the labels", marker="o", markerfacecolor=PAPER))
+        handles.append(axes.sign("doubtful: see the labels", marker="o", markerfacecolor=PAPER))
     return handles
 
 
@@ -85,12 +84,12 @@ def _limits(panel: Axes, values: Sequence[float], shown: Quantity) -> None:
     """An axis with room for the numbers at its right end."""
     if shown.over:
         panel.set_xscale("log")
-        scales.ratios(panel.xaxis, lambda low, high: panel.set_xlim(low, high * (high / low) ** 0.3), values)
-    elif scales.crowded(values):
+        axes.ratios(panel.xaxis, lambda low, high: panel.set_xlim(low, high * (high / low) ** 0.3), values)
+    elif axes.crowded(values):
         panel.set_xscale("log")
         low, high = min(values) / 2, max(values) * (max(values) / min(values)) ** 0.35
         panel.set_xlim(low, high)
-        scales.powers(panel.xaxis, low, high)
+        axes.powers(panel.xaxis, low, high)
     else:
         panel.set_xlim(0, 1.25 * max(values, default=1))
 
@@ -105,7 +104,7 @@ def _point(panel: Axes, line: int, drawn: Style, row: Row, shown: Quantity, gid:
         face = PAPER if matrix.doubtful(row) else drawn.colour
         marker = drawn.marker if drawn.named else "o"
         panel.plot(value, line, marker=marker, color=drawn.colour, markerfacecolor=face, markersize=4.5, gid=gid)
-        panel.text(0.985, line, quantities.text(shown, row), transform=across, fontsize=6.5, ha="right", va="center")
+        panel.text(0.985, line, figure_data.number_text(shown, row), transform=across, fontsize=6.5, ha="right", va="center")
     elif row.status != Status.UNAVAILABLE:
         word = row.status if row.status != Status.OK else "no bandwidth"
         weight = "bold" if row.status in FAILURES else "normal"  # a colour would be too pale for text of this size

@@ -1,21 +1,25 @@
-"""Renders the gate's report as a text table, Markdown and JUnit XML. Prints nothing."""
+"""Renders the gate's report as a text table, Markdown and JUnit XML; baselines; and the results of self-tests. Prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from xml.etree import ElementTree
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from softbench.core.text import count, micros, one_line
+from softbench.core.text import count, margin, micros, one_line
+from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import RunSamples
+from softbench.gate.self_test import SelfTest, SittingTest
 from softbench.gate.verdicts import GateReport, State, Verdict
-from softbench.report.markdown import safe
+from softbench.report import markup, rich_tables
+from softbench.report.markup import TestSuite, outcome, safe
 
 STYLES = {State.SLOWER: "bold red", State.BROKEN: "bold red", State.MISSING: "red", State.AMBIGUOUS: "yellow", State.FASTER: "green"}
 COLUMNS = ("state", "backend", "case", "new/old", "95 %", "n", "why")
+NUMBERS = (3, 4)
+"""The right-aligned columns."""
 
 
 def text(report: GateReport, *, long: bool) -> RenderableType:
@@ -23,9 +27,7 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
     shown = [verdict for verdict in report.verdicts if long or verdict.state is not State.SAME]
     parts: list[RenderableType] = [Text(report.what)]
     if shown:
-        table = Table(show_edge=False, pad_edge=False)
-        for name in COLUMNS:
-            table.add_column(name, no_wrap=name != "why", overflow="fold", justify="right" if name in ("new/old", "95 %") else "left")
+        table = rich_tables.table(COLUMNS, NUMBERS, folded=(len(COLUMNS) - 1,))
         for verdict in shown:
             state, *rest = _row(verdict)
             style = STYLES.get(verdict.state, "") if verdict.gated else "dim"
@@ -65,43 +67,29 @@ def markdown(report: GateReport) -> str:
     changed = [verdict for verdict in report.verdicts if verdict.state is not State.SAME]
     lines = [f"### {sign} softbench gate: {safe(report.summary)}", "", safe(report.what), ""]
     if changed:
-        lines += [*_markdown_table(changed), ""]
+        lines += [markup.table(COLUMNS, list(map(_row, changed)), NUMBERS), ""]
     same = [verdict for verdict in report.verdicts if verdict.state is State.SAME]
     if same:
         lines += [f"<details><summary>same: {count(len(same), 'cell')} within the margin</summary>", ""]
-        lines += [*_markdown_table(same), "", "</details>", ""]
+        lines += [markup.table(COLUMNS, list(map(_row, same)), NUMBERS), "", "</details>", ""]
     lines += [f"- {safe(note)}" for note in report.notes] + ([f"- next: {safe(report.next_step)}"] if report.next_step else [])
     return "\n".join(lines) + "\n"
 
 
-def _markdown_table(verdicts: Sequence[Verdict]) -> list[str]:
-    rows = [COLUMNS, ("---", "---", "---", "--:", "--:", "---", "---")]
-    return ["| " + " | ".join(row) + " |" for row in [*rows, *(tuple(map(safe, _row(verdict))) for verdict in verdicts)]]
-
-
 def junit(report: GateReport) -> str:
     """JUnit XML with one test case per cell. Ambiguous and advisory cells are skipped, with the reason."""
-    failing = [verdict for verdict in report.verdicts if verdict.fails]
-    skipped = [verdict for verdict in report.verdicts if not verdict.fails and (verdict.state is State.AMBIGUOUS or not verdict.gated)]
-    counts = {"tests": len(report.verdicts) + 1, "failures": len(failing), "errors": int(report.exit_code == 3), "skipped": len(skipped)}
-    suite = ElementTree.Element("testsuite", {"name": "softbench gate", **{key: str(value) for key, value in counts.items()}})
+    suite = TestSuite("softbench gate")
     for verdict in report.verdicts:
-        case = ElementTree.SubElement(suite, "testcase", {"classname": f"softbench.{verdict.cell.backend}", "name": verdict.cell.case})
+        case = suite.case(verdict.cell.backend, verdict.cell.case)
         message = " ".join(part for part in _row(verdict)[3:] if part)
-        if verdict in failing:
-            ElementTree.SubElement(case, "failure", {"type": verdict.state.value, "message": xml_text(message)})
-        elif verdict in skipped:
-            ElementTree.SubElement(case, "skipped", {"message": xml_text(message)})
-    whole = ElementTree.SubElement(suite, "testcase", {"classname": "softbench", "name": "gate"})
+        if verdict.fails:
+            outcome(case, "failure", message, type=verdict.state.value)
+        elif verdict.state is State.AMBIGUOUS or not verdict.gated:
+            outcome(case, "skipped", message)
+    whole = suite.case("", "gate")
     if report.exit_code == 3:  # inconclusive, although no cell fails
-        ElementTree.SubElement(whole, "error", {"type": "inconclusive", "message": xml_text(f"{report.summary}; next: {report.next_step}")})
-    ElementTree.indent(suite)
-    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def xml_text(value: str) -> str:
-    """Text without the characters that XML does not allow."""
-    return one_line(value, 1000).replace("\ufffe", "?").replace("\uffff", "?")
+        outcome(whole, "error", f"{report.summary}; next: {report.next_step}", type="inconclusive")
+    return suite.text()
 
 
 def baselines(named: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, str, str]]:
@@ -123,12 +111,47 @@ def baseline(stored: RunSamples) -> RenderableType:
     pairs = {"runs": ", ".join(stored.runs), "command": stored.command, **stored.versions, **stored.settings, **stored.environment}
     for key, value in pairs.items():
         facts.add_row(Text(one_line(str(key)), style="bold"), Text(one_line(str(value))))
-    table = Table(show_edge=False, pad_edge=False)
-    for name in ("backend", "case", "status", "median", "spread", "processes"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("median", "spread", "processes") else "left")
+    table = rich_tables.table(("backend", "case", "status", "median", "spread", "processes"), numbers=(3, 4, 5))
     for cell, samples in stored.cells.items():
         medians = sorted(samples.medians_us().values())
         middle = medians[len(medians) // 2] if medians else 0.0
         spread = f"{(medians[-1] - medians[0]) / middle:.1%}" if medians else ""
         table.add_row(cell.backend, cell.case, samples.status, micros(middle) if medians else "", spread, str(len(medians) or ""))
     return Group(facts, Text(), table, Text("spread: slowest less fastest process, over the median", style="dim"))
+
+
+def self_test(result: SelfTest) -> RenderableType:
+    """The A/A repetitions first, then a line for each injected slowdown."""
+    alarms_at_most = proportion_bounds(result.alarms, result.repetitions)[1]
+    flagged_at_most = proportion_bounds(result.flagged, result.repetitions)[1]
+    passed_at_least = proportion_bounds(result.passed, result.repetitions)[0]
+    lines = [
+        f"{result.reference} on {result.device_name}, margin {margin(result.margin)}, A/A repetitions of {count(result.cells, 'case')}",
+        f"false alarms: {result.alarms} of {result.repetitions} A/A repetitions (at most {alarms_at_most:.2%}, with 95 % confidence); "
+        f"a cell beyond the margin in the screening alone: {result.flagged} (at most {flagged_at_most:.2%})",
+        f"ended with exit 0: {result.passed} of {result.repetitions} (at least {passed_at_least:.1%})",
+        f"A/A ratios within 1 %: {result.within_1_percent} of {result.ratios} (calls over 10 us, all repetitions); "
+        f"furthest: {result.furthest:.4f}",
+        f"cells without a slowdown, called slower beside cells with one: {result.bystanders}",
+    ]
+    power = rich_tables.table(("injected", "measured", "least..most", "trials", "found", "share", "at least", "at most"), range(8))
+    for level in result.power:
+        low, high = level.bounds
+        between = f"{level.least:.1%}..{level.most:.1%}"
+        shares = (f"{level.share:.3f}", f"{low:.3f}", f"{high:.3f}")
+        power.add_row(f"{level.injected:.0%}", f"{level.measured:.1%}", between, str(level.trials), str(level.found), *shares)
+    footnote = "measured: median over the cells; at least, at most: one-sided 95 % bounds, for trials that share cells and processes"
+    return Group(*map(Text, lines), power, Text(footnote, style="dim"))
+
+
+def sittings(result: SittingTest) -> RenderableType:
+    """Each family's outcome, the false alarms, and the variance between sittings."""
+    most = proportion_bounds(result.alarms, result.families)[1]
+    lines = [
+        *(one_line(outcome, 1000) for outcome in result.outcomes),
+        f"{one_line(result.baseline)} on {result.device_name}: each file is an A/A family of one sitting",
+        f"false alarms: {result.alarms} of {result.families} families (at most {most:.2%}, with 95 % confidence)",
+        f"ended with exit 0: {result.passed} of {result.families}",
+        f"standard deviation between sittings: {result.sitting_sd:.2%}; save all these runs in one baseline, so that the gate uses it",
+    ]
+    return Group(*map(Text, lines))

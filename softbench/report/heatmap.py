@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import ResultsError
 from softbench.core.text import count
-from softbench.report import line_names, matrix, style
-from softbench.report.slices import Group, group_name
+from softbench.report import axes, matrix, style
+from softbench.report.figure_data import Group, group_name
 from softbench.report.standings import Standing, standing
 from softbench.report.style import COLOURS, INK, LINE_COLOURS, MARKERS, OTHER, Drawing, Style
 from softbench.results.rows import Row
@@ -134,12 +134,12 @@ def _key(panel: Axes, standings: Any, looks: Mapping[str, Style]) -> None:
     found = list(standings)
     wins = {name: sum(bool(one.rows) and one.parted and one.rows[0].backend == name for one in found) for name in looks}
     handles = [
-        line_names.sign(
+        axes.sign(
             f"{style.label(name, ())} leads in {wins[name]}", marker=own.marker, color=own.colour, markeredgecolor=INK, markeredgewidth=0.5
         )
         for name, own in sorted(looks.items(), key=lambda item: -wins[item[0]])
     ]
-    line_names.legend(panel, handles, 0.45)
+    axes.legend(panel, handles, 0.45)
     ties = sum(len(one.tied) > 1 for one in found if one.rows)
     lines = [f"Of {count(len(found), 'case')}, {ties} tie: the 95 % intervals of the fastest overlap. +N %: the next one takes N % longer."]
     if any(one.rows and one.lead is not None and len(one.tied) == 1 and not one.parted for one in found):
@@ -147,5 +147,5 @@ def _key(panel: Axes, standings: Any, looks: Mapping[str, Style]) -> None:
     if any(one.failed or one.skipped for one in found):
         lines.append("xN: N backends are wrong or failed. -N: N were not run there.")
     lines.append("Thick line: crossover of two backends that the intervals part on both sides. !: doubtful.")
-    place = (0, -32 - 13 * -(-len(handles) // line_names.PER_LINE) - 12)
+    place = (0, -32 - 13 * -(-len(handles) // axes.PER_LINE) - 12)
     panel.annotate("\n".join(lines), (0, 0), place, "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)

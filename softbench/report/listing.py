@@ -14,7 +14,7 @@ from softbench.core.case import YARDSTICK, value_text
 from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
-from softbench.report import tables
+from softbench.report import rich_tables, tables
 from softbench.results.by_backend import BackendCost
 
 LAUNCH = ("kernel", "grid", "block", "registers", "spilled", "shared", "moves")
@@ -38,9 +38,7 @@ def inspection(inspected: Inspection, kinds: Sequence[str], *, color: bool) -> R
 
 
 def _launches(launches: Sequence[Launch]) -> Table:
-    table = Table(show_edge=False, pad_edge=False)
-    for name in LAUNCH:
-        table.add_column(name, justify="left" if name == "kernel" else "right", overflow="fold", no_wrap=name != "kernel")
+    table = rich_tables.table(LAUNCH, numbers=range(1, len(LAUNCH)), folded=(0,))
     for launch in launches:
         table.add_row(
             Text(launch.name),
@@ -132,9 +130,7 @@ def _seconds(cost: BackendCost) -> str:
 def costs(by_backend: Mapping[str, BackendCost]) -> RenderableType:
     """One line per backend with a result: its costs and fractions of copy. The other backends follow below."""
     rows = cost_rows(by_backend)
-    table = Table(show_edge=False, pad_edge=False)
-    for i, name in enumerate(rows[0]):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    table = rich_tables.table(rows[0], numbers=range(1, len(rows[0])))
     for row in rows[1:]:
         table.add_row(*map(Text, row))
     return Group(table, Text(missing)) if (missing := without_figures(by_backend)) else table

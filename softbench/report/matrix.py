@@ -18,7 +18,7 @@ from rich.text import Text
 from softbench.core import text as units
 from softbench.core.case import TIMERS
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
-from softbench.report import markdown
+from softbench.report import markup, rich_tables
 from softbench.results import labels
 from softbench.results.rows import IMPLAUSIBLE, Row
 
@@ -89,10 +89,8 @@ class _Grid:
         return [max(map(cell_len, (self.head, *self.names))), *others]
 
     def table(self, begin: int = 0, end: int | None = None) -> Table:
-        table = Table(show_edge=False, pad_edge=False)
-        table.add_column(self.head, justify="left" if self.head == "backend" else "right", no_wrap=True)
-        for head, _ in self.columns[begin:end]:
-            table.add_column(head, justify="right", no_wrap=True)
+        heads = (self.head, *(head for head, _ in self.columns[begin:end]))
+        table = rich_tables.table(heads, numbers=range(self.head == "backend", len(heads)))
         for i, name in enumerate(self.names):
             table.add_row(name, *(texts[i] for _, texts in self.columns[begin:end]))
         return table
@@ -118,11 +116,15 @@ def sections(rows: Sequence[Row]) -> list[Section]:
             shaped.setdefault((row.of_pass, row.dtype), []).append(row)
         else:
             by_m.setdefault((row.of_pass, row.dtype, row.M), []).append(row)
-    columns = {key: {row.N for row in some} for key, some in by_m.items()}
+    extents: dict[tuple[str, str], tuple[set[int], set[int]]] = {}
+    for of_pass, dtype, M in by_m:
+        Ms, Ns = extents.setdefault((of_pass, dtype), (set(), set()))
+        Ms.add(M)
+        Ns.update(row.N for row in by_m[of_pass, dtype, M])
     merged: dict[tuple[str, str, int | None, int | None], list[Row]] = {}
     for (of_pass, dtype, M), some in by_m.items():
-        of_dtype = [found for key, found in columns.items() if key[:2] == (of_pass, dtype)]
-        scan = len(of_dtype) > 1 and all(found == of_dtype[0] and len(found) == 1 for found in of_dtype)
+        Ms, Ns = extents[of_pass, dtype]
+        scan = len(Ms) > 1 and len(Ns) == 1
         merged.setdefault((of_pass, dtype, None, some[0].N) if scan else (of_pass, dtype, M, None), []).extend(some)
     found = [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
     return found + [Section(some, "shape") for some in shaped.values()]
@@ -211,5 +213,5 @@ def as_markdown(section: Section) -> str:
     """The title and the section as a Markdown table in full detail."""
     grid = _grid(section, DETAILS[0], turned=len(section.backends) > WIDE)
     lines = [(name, *(" ".join(texts[i].plain.split()) for _, texts in grid.columns)) for i, name in enumerate(grid.names)]
-    table = markdown.table((grid.head, *(head for head, _ in grid.columns)), lines, numbers=range(1, 1 + len(grid.columns)))
-    return f"{markdown.safe(title(section, DETAILS[0]))}\n\n{table}"
+    table = markup.table((grid.head, *(head for head, _ in grid.columns)), lines, numbers=range(1, 1 + len(grid.columns)))
+    return f"{markup.safe(title(section, DETAILS[0]))}\n\n{table}"

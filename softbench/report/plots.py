@@ -1,9 +1,8 @@
 """Draws the figures of results: `drawings` makes those of a kind, and `write` puts them into files.
 
-Each kind has a module whose `figure` takes rows and returns a `softbench.report.style.Drawing`: a Matplotlib figure, and what its parts
-show. None of them prints or writes. `curves` draws lines over N or M, and `dots` rows of points for shapes that make no line; the
-speed-up is drawn by both. `heatmap` draws which backend is fastest, and `costs` one bar per backend. `softbench.report.forest_plot` draws
-a gate's report, and `softbench.report.trend` many runs.
+A figure is a `softbench.report.style.Drawing`: a Matplotlib figure, and what its parts show. `curves` draws lines over N or M, and `dots`
+rows of points for shapes that make no line; the speed-up is drawn by both. `heatmap` draws which backend is fastest. `costs_figure` draws
+one bar per backend. `softbench.report.gate_figures` draws a gate's report, and `softbench.report.page.trend` many runs.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from pathlib import Path
 
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.text import unknown
-from softbench.report import costs, curves, dots, heatmap, quantities, style
-from softbench.report.quantities import Quantity
-from softbench.report.slices import groups, slices
-from softbench.report.style import Drawing
+from softbench.report import curves, dots, heatmap, style
+from softbench.report.figure_data import Quantity, groups, slices, speedup
+from softbench.report.style import COLOURS, Drawing
+from softbench.results.by_backend import by_backend
 from softbench.results.parts import apart, file_of
 from softbench.results.rows import Row
 
@@ -24,6 +23,8 @@ KINDS = ("curves", "heatmap", "speedup", "costs")
 ONE_FILE = ("heatmap", "costs")
 """Kinds that overlay no runs."""
 
+BAR_INCHES, PANEL_INCHES = 0.19, 3.2
+NAME_INCHES = 0.055  # of a character
 Runs = Sequence[tuple[Path, Sequence[Row]]]
 """Each run with the path that names it."""
 
@@ -41,7 +42,7 @@ def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawi
     if kind in ONE_FILE and len(runs) > 1:
         raise UsageError(f"plot --kind {kind}: draws one file at a time")
     if kind == "costs":
-        yield costs.figure(rows)
+        yield costs_figure(rows)
         return
     styles = style.styles(rows)
     if kind == "heatmap":
@@ -49,7 +50,7 @@ def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawi
             raise ResultsError("no cell has a time, so there is nothing to draw")
         yield from (heatmap.figure(rows, group, styles) for group in found)
         return
-    shown = quantities.speedup(rows, over) if kind == "speedup" else None
+    shown = speedup(rows, over) if kind == "speedup" else None
     shapes = slices([row for row in rows if _drawn(row, shown)])
     if not shapes:
         raise ResultsError(f"no cell has a {'speed-up' if shown else 'bandwidth'}, so there is nothing to draw")
@@ -116,3 +117,37 @@ def targets(out: Path | None, formats: Sequence[str], default: Path, kind: str =
     if set(formats) != {out.suffix.removeprefix(".")}:
         raise UsageError(f"-o {out} --format {','.join(formats)}: contradict each other; give -o {out.with_suffix('')}, or no --format")
     return [out]
+
+
+@style.look()
+def costs_figure(rows: Sequence[Row]) -> Drawing:
+    """A panel per direction, best backend first: the mean fraction of copy over its cells.
+
+    Raises:
+        ResultsError: no cell has a fraction.
+    """
+    costs = {name: cost for name, cost in by_backend(rows).items() if cost.of_copy}
+    passes = list(dict.fromkeys(name for cost in costs.values() for name in cost.of_copy))
+    if not passes:
+        raise ResultsError("no cell has a fraction of copy, so there is nothing to draw")
+    titles = {row.of_pass: f"{row.op} {row.direction}" for row in rows}
+    numbers = style.numbers(rows)
+    names = NAME_INCHES * max(len(style.label(name, ())) for name in costs)
+    size = ((PANEL_INCHES + names) * len(passes), 1.5 + BAR_INCHES * len(costs))
+    made, (panels,) = style.subplots(1, len(passes), size, layout="constrained")
+    for number, (panel, of_pass) in enumerate(zip(panels, passes, strict=True)):
+        bars = sorted((cost.of_copy[of_pass], name) for name, cost in costs.items() if of_pass in cost.of_copy)
+        colour = COLOURS[number % len(COLOURS)]
+        drawn = panel.barh([style.label(name, ()) for _, name in bars], [fraction for fraction, _ in bars], color=colour)
+        for bar, (_, name) in zip(drawn, bars, strict=True):
+            bar.set_gid(f"series-{numbers[name]}-p{number}-point-0")
+        panel.bar_label(drawn, fmt="{:.0%}", padding=2, fontsize=7.5)
+        panel.tick_params(axis="y", labelsize=7.5)
+        panel.set_xlim(0, 1.1)
+        panel.margins(y=0.01)
+        panel.grid(visible=False, axis="y")
+        panel.set_title(titles[of_pass])
+    times = " by device times" if any(cost.by_device for cost in costs.values()) else ""
+    means = "geometric mean over its measured cells, each at most 1; higher is better"
+    made.supxlabel(f"fraction of the same-bytes yardstick{times}, {rows[0].device}\n{means}", fontsize=8.5)
+    return Drawing("", made, {numbers[name]: style.label(name, ()) for name in costs})

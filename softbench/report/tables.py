@@ -13,7 +13,7 @@ from rich.text import Text
 from softbench.core import text as units
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.plugins.info import BackendInfo
-from softbench.report import markdown, matrix
+from softbench.report import markup, matrix, rich_tables
 from softbench.results import labels
 from softbench.results.compare import SAME, Pair
 from softbench.results.parts import apart
@@ -127,9 +127,7 @@ def _limited(rows: Sequence[Row]) -> list[Text]:
 
 def cells(rows: Sequence[Row]) -> RenderableType:
     """One line per cell, with its latency, spread, build and check."""
-    table = Table(show_edge=False, pad_edge=False)
-    for i, name in enumerate(_cell_head(rows)):
-        table.add_column(name, justify="right" if i in NUMBERS else "left", no_wrap=True)
+    table = rich_tables.table(_cell_head(rows), NUMBERS)
     for line in _cell_lines(rows):
         table.add_row(*line)
     found = notes(rows, all_reasons=True, signs=False)
@@ -167,18 +165,16 @@ def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
 def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
     """The tables of `results`, or of `cells` if `long`, as Markdown; below them the notes as a list."""
     if long:
-        parts = [markdown.table(_cell_head(rows), list(_cell_lines(rows)), NUMBERS)]
+        parts = [markup.table(_cell_head(rows), list(_cell_lines(rows)), NUMBERS)]
     else:
         parts = [matrix.as_markdown(section) for section in _sections(rows)]
-    below = [f"- {markdown.safe(note.plain)}" for note in notes(rows, all_reasons=long, signs=not long)]
+    below = [f"- {markup.safe(note.plain)}" for note in notes(rows, all_reasons=long, signs=not long)]
     return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
 
 
 def comparison(pairs: Sequence[Pair]) -> RenderableType:
     """One line per cell: both bandwidths, their ratio, and a sign if it is beyond the noise of both."""
-    table = Table(show_edge=False, pad_edge=False)
-    for i, name in enumerate(PAIR):
-        table.add_column(name, justify="right" if i in PAIR_NUMBERS else "left", no_wrap=True)
+    table = rich_tables.table(PAIR, PAIR_NUMBERS)
     for pair, line in zip(pairs, map(_pair_line, pairs), strict=True):
         style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == SAME else "yellow")
         table.add_row(*line[:-1], Text(line[-1], style=style))
@@ -192,7 +188,7 @@ def _pair_line(pair: Pair) -> tuple[str, ...]:
 
 def comparison_markdown(pairs: Sequence[Pair]) -> str:
     """The table of `comparison` as Markdown."""
-    return markdown.table(PAIR, [_pair_line(pair) for pair in pairs], PAIR_NUMBERS)
+    return markup.table(PAIR, [_pair_line(pair) for pair in pairs], PAIR_NUMBERS)
 
 
 def info(backend: BackendInfo) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from softbench.core.validate import NAME
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, safe_name
-from softbench.report import check_report, markdown, plots
+from softbench.report import check_report, markup, plots
 from softbench.results import rows as results
 from softbench.results.csv import read_csv, to_csv
 from softbench.results.rows import Row
@@ -148,7 +148,7 @@ def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):
     assert "\x1b" not in document
     assert suite.find("testcase/failure").text.startswith("softbench check --backends ours '--case=shape 1x1'")
     assert {key: suite.get(key) for key in ("tests", "failures", "errors")} == {"tests": "2", "failures": "1", "errors": "1"}
-    safe = markdown.safe(HOSTILE)
+    safe = markup.safe(HOSTILE)
     assert not set("|`<\x1b\n") & set(safe)
     row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="$\\frac{ $ ../../x", run="r")
     assert isinstance(row, Row)

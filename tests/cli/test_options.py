@@ -42,7 +42,7 @@ def test_text_defaults_equal_the_settings(option, field):
 
 def test_gate_help_names_the_gates_defaults():
     from softbench.gate import paired, unpaired
-    from softbench.gate.self_test.measure import REPETITIONS
+    from softbench.gate.self_test_run import REPETITIONS
 
     assert default_text(options.Margin) == f"{100 * unpaired.MARGIN:g}; {100 * paired.MARGIN:g} with --candidate"
     assert default_text(options.Families) == str(REPETITIONS)

@@ -1,20 +1,24 @@
-"""The gate's self-test: false alarms, power, and injected slowdowns."""
+"""The gate's self-test: false alarms, power, and injected slowdowns; and the variance between sittings."""
 
 import json
+import random
 import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from gating import GPU, cell_samples, dice, key, run_samples, self_test_run, stored_run, write_run
+from gating import GPU, cell_samples, dice, key, run_samples, self_test_run as self_test_samples, stored, stored_run, write_run
 from pretended import make
+from simulate_gate import Noise, Stored
 
 from softbench.backends import injected_slowdown
 from softbench.core.case import Case, Direction
-from softbench.core.errors import UsageError
-from softbench.gate import ab_run, paired
-from softbench.gate.self_test import analysis, measure as self_test_measure
+from softbench.core.errors import InconclusiveError, UsageError
+from softbench.gate import ab_run, baselines, paired, self_test, self_test_run as measuring, unpaired
+from softbench.gate.inference import between_groups_sd
+from softbench.gate.samples import join
 from softbench.gate.verdicts import Rules
 from softbench.ops.registry import operation
 from softbench.plan import sweep
@@ -31,7 +35,7 @@ RULES = Rules(margin=paired.MARGIN)
 
 @pytest.fixture(scope="module")
 def quiet():
-    return analysis.analyse(self_test_run(dice(1), 12, 20), "torch", RULES)
+    return self_test.analyse(self_test_samples(dice(1), 12, 20), "torch", RULES)
 
 
 def test_quiet_copies_raise_no_alarm_and_every_repetition_passes(quiet):
@@ -44,7 +48,7 @@ def test_quiet_copies_raise_no_alarm_and_every_repetition_passes(quiet):
 
 
 def test_power_is_counted_per_injected_cell_and_measured_slowdown(quiet):
-    assert [level.injected for level in quiet.power] == list(analysis.SLOWDOWNS)
+    assert [level.injected for level in quiet.power] == list(self_test.SLOWDOWNS)
     assert [level.trials for level in quiet.power] == [240] * 3
     margin, five, eight = quiet.power
     assert margin.measured == pytest.approx(0.03, abs=0.002)
@@ -56,39 +60,39 @@ def test_power_is_counted_per_injected_cell_and_measured_slowdown(quiet):
 
 
 def test_a_larger_measured_slowdown_is_reported_as_measured():
-    found = analysis.analyse(self_test_run(dice(2), 4, 4, realised={0.05: 0.12}), "torch", RULES)
+    found = self_test.analyse(self_test_samples(dice(2), 4, 4, realised={0.05: 0.12}), "torch", RULES)
     (level,) = found.power
     assert (level.injected, level.share) == (0.05, 1)
     assert level.measured == pytest.approx(0.12, abs=0.01)
 
 
 def test_only_a_copy_slower_in_all_processes_is_an_alarm():
-    once = analysis.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm={2}), "torch", RULES)
+    once = self_test.analyse(self_test_samples(dice(3), 6, 8, realised={}, alarm={2}), "torch", RULES)
     assert (once.flagged, once.alarms) == (1, 0)
-    always = analysis.analyse(self_test_run(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
+    always = self_test.analyse(self_test_samples(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
     assert (always.alarms, always.passed, always.exit_code) == (6, 0, 1)
 
 
 def test_an_always_inconclusive_gate_fails_its_self_test():
-    noisy = analysis.analyse(self_test_run(dice(4), 4, 8, realised={}, sigma=0.5), "torch", RULES)
+    noisy = self_test.analyse(self_test_samples(dice(4), 4, 8, realised={}, sigma=0.5), "torch", RULES)
     assert (noisy.alarms, noisy.exit_code) == (0, 1)
 
 
 def test_other_runs_are_no_self_test():
     with pytest.raises(UsageError, match="3 A/A repetitions are too few"):
-        analysis.analyse(self_test_run(dice(5), 3, 1), "torch", RULES)
+        self_test.analyse(self_test_samples(dice(5), 3, 1), "torch", RULES)
     with pytest.raises(UsageError, match="is not a self-test of torch"):
-        analysis.analyse(run_samples({key("torch"): cell_samples((1.0,))}), "torch", RULES)
+        self_test.analyse(run_samples({key("torch"): cell_samples((1.0,))}), "torch", RULES)
 
 
 def test_stored_self_tests_add_up(main, tmp_path):
-    files = [write_run(tmp_path, self_test_run(dice(i), 3, 4), name=f"s{i}") for i in (6, 7)]
+    files = [write_run(tmp_path, self_test_samples(dice(i), 3, 4), name=f"s{i}") for i in (6, 7)]
     code, out, err = main("gate", "--self-test", *files, "--plot", "power.png")
     assert code == 0, err
     assert "0 of 6 A/A repetitions (at most 39.30%" in out
     assert "8%" in out
     assert (tmp_path / "power.png").read_bytes().startswith(b"\x89PNG")
-    other = write_run(tmp_path, self_test_run(dice(8), 3, 4), environment={**GPU, "power_limit_w": 600.0}, name="other")
+    other = write_run(tmp_path, self_test_samples(dice(8), 3, 4), environment={**GPU, "power_limit_w": 600.0}, name="other")
     assert main("gate", "--self-test", *files, other)[0] == 3
     assert main("gate", "--self-test", *files, other, "--allow-env-mismatch", "power_limit_w")[0] == 0
     assert main("gate", "--self-test", *files, "--max-ambiguous", "101")[0] == 2
@@ -124,7 +128,7 @@ def test_the_expected_time_counts_sizes_and_injected_cases():
 
     def seconds(case, injected=()):
         plan = replace(looked(RunRequest({}, {"backends": ("torch",)}, False, None, False, "", "")), cases=(case,))
-        words = self_test_measure.plan_text(plan, [case.key for case in injected], "torch").rpartition("about ")[2]
+        words = measuring.plan_text(plan, [case.key for case in injected], "torch").rpartition("about ")[2]
         minutes, _, rest = words.rpartition(" min ")
         return 60 * int(minutes or 0) + int(rest.removesuffix(" s"))
 
@@ -138,17 +142,17 @@ def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
 
     def measure(request):
         log.append(request)
-        return stored_run(tmp_path, self_test_run(dice(8), 4, 4))
+        return stored_run(tmp_path, self_test_samples(dice(8), 4, 4))
 
     monkeypatch.setattr(runner, "dry_run", looked)
-    run = self_test_measure.measure_repetitions(measure, RunRequest({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
+    run = measuring.measure_repetitions(measure, RunRequest({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
     plan, asked = log
     assert "4 A/A repetitions of 20 cases, each in fresh processes" in plan
     assert "in the 5 cases of most bytes beside injected slowdowns of 3%, 5%, 8%; 20 rounds" in plan
     assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (20, 20, False)
     assert "about " in plan
     assert asked.flags["backends"] == ("torch", "torch+0", "torch+0.03", "torch+0.05", "torch+0.08")
-    assert analysis.analyse(run, "torch", RULES).repetitions == 4
+    assert self_test.analyse(run, "torch", RULES).repetitions == 4
     (source,) = [source for source in origins(asked.flags["plugins"]) if source.kind == "file"]
     backends = load(source)
     assert [backend.name for backend in backends] == list(asked.flags["backends"][1:])
@@ -163,12 +167,12 @@ def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monk
 
     def measure(request):
         log.append(request)
-        return stored_run(tmp_path, self_test_run(dice(8), 4, 4))
+        return stored_run(tmp_path, self_test_samples(dice(8), 4, 4))
 
     shapes = (Sweep((4096,), (256, 512, 1024, 2048)),)
     for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):
         request = RunRequest(file, {}, False, tmp_path / "out", True, "", "")
-        self_test_measure.measure_repetitions(measure, request, "torch", 3, log.append)
+        measuring.measure_repetitions(measure, request, "torch", 3, log.append)
     assert [asked.config["rounds"] for asked in log[1::2]] == [13, 20]
     assert all(asked.resume and asked.config["sweep"] == shapes for asked in log[1::2])
     (note,) = ab_run.rounds_notes(request)
@@ -180,7 +184,7 @@ def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monk
 def test_the_gate_configuration_injects_into_its_largest_calls(plugins):
     settings = Settings.from_sources(load_config("gate"), {})
     cases = sweep.cases(settings.sweep, "cuda")
-    injected = self_test_measure.injected_cases(cases)
+    injected = measuring.injected_cases(cases)
     assert (len(cases), len(injected), settings.rounds, settings.max_rounds) == (20, 5, 20, 20)
     assert (
         min(map(operation("softmax").bytes_moved, injected))
@@ -224,3 +228,81 @@ def test_injected_slowdowns_take_time_and_the_copy_takes_none(tmp_path):
     assert time.perf_counter() - begin >= 8e-4
     with pytest.raises(UsageError, match="no backend 'troch'"):
         injected_slowdown.inject("troch", (0.0,))
+
+
+BASELINE_RULES = Rules(margin=unpaired.MARGIN)
+
+
+def test_the_variance_between_groups_is_recovered():
+    rng, cells = random.Random(1), []
+    for _ in range(400):
+        effects = [rng.gauss(0, 0.02) for _ in range(3)]
+        cells.append([[effect + rng.gauss(0, 0.01) for _ in range(5)] for effect in effects])
+    assert between_groups_sd(cells) == pytest.approx(0.02, rel=0.1)
+    assert between_groups_sd([[[0.0, 0.1], [0.1, 0.0]]]) == 0
+    assert between_groups_sd([[[0.0, 0.1]]]) is None
+    assert between_groups_sd([[[0.0], [0.1]]]) is None
+
+
+def simulated(sitting, runs, *, seed=1):
+    return Stored(np.random.default_rng(seed), Noise(sitting=sitting), 40, sittings=runs)
+
+
+def test_a_baseline_of_several_runs_shows_how_sittings_differ():
+    assert unpaired.sitting_sd(simulated(0.02, 5).base) == pytest.approx(0.02, rel=0.3)
+    assert unpaired.sitting_sd(simulated(0.0, 5).base) < 0.002
+    assert unpaired.sitting_sd(simulated(0.02, 1).base) == unpaired.SITTING_SD
+
+
+def test_the_sitting_widens_the_interval():
+    """Without the term, sittings that differ by 2 % made cells slower that have not changed."""
+    few, many = (unpaired.judge(stored(dice(1), 3), simulated_base(sitting), BASELINE_RULES) for sitting in (0.0, 0.02))
+    assert width(many) > 3 * width(few)
+
+
+def simulated_base(sitting):
+    """A baseline of two runs whose cells differ by this."""
+    rng = dice(2)
+    runs = [stored(rng, 5, slowdown=lambda i, sign=sign: sign * sitting, source=f"run {sign}") for sign in (-1, 1)]
+    return join(runs)
+
+
+def width(report):
+    return sum(verdict.interval[1] - verdict.interval[0] for verdict in report.verdicts)
+
+
+def test_a_stored_baseline_keeps_its_sittings(tmp_path):
+    joined = join([stored(dice(i), 5, source=str(i)) for i in (1, 2)])
+    assert joined.by_sitting == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
+    file, _ = baselines.save([joined], "two", tmp_path)
+    assert baselines.open_baseline(str(file)).by_sitting == joined.by_sitting
+    text = file.read_text()
+    file.write_text("\n".join(line for line in text.splitlines() if '"sittings"' not in line))
+    assert baselines.open_baseline(str(file)).by_sitting == (tuple(range(10)),)  # a file of an earlier version
+    file.write_text(text.replace('"sittings": [[0', '"sittings": [["x"'))
+    with pytest.raises(Exception, match="is damaged"):
+        baselines.open_baseline(str(file))
+
+
+def test_the_self_test_judges_each_sitting_against_the_baseline():
+    base = stored(dice(2), 10, source="base")
+    quiet = self_test.analyse_sittings([stored(dice(i), 3, source=f"r{i}") for i in (3, 4, 5)], base, BASELINE_RULES)
+    assert (quiet.families, quiet.alarms, quiet.passed, quiet.exit_code) == (3, 0, 3, 0)
+    assert quiet.sitting_sd < 0.002
+    slow = self_test.analyse_sittings(
+        [stored(dice(i), 3, source=f"r{i}", slowdown=lambda i: 0.1 * (i % 2)) for i in (3, 4)], base, BASELINE_RULES
+    )
+    assert (slow.alarms, slow.exit_code) == (2, 1)
+    assert slow.sitting_sd > 0.02
+    assert slow.document()["false_alarm_rate_at_most"] == 1
+    with pytest.raises(InconclusiveError, match="needs 3 processes"):
+        self_test.analyse_sittings([stored(dice(3), 2, source="r")], base, BASELINE_RULES)
+
+
+def test_the_command_measures_the_variance_between_sittings(main, tmp_path):
+    base = write_run(tmp_path, stored(dice(2), 10), name="base")
+    runs = [write_run(tmp_path, stored(dice(i), 3), name=f"r{i}") for i in (3, 4)]
+    code, out, err = main("gate", "--self-test", "--baseline", base, *runs)
+    assert (code, err) == (0, "")
+    assert "false alarms: 0 of 2 families (at most 77.64%" in out
+    assert "standard deviation between sittings: 0." in out

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.colors import to_hex
 
 from softbench.core.outcome import Grade
-from softbench.report import curves, line_names, quantities, slices as slices_module, style
-from softbench.report.slices import slices
+from softbench.report import axes, curves, style
+from softbench.report.figure_data import KINDS, slices, speedup
 from softbench.results import rows as results
 
 
@@ -146,7 +146,7 @@ def test_powers_of_two_and_other_lengths_have_their_own_lines(rows, draw):
     ]
     assert len({line.get_linestyle() for line in lines_of(figure, 0)}) == 3
     legend = [text.get_text() for text in figure.axes[-1].get_legend().get_texts()]
-    assert [text for text in legend if text.startswith("N: ")] == [f"N: {kind}" for kind in slices_module.KINDS]
+    assert [text for text in legend if text.startswith("N: ")] == [f"N: {kind}" for kind in KINDS]
 
 
 def test_a_line_of_other_lengths_does_not_leap(rows, draw):
@@ -170,7 +170,7 @@ def test_a_speedup_is_drawn_around_one(rows, draw):
         replace(row, speedup=0.9 / 0.5, relative_to="torch") if row.backend == "ours" else replace(row, relative_to="torch") for row in rows
     ]
     (what,) = slices(every)
-    drawing = curves.figure([every], what, style.styles(every), {0: ""}, quantities.speedup(every))
+    drawing = curves.figure([every], what, style.styles(every), {0: ""}, speedup(every))
     (panel,) = drawing.figure.axes
     assert panel.get_yscale() == "log"
     assert panel.get_ylabel() == "speed-up over torch"
@@ -201,7 +201,7 @@ def test_names_without_room_are_in_the_legend(rows, draw):
     height = figure.axes[0].get_window_extent().height / figure.dpi
     beside = [text for text in figure.axes[0].texts if text.get_text()]
     listed = [text.get_text() for text in figure.axes[-1].get_legend().get_texts() if text.get_text().startswith("b")]
-    assert len(beside) <= height / line_names.LABEL + 1
+    assert len(beside) <= height / axes.LABEL + 1
     assert len(beside) + len(listed) == 27
 
 

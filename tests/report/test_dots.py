@@ -6,7 +6,7 @@ import pytest
 
 from softbench.core.outcome import Grade
 from softbench.report import dots, style
-from softbench.report.slices import slices
+from softbench.report.figure_data import slices
 from softbench.results import rows as results
 
 

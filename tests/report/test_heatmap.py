@@ -8,7 +8,7 @@ import pytest
 from softbench.core.errors import ResultsError
 from softbench.core.outcome import Grade
 from softbench.report import heatmap, style
-from softbench.report.slices import groups
+from softbench.report.figure_data import groups
 from softbench.results import rows as results
 
 

@@ -17,10 +17,11 @@ from softbench import __version__
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
 from softbench.core.text import count, one_line
-from softbench.report import forest_plot, matrix, style
-from softbench.report.page import cells, comparison, details, environment, figures, heat, overview, svg, trend, verdicts, wrong
+from softbench.report import gate_figures, matrix, style
+from softbench.report.page import cells, comparison, details, figures, heat, overview, trend
 from softbench.report.page.source import Source
 from softbench.results.labels import MEANING
+from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -123,14 +124,14 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         "parts": [*FIXED, *(part for part in (COMPARISON, GATE, TREND) if part.id in more)],
         "data": data,
         "colours": colours(every),
-        "figures": figures.figures(shown),
+        "figures": figures.charts(shown),
         "of_file": last.name if len(sources) > 1 else "",
         **_overview(last),
         **_cells(shown),
         "heat_maps": heat.heat_maps(last.rows, len(every) - len(last.rows)),
         "competitors": list(dict.fromkeys(row.backend for row in last.rows if row.median_us)),
-        "groups": wrong.groups(shown),
-        "environment": [table for source in shown for table in environment.facts(source)],
+        "groups": cells.groups(shown),
+        "environment": [table for source in shown for table in overview.environment(source)],
         **more,
     }
 
@@ -146,28 +147,28 @@ def _compared(sources: Sequence[Source], gate: GateReport | None) -> dict[str, A
     found: dict[str, Any] = {}
     missing = ""
     if len(sources) >= COMPARED:
-        found |= {"comparison": comparison.compare(*sources[-COMPARED:]), "comparison_head": comparison.HEAD}
+        found["comparison"] = comparison.compare(*sources[-COMPARED:])
         if gate is None:
-            gate, missing = verdicts.judged(*sources[-COMPARED:])
+            gate, missing = comparison.judged(*sources[-COMPARED:])
     if len(sources) > COMPARED:
-        found |= {"trend": trend.make(sources), "trend_head": trend.HEAD}
+        found["trend"] = trend.make(sources)
     if gate or missing:
-        lines = verdicts.verdict_lines(gate) if gate else []
-        others = verdicts.of_others(gate, sources[-1].rows) if gate else ""
-        covers = sorted({verdict.covers for verdict in gate.verdicts} - {""}) if gate else []
-        found |= {"gate": gate, "gate_missing": missing, "gate_head": verdicts.HEAD, "gate_lines": lines, "gate_svg": _forest(gate)}
-        found |= {"gate_others": others, "gate_covers": covers}
+        found |= {"gate": gate, "gate_missing": missing, **(_of_gate(gate, sources[-1].rows) if gate else {})}
     return found
 
 
-def _forest(gate: GateReport | None) -> str:
-    """The forest plot; empty if no cell has a ratio."""
-    if gate is None or all(verdict.ratio is None for verdict in gate.verdicts):
-        return ""
-    return svg.picture(forest_plot.figure(gate), "gate-", {})
+def _of_gate(gate: GateReport, rows: Sequence[Row]) -> dict[str, Any]:
+    """The values of the gate's part: its verdicts, the forest plot if a cell has a ratio, and what intervals cover."""
+    drawn = any(verdict.ratio is not None for verdict in gate.verdicts)
+    return {
+        "gate_table": comparison.verdict_table(gate),
+        "gate_svg": figures.picture(gate_figures.figure(gate), "gate-", {}) if drawn else "",
+        "gate_covers": sorted({verdict.covers for verdict in gate.verdicts} - {""}),
+        "gate_others": comparison.of_others(gate, rows),
+    }
 
 
-def colours(rows: Sequence[Any]) -> dict[str, int]:
+def colours(rows: Sequence[Row]) -> dict[str, int]:
     """The number of each named backend's colour, as in the figures; other backends are grey."""
     return {name: style.LINE_COLOURS.index(own.colour) for name, own in style.styles(rows).items() if own.named}
 

@@ -1,27 +1,37 @@
-"""The figures of a page as SVG, each with its legend."""
+"""The figures of a page: a small SVG for each, with the colours of the page, with points that name their cell, and with its legend.
+
+The policy of the page allows no `style` attribute, so that each property becomes a presentation attribute. A group `series-K-...` gets the
+class `kK`, by which the legend hides it. A point gets `data-c`, the index of its cell in the page's data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from softbench.core.outcome import Measured
 from softbench.core.statistics import median_interval
 from softbench.core.text import count
 from softbench.report import style
-from softbench.report.page import svg
+from softbench.report.figure_data import Quantity, Slice, slices
 from softbench.report.page.source import Source
-from softbench.report.page.svg import Entry
-from softbench.report.quantities import Quantity
-from softbench.report.slices import Slice, slices
+from softbench.report.style import COLOURS, LINE_COLOURS, OTHER, Drawing, Style
 from softbench.results.rows import Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 FIRST = "bandwidth and fraction of copy"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Chart:
     """A figure of the page."""
 
     title: str
@@ -33,7 +43,7 @@ class Figure:
     """Empty for rows of points, which have the names beside them."""
 
 
-def figures(sources: Sequence[Source]) -> list[Figure]:
+def charts(sources: Sequence[Source]) -> list[Chart]:
     """Bandwidth with the fraction of copy, and device time, of all shapes. Several sources are overlaid."""
     from softbench.report import curves, dots
 
@@ -42,7 +52,7 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
     cells = {id(row): number for number, row in enumerate(rows)}  # two runs may have equal rows
     names = style.sources([(Path(source.name), source.rows) for source in sources])
     styles = style.styles(rows)
-    found: list[Figure] = []
+    found: list[Chart] = []
     for quantity, shown in _quantities(sources):
         for what in slices([row for row in rows if shown is None or shown.value(row)]):
             draw = curves.figure if what.axis else dots.figure
@@ -50,8 +60,8 @@ def figures(sources: Sequence[Source]) -> list[Figure]:
             if not drawing.points and not drawing.series:  # only the yardstick has a result
                 continue
             numbers = {gid: cells[id(row)] for gid, row in drawing.points.items()}
-            picture = svg.picture(drawing.figure, f"f{len(found)}-", numbers)
-            found.append(Figure(_title(what, rows), quantity, picture, svg.legend(drawing, rows, styles) if what.axis else ()))
+            image = picture(drawing.figure, f"f{len(found)}-", numbers)
+            found.append(Chart(_title(what, rows), quantity, image, legend(drawing, rows, styles) if what.axis else ()))
     return found
 
 
@@ -77,3 +87,126 @@ def _title(what: Slice, rows: Sequence[Row]) -> str:
         return f"{first.of_pass} {what.dtype}, " + (f"N = {first.N}" if what.axis == "M" else f"M = {first.M}")
     sizes = [shape or f"{M}x{N}" for M, N, shape in what.shapes]
     return f"{first.of_pass} {what.dtype}, {sizes[0]}" + (f" and {count(len(sizes) - 1, 'other shape')}" if len(sizes) > 1 else "")
+
+
+SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+NUMBER = re.compile(r"-?\d+\.\d+")
+SERIES = re.compile(r"series-(\d+)(?:-|$)")
+REFERENCE = re.compile(r"url\(#([^)]+)\)")
+OWN = {colour.lower(): f"var(--c{number})" for number, colour in enumerate(COLOURS)}
+SCALE = 1.75
+"""Pixels of the page for a point of the figure, where there is room."""
+BROAD = 520
+"""Points. A broader figure is scrolled on a small screen, as its text would be too small."""
+NEEDLESS = {"font-family", "font", "stroke-miterlimit", "stroke-linejoin"}
+"""Properties that the page's style sheet decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A line of a legend, which is a button."""
+
+    number: int
+    """The class of its parts is `k` with this number."""
+    name: str
+    colour: str
+    """The class of its colour."""
+
+
+def picture(figure: Figure, prefix: str, cells: Mapping[str, int]) -> str:
+    """A figure as the `<svg>` of the page; see `compact`."""
+    return compact(style.as_svg(figure), prefix, cells)
+
+
+def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
+    """The figure's `<svg>` for the page.
+
+    Args:
+        text: what `softbench.report.style.as_svg` returned, without a prefix.
+        prefix: what makes its ids unique in the page.
+        cells: the index of the cell of each point, by the id of its group.
+    """
+    root = ElementTree.fromstring(text.replace("\ufffe", "?").replace("\uffff", "?"))  # XML does not allow these two
+    needed = _references(root)
+    names = {old: f"{prefix}{number}" for number, old in enumerate(sorted(needed))}
+    for element in root.iter():
+        _mend(element, names, cells)
+    _flatten(root)
+    for name in ("height", "version"):
+        root.attrib.pop(name, None)
+    width = float(root.get("viewBox", "").split()[2])
+    root.set("width", f"{SCALE * width:.0f}")
+    if width > BROAD:
+        root.set("class", "broad")
+    return ElementTree.tostring(root, encoding="unicode").replace(" />", "/>")
+
+
+def _references(root: Element) -> set[str]:
+    found = set()
+    for element in root.iter():
+        for value in element.attrib.values():
+            found.update(REFERENCE.findall(value))
+        if href := element.get(f"{XLINK}href"):
+            found.add(href.removeprefix("#"))
+    return found
+
+
+def _mend(element: Element, names: Mapping[str, str], cells: Mapping[str, int]) -> None:
+    """Rewrite one element's name, style, id, references and numbers."""
+    element.tag = element.tag.removeprefix(SVG)
+    element.tail = None
+    if element.tag != "text" and element.text and not element.text.strip():
+        element.text = None
+    element.attrib.update(_style(element.attrib.pop("style", "")))
+    if href := element.attrib.pop(f"{XLINK}href", ""):
+        element.set("href", f"#{names[href.removeprefix('#')]}")
+    own = element.attrib.pop("id", "")
+    if own in names:
+        element.set("id", names[own])
+    if series := SERIES.match(own):
+        element.set("class", f"k{series[1]}")
+    if own in cells:
+        element.set("data-c", str(cells[own]))
+    for name in ("d", "x", "y", "transform", "points", "width", "height"):
+        if (value := element.get(name)) is not None:
+            element.set(name, NUMBER.sub(_short, " ".join(value.split())))
+    if reference := element.get("clip-path"):
+        element.set("clip-path", REFERENCE.sub(lambda found: f"url(#{names[found[1]]})", reference))
+
+
+def _style(text: str) -> dict[str, str]:
+    """The properties of a style as attributes, with the colours of the page."""
+    pairs = (part.partition(":") for part in text.split(";") if part.strip())
+    found = {name.strip(): value.strip() for name, _, value in pairs if name.strip() not in NEEDLESS}
+    return {name: OWN.get(value, value.replace("var(--paper, #ffffff)", "var(--paper)")) for name, value in found.items()}
+
+
+def _short(number: re.Match[str]) -> str:
+    """A number with two decimals, without needless zeros."""
+    return f"{float(number[0]):.2f}".rstrip("0").rstrip(".") or "0"
+
+
+def _flatten(parent: Element) -> None:
+    """Remove invisible shapes and empty groups, and replace a group without attributes by its children."""
+    kept: list[Element] = []
+    for child in list(parent):
+        _flatten(child)
+        invisible = child.tag == "path" and child.get("fill") == "none" and not {"stroke", "id"} & child.attrib.keys()
+        if invisible or (child.tag in ("g", "defs") and not len(child)):
+            continue
+        if child.tag == "g" and len(child) == 1 and child[0].tag == "g" and not child.attrib.keys() & child[0].attrib.keys():
+            child.attrib |= child[0].attrib
+            child[:] = list(child[0])
+        kept += list(child) if child.tag == "g" and not child.attrib else [child]
+    parent[:] = kept
+
+
+def legend(drawing: Drawing, rows: Sequence[Row], styles: Mapping[str, Style]) -> tuple[Entry, ...]:
+    """The legend of a drawing of these rows: the backends with a colour first, then the grey ones."""
+    names = list(style.numbers(rows))
+    entries = []
+    for number, label in drawing.series.items():
+        own = styles.get(backend := names[number % len(names)], OTHER)
+        colour = f"c{LINE_COLOURS.index(own.colour)}" if own.named else "cx" if backend in styles else "ci"
+        entries.append(Entry(number, label, colour))
+    return tuple(sorted(entries, key=lambda entry: entry.colour == "cx"))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from softbench.core import text as units
 from softbench.core.case import CaseKey
 from softbench.report import matrix
-from softbench.report.slices import groups
+from softbench.report.figure_data import groups
 from softbench.report.standings import Standing, crossover, names, standings
 from softbench.results.rows import Row
 

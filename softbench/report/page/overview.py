@@ -1,4 +1,4 @@
-"""Writes the sentences and counts of a page's overview. Each is computed from the rows."""
+"""The overview of a page, with sentences and counts that are computed from the rows, and the tables of its environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count, few, one_line, percent
 from softbench.report import matrix
+from softbench.report.figure_data import Slice, slices
 from softbench.report.page.source import Source
-from softbench.report.slices import Slice, slices
 from softbench.report.standings import Standing, names, standings
 from softbench.results.labels import HARMLESS
 from softbench.results.rows import IMPLAUSIBLE, Row
@@ -150,3 +150,34 @@ def summary(source: Source) -> list[tuple[str, str]]:
     found += [("timer", ", ".join(dict.fromkeys(f"{row.timer}" + (f", {row.l2} L2" if row.l2 else "") for row in rows if row.timer)))]
     found += [("reference backend", ", ".join(dict.fromkeys(row.relative_to for row in rows if row.relative_to)))]
     return [(name, value) for name, value in [*found, ("command", one_line(str(header.get("command") or ""), 2000))] if value]
+
+
+def environment(source: Source) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The tables of the environment: each has a title, and names with values."""
+    header = source.header
+    about = {
+        name: header.get(name) for name in ("run", "started", "finished", "command", "softbench", "git_commit", "device_name", "schema")
+    }
+    first = [("file", source.name), *_pairs({name: value for name, value in about.items() if value})]
+    if not header:
+        first += [("run", source.run), ("device", source.device)]
+    tables = [("Run", first)]
+    for title, name in (("Machine and versions", "environment"), ("Settings", "settings"), ("Seconds of the run", "seconds")):
+        if isinstance(found := header.get(name), dict) and found:
+            tables.append((title, _pairs(found)))
+    origins, commits = header.get("origins"), header.get("commits")
+    if isinstance(origins, dict):
+        known = commits if isinstance(commits, dict) else {}
+        tables.append(("Backends", _pairs({name: f"{where} {known.get(name) or ''}" for name, where in origins.items()})))
+    return tables
+
+
+def _pairs(values: dict[str, object]) -> list[tuple[str, str]]:
+    shown = ((name, value) for name, value in values.items() if value is not None)
+    return [(one_line(str(name), 60), one_line(_text(value), 2000)) for name, value in shown]
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {part}" for name, part in value.items())
+    return str(value)

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 from softbench.core.text import three_digits
+from softbench.gate.run_files import read_report
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.report.page import comparison, details, document, environment
-from softbench.report.page.read import names, source
-from softbench.report.page.source import Source
-from softbench.report.page.verdicts import read_gate
+from softbench.report.page import comparison, details, document, overview
+from softbench.report.page.source import Source, names, read_source
 from softbench.results import compare
 from softbench.results.csv import read_csv, to_csv
 
@@ -73,7 +72,7 @@ def page(folder, results):
             with pytest.MonkeyPatch.context() as patch:
                 if name == "part":
                     patch.setattr(details, "SAMPLES", SAMPLES_OF_PART)
-                made[name] = document.write([source(file, read_csv(file)[0])], folder / f"{name}.html")
+                made[name] = document.write([read_source(file, read_csv(file)[0])], folder / f"{name}.html")
         return made[name]
 
     return of
@@ -342,7 +341,7 @@ def hostile(tmp_path):
 
 
 def test_hostile_texts_stay_texts(browser, hostile):
-    found = source(hostile, read_csv(hostile)[0])
+    found = read_source(hostile, read_csv(hostile)[0])
     assert found.missing == ""
     verdict = Verdict(CellKey("cuda", "forward", "bf16", 1, 2), State.SLOWER, MARKUP, 1.2, (1.1, 1.3), MARKUP, MARKUP)
     report = GateReport(MARKUP, (verdict,), Rules(0.05), (MARKUP,), MARKUP)
@@ -374,7 +373,7 @@ def test_overrides_of_torch_are_shown_and_marked():
     )
     assert comparison.compare(a, b).notes == (f"The environments differ: overrides is not recorded in A, {found} in B.",)
     assert comparison.compare(b, b).notes == ()
-    assert ("Machine and versions", [("device", "cuda"), ("overrides", "flag_gems ['_softmax']")]) in environment.facts(b)
+    assert ("Machine and versions", [("device", "cuda"), ("overrides", "flag_gems ['_softmax']")]) in overview.environment(b)
 
 
 @pytest.mark.slow
@@ -422,7 +421,7 @@ def test_gate_json_is_shown_and_a_wrong_one_is_refused(browser, main):
     ]
     report = GateReport("new against old", tuple(verdicts), Rules(0.05), ("a note",), "do this")
     Path("gate.json").write_text(json.dumps(report.document()))
-    assert read_gate(Path("gate.json")) == report
+    assert read_report(Path("gate.json")) == report
     assert main("report", RESULTS / "odd.csv", "--gate", "gate.json", "-o", "page.html")[0] == 0
     browser.open(Path("page.html").resolve(), "gate")
     shown = browser.find("#part-gate").text

@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from softbench.report import plots, style
-from softbench.report.page import svg
+from softbench.report.page import figures
 from softbench.results.csv import read_csv
 
 RESULTS = Path(__file__).parents[3] / "results" / "h200"
@@ -17,7 +17,7 @@ def test_figure_becomes_a_small_part_of_the_page():
     drawing = next(plots.drawings([(Path("odd.csv"), rows)]))
     numbers = {gid: i for i, gid in enumerate(drawing.points)}
     whole = style.as_svg(drawing.figure)
-    text = svg.compact(whole, "f0-", numbers)
+    text = figures.compact(whole, "f0-", numbers)
     assert len(text) < 0.65 * len(whole)
     root = ElementTree.fromstring(text)
     every = list(root.iter())
@@ -31,13 +31,13 @@ def test_figure_becomes_a_small_part_of_the_page():
     used = set(re.findall(r'(?:href="#|url\(#)([^)"]+)', text))
     assert used == set(ids)
     assert "#0072b2" not in text and "var(--c0)" in text
-    assert [entry.name for entry in svg.legend(drawing, rows, style.styles(rows))] == ["torch", "cuda", "copy (yardstick)"]
+    assert [entry.name for entry in figures.legend(drawing, rows, style.styles(rows))] == ["torch", "cuda", "copy (yardstick)"]
 
 
 def test_hostile_names_are_text_in_the_figure():
     rows, _ = read_csv(RESULTS / "odd.csv")
     changed = [replace(row, device="<script>x</script>&\"'\ufffe\uffff") for row in rows]
     drawing = next(plots.drawings([(Path("odd.csv"), changed)]))
-    text = svg.picture(drawing.figure, "f0-", {})
+    text = figures.picture(drawing.figure, "f0-", {})
     assert "<script" not in text
     assert "&lt;script&gt;x&lt;/script&gt;&amp;\"'??" in text

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from softbench.core.errors import ResultsError
-from softbench.report import style, trend
+from softbench.report import style
+from softbench.report.page import trend
 from softbench.results import rows as results
 
 
@@ -58,7 +59,9 @@ def test_a_group_keeps_the_cells_that_all_runs_have(runs):
 
 
 def test_the_figure_has_a_point_for_each_run(runs):
-    drawing = trend.figure(runs(1, 1, 0.8))
+    made = runs(1, 1, 0.8)
+    values = trend.logs(made)
+    drawing = trend.figure(made, values, trend.changes(values))
     assert drawing.series == {0: "ours", 1: "torch"}
     (panel,) = drawing.figure.axes
     points = [line.get_gid() for line in panel.lines if "-point-" in (line.get_gid() or "")]
@@ -77,4 +80,4 @@ def test_runs_without_a_trend_are_refused(runs):
         ([("a", []), ("b", [])], "no cell has a fraction"),
     ):
         with pytest.raises(ResultsError, match=message):
-            trend.figure(some)
+            trend.logs(some)

@@ -5,7 +5,7 @@ import pytest
 from softbench.core.errors import ResultsError
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.report import forest_plot, style
+from softbench.report import gate_figures, style
 
 
 def verdict(N, state, ratio, **changes):
@@ -28,7 +28,7 @@ def test_each_verdict_with_a_ratio_has_a_point():
         verdict(3, State.FASTER, 0.8),
         verdict(4, State.SAME, 1.0, gated=False),
     )
-    figure = forest_plot.figure(report(*cells))
+    figure = gate_figures.figure(report(*cells))
     found = points(figure)
     assert [line.get_xdata()[0] for line in found.values()] == [1.2, 0.8, 1.0]
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [f"ours  forward-bf16-4096x{N}" for N in (1, 3, 4)]
@@ -38,13 +38,13 @@ def test_each_verdict_with_a_ratio_has_a_point():
 
 
 def test_cells_that_fail_are_never_left_out():
-    many = [verdict(N, State.SAME, 1.04) for N in range(1, forest_plot.MAX_CELLS + 10)]
-    figure = forest_plot.figure(report(verdict(9999, State.SLOWER, 1.02), *many))
-    assert len(points(figure)) == forest_plot.MAX_CELLS
+    many = [verdict(N, State.SAME, 1.04) for N in range(1, gate_figures.MAX_CELLS + 10)]
+    figure = gate_figures.figure(report(verdict(9999, State.SLOWER, 1.02), *many))
+    assert len(points(figure)) == gate_figures.MAX_CELLS
     assert figure.axes[0].get_yticklabels()[0].get_text() == "ours  forward-bf16-4096x9999"
     assert figure.axes[0].get_title().endswith("(10 cells nearest 1 left out)")
 
 
 def test_a_report_without_a_ratio_has_no_plot(tmp_path):
     with pytest.raises(ResultsError, match=r"f.png: no cell has a ratio"):
-        forest_plot.write(report(verdict(1, State.MISSING, None)), tmp_path / "f.png")
+        gate_figures.write(report(verdict(1, State.MISSING, None)), tmp_path / "f.png")

@@ -9,9 +9,9 @@ from typing import cast
 from softbench.core import text
 from softbench.core.case import Case, Direction
 from softbench.core.files import not_written
+from softbench.gate import self_test
 from softbench.gate.ab_run import Measure, samples_of, with_fixed_rounds
 from softbench.gate.samples import RunSamples
-from softbench.gate.self_test import analysis
 from softbench.ops.registry import operation
 from softbench.plan import estimate, sweep
 from softbench.plan.plan import Plan
@@ -64,17 +64,17 @@ def measure_repetitions(
 
 def injected_cases(cases: Sequence[Case]) -> tuple[Case, ...]:
     """The cases that get a slowdown: the quarter that moves most bytes, because a slowdown takes at least a launch."""
-    count = max(1, len(cases) // analysis.CASES_PER_INJECTION)
+    count = max(1, len(cases) // self_test.CASES_PER_INJECTION)
     largest = sorted(cases, key=lambda case: operation(case.op).bytes_moved(case), reverse=True)[:count]
     return tuple(case for case in cases if case in largest)
 
 
 def plan_text(plan: Plan, injected: Sequence[str], reference: str) -> str:
     """The plan and its expected time as a sentence. `plan` has the reference; `injected` are the keys of cases with slowdowns."""
-    settings, levels = plan.settings, ", ".join(f"{slowdown:.0%}" for slowdown in analysis.SLOWDOWNS)
+    settings, levels = plan.settings, ", ".join(f"{slowdown:.0%}" for slowdown in self_test.SLOWDOWNS)
     [info] = [info for info in plan.infos if info.name == reference]
-    slowed = {analysis.name(reference, slowdown) for slowdown in analysis.SLOWDOWNS}
-    names = (reference, analysis.name(reference, 0), *sorted(slowed))
+    slowed = {self_test.name(reference, slowdown) for slowdown in self_test.SLOWDOWNS}
+    names = (reference, self_test.name(reference, 0), *sorted(slowed))
     measured = replace(plan, infos=tuple(replace(info, name=name) for name in names), groups=(names,))
     seconds = estimate.run_seconds(measured, lambda name, case: name not in slowed or case.key in injected)
     return (
@@ -88,7 +88,7 @@ def plan_text(plan: Plan, injected: Sequence[str], reference: str) -> str:
 def _with_copies(request: RunRequest, reference: str, repetitions: int, injected: Sequence[Case]) -> RunRequest:
     """The request of a self-test. Its process sets are the repetitions; a plugin, written here, has the copies."""
     plugins = request.settings().plugins
-    slowdowns = (0.0, *analysis.SLOWDOWNS)
+    slowdowns = (0.0, *self_test.SLOWDOWNS)
     file = (request.output / "planted.py").resolve()
     memory = str(file.with_suffix(".json"))
     values = {"slowdowns": slowdowns, "plugins": [str(absolute(plugin)) for plugin in plugins], "cases": [case.key for case in injected]}
@@ -97,7 +97,7 @@ def _with_copies(request: RunRequest, reference: str, repetitions: int, injected
         file.write_text(PLUGIN.format(reference=reference, memory=memory, **values), encoding="utf-8")
     except OSError as error:
         raise not_written(file, error) from None
-    names = (reference, *(analysis.name(reference, slowdown) for slowdown in slowdowns))
+    names = (reference, *(self_test.name(reference, slowdown) for slowdown in slowdowns))
     flags: Layer = {**request.flags, "processes": repetitions, "backends": names, "relative_to": reference}
     flags["plugins"] = (*request.flags.get("plugins", ()), file)
     return replace(request, flags=flags)

@@ -1,6 +1,8 @@
-"""The width in which a table is rendered: the console's, or more where a column that is not wrapped needs it."""
+"""Tables of rich: their columns, and the width in which they are rendered, so that no column is cut."""
 
 from __future__ import annotations
+
+from collections.abc import Container, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
@@ -10,6 +12,14 @@ from rich.text import Text
 
 LOG_WIDTH = 400  # columns of a log, in which tables keep their natural width
 MIN_FOLDED = 30  # minimum width of a column that may be wrapped
+
+
+def table(head: Sequence[str], numbers: Container[int] = (), folded: Container[int] = ()) -> Table:
+    """A table with these columns, and no lines yet. The columns with these indexes are right-aligned, or wrapped where they are long."""
+    made = Table(show_edge=False, pad_edge=False)
+    for i, name in enumerate(head):
+        made.add_column(name, justify="right" if i in numbers else "left", no_wrap=i not in folded, overflow="fold")
+    return made
 
 
 def widen(target: Console, renderable: RenderableType) -> None:

@@ -1,4 +1,4 @@
-"""Draws the gate's forest plot: each cell's ratio with its interval, over the band of the margin."""
+"""Draws the gate's report as a forest plot, each cell's ratio with its interval over the band of the margin; and the power curve."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softbench.core.errors import ResultsError
+from softbench.gate.self_test import SelfTest
 from softbench.gate.verdicts import GateReport, State
 from softbench.report import style
 from softbench.report.style import COLOURS, FAINT, INK, PAPER
@@ -67,3 +68,41 @@ def figure(report: GateReport) -> Figure:
     title = f"{report.what}: {report.summary.partition(':')[0]}" + (f" ({left_out} cells nearest 1 left out)" if left_out > 0 else "")
     axes.set_title(title, fontsize=9, wrap=True)
     return made
+
+
+def write_power(result: SelfTest, out: Path) -> Path:
+    """Draw the power curve: the share found over the measured slowdown, with a point per cell and a lower bound per level.
+
+    Raises:
+        ResultsError: no slowdown was injected, or the file cannot be written.
+    """
+    if not result.power:
+        raise ResultsError(f"--plot {out}: no slowdown was injected, so there is no curve to draw")
+    return style.saved(_power_curve(result), out, "--plot")
+
+
+@style.look()
+def _power_curve(result: SelfTest) -> Figure:
+    figure, ((axes,),) = style.subplots(1, 1, (9, 5), layout="constrained")
+    axes.axvspan(0, 100 * result.margin, color=FAINT, label="the margin")
+    xs, ys = zip(*[(100 * x, y) for x, y in result.points], strict=True)
+    axes.plot(xs, ys, "o", color=COLOURS[5], markersize=3, alpha=0.5, label="a cell")
+    levels = sorted(result.power, key=lambda level: level.measured)
+    slowdowns, shares = [100 * level.measured for level in levels], [level.share for level in levels]
+    to_lower_bound = [level.share - level.bounds[0] for level in levels]
+    axes.errorbar(
+        slowdowns,
+        shares,
+        yerr=[to_lower_bound, [0.0] * len(to_lower_bound)],
+        fmt="o-",
+        color=COLOURS[0],
+        capsize=4,
+        label="all cells, lower bound",
+    )
+    axes.set(xlabel="measured slowdown, %", ylabel="share found", ylim=(-0.03, 1.05), xlim=(0, None))
+    axes.set_title(
+        f"softbench gate on {result.reference}, {result.device_name}: {result.alarms} false alarms in {result.repetitions} A/A repetitions",
+        fontsize=9,
+    )
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)  # outside the axes, so that it hides no data
+    return figure

@@ -3,6 +3,9 @@
 Each process set is one A/A repetition: it screens every case in one process pair, as `softbench gate --candidate` does. The next
 process sets are its fresh pairs. Repetitions share these sets, so the result also has the repetitions in which a cell seemed slower
 in the screening, which are independent.
+
+Against a baseline, each run of unchanged code is an A/A family. A run is a sitting: its processes share the temperature and the clocks of
+that time, so more processes of one sitting do not show how sittings differ. Several runs show it.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from softbench.core.errors import UsageError
+from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.json_types import JsonObject
-from softbench.gate import fresh_pairs, paired
+from softbench.gate import fresh_pairs, paired, unpaired
 from softbench.gate.inference import proportion_bounds
-from softbench.gate.samples import CellKey, CellSamples, RunSamples
+from softbench.gate.samples import CellKey, CellSamples, RunSamples, join
 from softbench.gate.verdicts import GateReport, Rules
 
 SLOWDOWNS = (0.03, 0.05, 0.08)
@@ -228,3 +231,48 @@ def _select(run: RunSamples, chosen: Mapping[CellKey, str], reference: str, sets
             selected = {number: samples.processes[process] for number, process in enumerate(sets) if process in samples.processes}
             cells[key.with_backend(new_name)] = replace(samples, processes=selected)
     return replace(run, cells=cells, processes=len(sets))
+
+
+@dataclass(frozen=True, slots=True)
+class SittingTest:
+    """The self-test against a baseline: each run of unchanged code is an A/A family."""
+
+    baseline: str
+    """The baseline's file."""
+    device_name: str
+    """Name of the GPU or CPU."""
+    families: int
+    """Number of A/A families: a file is one."""
+    alarms: int
+    """Families that ended with exit code 1."""
+    passed: int
+    """Families that ended with exit code 0."""
+    sitting_sd: float
+    """Standard deviation between sittings of a cell's log latency, over the baseline and all families."""
+    outcomes: tuple[str, ...]
+    """The summary of each family."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 without a false alarm and if at least one family passed, else 1."""
+        return 0 if self.passed and not self.alarms else 1
+
+    def document(self) -> JsonObject:
+        """As JSON, with the bound."""
+        bound = proportion_bounds(self.alarms, self.families)[1]
+        return {**asdict(self), "exit_code": self.exit_code, "false_alarm_rate_at_most": bound}
+
+
+def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Rules) -> SittingTest:
+    """Judge each run against the baseline, and estimate the variance between all sittings.
+
+    Raises:
+        InconclusiveError: a run has too few processes, or the sittings have one process each.
+    """
+    reports = [unpaired.judge(family, base, rules) for family in families]
+    estimate = unpaired.sitting_sd_of(join([base, *families]))
+    if estimate is None:
+        raise InconclusiveError(f"{base.source}: no sitting has two processes, so the variance between sittings is unknown")
+    codes = [report.exit_code for report in reports]
+    outcomes = tuple(f"{family.source}: {report.summary}" for family, report in zip(families, reports, strict=True))
+    return SittingTest(base.source, base.device_name, len(codes), codes.count(1), codes.count(0), estimate, outcomes)

@@ -1,1 +1,0 @@
-"""Measures the false alarms and the power of the gate."""

@@ -1,0 +1,114 @@
+"""Which figures show the shapes of a run, and the quantities of a row with their ends."""
+
+from dataclasses import replace
+
+import pytest
+
+from softbench.core.errors import UsageError
+from softbench.core.outcome import Grade
+from softbench.report import figure_data
+from softbench.report.figure_data import ANY, POWER, WHOLE, kinds, slices
+from softbench.results import rows as results
+
+
+@pytest.fixture
+def shapes_of(make_record):
+    base = results.row(make_record("x", [10.0] * 3), None, None, device="H200", run="r")
+    return lambda *shapes: [replace(base, M=M, N=N) for M, N in shapes]
+
+
+def names(rows):
+    return [(what.name, what.axis, len(what.shapes)) for what in slices(rows)]
+
+
+def test_a_scan_over_rows_is_one_figure(shapes_of):
+    assert names(shapes_of(*((M, 1024) for M in (1, 8, 64, 512)))) == [("forward-fp32-N1024", "M", 4)]
+
+
+def test_a_scan_over_columns_is_one_figure_per_row_count(shapes_of):
+    grid = shapes_of(*((M, N) for M in (16, 64, 256) for N in (128, 256, 512, 1024)))
+    assert names(grid) == [(f"forward-fp32-M{M}", "N", 4) for M in (16, 64, 256)]
+
+
+def test_shapes_without_a_line_share_a_figure(shapes_of):
+    cross = shapes_of(*((4096, N) for N in (128, 256, 512)), (8, 128256), (1024, 50257))
+    assert names(cross) == [("forward-fp32-M4096", "N", 3), ("forward-fp32", "", 2)]
+    assert slices(cross)[1].shapes == ((8, 128256, ""), (1024, 50257, ""))
+    assert [len(what.shapes) for what in slices(shapes_of(*((2**i, 3**i) for i in range(6))))] == [4, 2]
+
+
+def test_both_scans_through_a_shape_are_drawn(shapes_of):
+    cross = shapes_of(*((64, N) for N in (128, 256, 512, 1024)), *((M, 256) for M in (1, 8, 4096)))
+    assert names(cross) == [("forward-fp32-M64", "N", 4), ("forward-fp32-N256", "M", 4)]
+
+
+def test_shapes_without_a_bandwidth_are_left_out(shapes_of):
+    assert slices([replace(row, gbps=None) for row in shapes_of((1, 2), (1, 3))]) == []
+
+
+def test_each_operation_has_figures_of_its_own(shapes_of):
+    line = shapes_of((8, 256), (8, 512), (8, 1024))
+    both = [*line, *(replace(row, op="log_softmax") for row in line)]
+    assert [what.name for what in slices(both)] == ["forward-fp32-M8", "log_softmax-forward-fp32-M8"]
+    assert [len(what.of(both)) for what in slices(both)] == [3, 3]
+
+
+def test_nd_shapes_are_panels_and_points_of_no_line(shapes_of):
+    plain = shapes_of((16, 128), (16, 256), (16, 512))
+    shaped = [replace(row, shape=f"4x4x{row.N}") for row in plain]
+    assert names([*plain, *shaped]) == [("forward-fp32-M16", "N", 3), ("forward-fp32", "", 3)]
+    line, panels = slices([*plain, *shaped])
+    assert (line.of([*plain, *shaped]), panels.of([*plain, *shaped])) == (plain, shaped)
+
+
+def test_lengths_are_powers_whole_vectors_and_others():
+    """1000 bf16 are 125 vectors of 16 bytes, and 12 are one and a half."""
+    assert kinds([1024, 781, 4096, 1000, 2048, 12], "bf16", "N") == {POWER: [1024, 2048, 4096], WHOLE: [1000], ANY: [12, 781]}
+    assert kinds([1024, 2048, 4096, 12], "fp32", "N") == {POWER: [1024, 2048, 4096], WHOLE: [12]}
+    assert kinds([512, 640, 768, 781], "bf16", "N") == {WHOLE: [512, 640, 768], ANY: [781]}
+    assert kinds([5, 33, 200], "bf16", "N") == {"": [5, 33, 200]}
+    assert kinds([1, 3, 64], "bf16", "M") == {"": [1, 3, 64]}
+
+
+@pytest.fixture
+def rows(make_record):
+    def cell(name, us):
+        made = results.row(make_record(name, [us] * 3), None, None, device="H200", run="r")
+        return replace(made, low_us=0.9 * us, high_us=1.1 * us, p20_us=0.8 * us, p80_us=1.25 * us, gbps=1000 / us, relative_to="torch")
+
+    return [cell("torch", 20.0), cell("ours", 10.0)]
+
+
+def test_the_ends_of_a_bandwidth_are_percentiles(rows):
+    shown = figure_data.bandwidth(rows)
+    assert shown.value(rows[1]) == 100
+    assert shown.ends(rows[1]) == pytest.approx((80, 125))
+    assert shown.ends(replace(rows[1], gbps=None)) is None
+
+
+def test_a_yardstick_has_no_fraction(rows):
+    row = replace(rows[1], of_copy=0.5)
+    assert figure_data.FRACTION.value(row) == 0.5
+    assert figure_data.FRACTION.value(replace(row, grade=Grade.YARDSTICK)) is None
+
+
+def test_a_speedup_over_the_reference_is_that_of_the_rounds(rows):
+    paired = replace(rows[1], speedup=2.1)
+    shown = figure_data.speedup([rows[0], paired])
+    assert (shown.over, shown.value(paired)) == ("torch", 2.1)
+    assert shown.ends(paired) == pytest.approx((18 / 11, 22 / 9))
+    assert figure_data.number_text(shown, paired) == "2.10x"
+
+
+def test_a_speedup_over_another_backend_is_a_ratio_of_medians(rows):
+    shown = figure_data.speedup(rows, "ours")
+    assert shown.value(rows[0]) == pytest.approx(0.5)
+    assert shown.value(replace(rows[0], N=7)) is None
+    assert shown.ends(replace(rows[0], low_us=None)) is None
+
+
+def test_an_unknown_reference_is_a_usage_error(rows):
+    with pytest.raises(UsageError, match=r"--over: unknown backend 'troch'; did you mean 'torch'\?"):
+        figure_data.speedup(rows, "troch")
+    with pytest.raises(UsageError, match=r"no reference backend; name one of them with --over: ours"):
+        figure_data.speedup([replace(rows[1], relative_to="")])
