@@ -1,4 +1,13 @@
-"""Ports of exploits of pygpubench: attacks on a harness in the plugin's own process. docs/judge.md says which exploit each is.
+"""Ports of the 22 exploits of pygpubench: attacks on a harness in the plugin's own process. Exploits by the name of their port:
+
+- from-the-heap: gc_copy. overwrites-the-gpu: gpu_scan_zeros. without-events: event_array. slow-at-first: warmup
+- poisons-expected-outputs: gc_nan, test_canary_direct, test_canary_make_writeable. poisons-and-is-slow-at-first: combined
+- resets-counters: error_counter, and the two of test_canary
+- forges-with-a-secret: heap_sig_scan, stack_sig_scan; and by /proc/self/mem, aes_key_recovery, proc_mem_bypass
+- forges-a-reply, forges-places and two more: fd_overwrite, thread_fd
+- rewrites-its-replies: pipe_interpose, file_struct, seccomp_trap
+- detours-a-clock: function_detour. patches-the-table: got_patch. traced-by-a-child: ptrace
+- reaches-files-and-network (`judge_attacks.py`): replace_torch
 
 `ends` is the status of the judgement, and `rule` a part of its reason. `fools` is what tests/support/shared_harness.py reports of it.
 """
