@@ -42,18 +42,21 @@ class Package:
     """Importing it registers the backend, where PyTorch does not."""
     advice: str
     what: str = ""
+    dead: bool = False
+    """True if no release of it compiles for CPUs and NVIDIA's GPUs with a supported PyTorch."""
 
 
 PACKAGES = {
-    "openxla": Package("torch_xla", "pip install torch_xla"),
-    "openxla_eval": Package("torch_xla", "pip install torch_xla"),
-    "tvm": Package("tvm", "pip install apache-tvm; PyTorch calls tvm.relay, which TVM 0.20 and later do not have"),
+    "openxla": Package("torch_xla", "pip install torch_xla", dead=True),  # its tensors are on XLA's device
+    "openxla_eval": Package("torch_xla", "pip install torch_xla", dead=True),
+    "tvm": Package("tvm", "pip install apache-tvm; PyTorch calls tvm.relay, which TVM 0.20 and later do not have", dead=True),
     "tensorrt": Package("torch_tensorrt", "pip install torch-tensorrt of torch's own version", "NVIDIA's TensorRT"),
     "torch_tensorrt": Package("torch_tensorrt", "pip install torch-tensorrt of torch's own version", "NVIDIA's TensorRT"),
     "ipex": Package(
         "intel_extension_for_pytorch",
         "pip install intel-extension-for-pytorch, which ended with torch 2.8; instead: compile",
         "Intel's",
+        dead=True,
     ),
     "openvino": Package("openvino.torch", "pip install openvino", "Intel's OpenVINO"),
     "hidet": Package("hidet", "pip install hidet", "CentML's Hidet"),
@@ -89,19 +92,24 @@ GONE = {
 """Removed backends: the first PyTorch release without the backend, and what to use instead."""
 
 TORCHSCRIPT = ("ts", "aot_ts")
+OF_USERS = ("eager", "aot_eager")
+"""Of the backends that PyTorch tags as debugging or experimental, those that tell users what capturing costs."""
 DEBUGGING = ("TESTING_ONLY", "minifier")  # parts of the names of Dynamo's debugging backends
 
 
 class DynamoBackend(Compiled):
     """A Dynamo backend other than Inductor's modes."""
 
-    def __init__(self, backend: str, registered: bool) -> None:
+    def __init__(self, backend: str, registered: bool, tagged: bool = False) -> None:
+        """`tagged`: PyTorch calls it a debugging or experimental backend."""
         package = PACKAGES.get(backend)
         what, advice = KNOWN.get(backend, ((package.what if package else "") or "registered with Dynamo", ""))
         graphs = backend == "cudagraphs"
         self.backend, self.registered, self.package = backend, registered, package
         super().__init__(f"compile:{backend}", f", backend {backend}: {what}", advice, reuses_output=graphs, backend=backend)
         self.compiles = "always" if package else backend == "inductor"
+        gone = backend in GONE and not registered
+        self.hidden = gone or (package is not None and package.dead and not _installed(package)) or (tagged and backend not in OF_USERS)
         self._tried: str | None = None
 
     def available(self) -> str | None:
@@ -119,10 +127,9 @@ class DynamoBackend(Compiled):
         return missing_compiler(cuda=torch.cuda.is_available()) if self.backend == "inductor" else None
 
     def _missing(self, package: Package) -> str | None:
-        top = package.module.partition(".")[0]
         try:
-            if importlib.util.find_spec(top) is None:
-                return f"{top} is not installed: {package.advice}"
+            if not _installed(package):
+                return f"{package.module.partition('.')[0]} is not installed: {package.advice}"
             importlib.import_module(package.module)
         except Exception as error:  # a package built for another torch can raise anything
             return f"{package.module} cannot be imported ({one_line(f'{type(error).__name__}: {error}', 150)}): {package.advice}"
@@ -138,6 +145,10 @@ class DynamoBackend(Compiled):
         if self.package:
             importlib.import_module(self.package.module)  # the import registers the backend
         return super().prepare(case)
+
+
+def _installed(package: Package) -> bool:
+    return importlib.util.find_spec(package.module.partition(".")[0]) is not None
 
 
 def _trouble(backend: str) -> str:
@@ -160,9 +171,9 @@ def dynamo_backends() -> list[DynamoBackend]:
     """The backends that Dynamo registers, then those a package adds, then the removed ones."""
     import torch._dynamo
 
-    registered = torch._dynamo.list_backends(None)
+    registered, untagged = torch._dynamo.list_backends(None), torch._dynamo.list_backends()
     names = dict.fromkeys([*registered, *PACKAGES, *GONE])
-    return [DynamoBackend(name, name in registered) for name in names]
+    return [DynamoBackend(name, name in registered, name in registered and name not in untagged) for name in names]
 
 
 def __getattr__(name: str) -> list[Compiled]:

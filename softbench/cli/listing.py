@@ -33,6 +33,14 @@ def list_backends(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    every: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Also extras, Dynamo's backends for its own tests, and those whose package does not fit PyTorch any more.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     plugin: options.Plugin = None,
     device: options.Device = None,
     ops: Annotated[
@@ -55,10 +63,16 @@ def list_backends(
     flags = from_flags({"plugins": plugin, "device": device})
     with interruptible():
         infos = run.infos(Settings.from_sources({}, flags), load=load)
+    pattern = "*" if every and pattern == ALL else pattern
+    matched = matching(infos, pattern)
+    hidden = [info for info in matched if info.hidden and info.name != pattern and not every]
+    matched = [info for info in matched if info not in hidden]
     if ops:
-        output.show(listing.operations([operation(name) for name in names()], matching(infos, pattern)), output.console())
+        output.show(listing.operations([operation(name) for name in names()], matched), output.console())
         return
-    selected = list(dict.fromkeys([*matching(infos, pattern), *not_loaded(infos)]))
+    selected = list(dict.fromkeys([*matched, *not_loaded(infos)]))
     output.show(listing.guide(selected, costs_by_backend) if long else listing.backends(selected), output.console())
-    if pattern == ALL and (extras := [info for info in infos if info.extra]):
+    if pattern == ALL and (extras := [info for info in infos if info.extra and not info.hidden]):
         typer.echo(listing.extras(extras))
+    if hidden:
+        typer.echo(listing.hidden(hidden))

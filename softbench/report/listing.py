@@ -92,6 +92,12 @@ def extras(infos: Sequence[BackendInfo]) -> str:
     )
 
 
+def hidden(infos: Sequence[BackendInfo]) -> str:
+    """One line about the backends that only `--all` lists."""
+    what = text.count(len(infos), "backend")
+    return f"and {what} for Dynamo's own tests, removed from PyTorch, or of a package that does not fit it; --all lists them"
+
+
 def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:
     """For each backend its summary, its costs and when to choose it."""
     parts: list[RenderableType] = []

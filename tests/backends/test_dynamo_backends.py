@@ -33,6 +33,19 @@ def test_log_softmax_is_compiled_in_every_direction(by_name, direction):
     assert grade(by_name["compile:aot_eager"], case(direction=direction, op="log_softmax")) == (Grade.PASS, "")
 
 
+def test_only_all_lists_what_serves_tests_or_is_gone(by_name, main):
+    hidden = {name for name, backend in by_name.items() if getattr(backend, "hidden", False)}
+    assert {"compile:eager_noexcept", "compile:relu_compile_error_TESTING_ONLY", "compile:tvm", "compile:nvfuser"} <= hidden
+    assert not hidden & {"compile", "compile:eager", "compile:aot_eager", "compile:cudagraphs", "compile:tensorrt", "compile:max-autotune"}
+
+    def listed(*words):
+        return {line.partition(" ")[0] for line in main("list", *words, "--device", "cpu")[1].splitlines()} & set(by_name)
+
+    assert listed("compile:*") == {name for name in by_name if name.startswith("compile:")} - hidden
+    assert listed("--all") == set(by_name)
+    assert listed("compile:tvm") == {"compile:tvm"}
+
+
 def test_a_removed_backend_names_release_and_replacement(by_name):
     assert {"nvfuser", "nvprims_nvfuser", "aot_ts_nvfuser", "onnxrt", "fx2trt"} <= set(dynamo_backends.GONE)
     for name, (since, _) in dynamo_backends.GONE.items():
