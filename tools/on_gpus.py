@@ -1,14 +1,13 @@
 """What a release must show on GPUs, in a limited time: python tools/on_gpus.py --seconds 560 [--steps PATTERN ...] [--out FOLDER]
 
 A step is one command with an estimate of its seconds on an H200. Steps that need all GPUs of the host come first, one at a time. The others
-are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. The estimates of
-`judged`, `judged-honest` and `tests-tricks` are from parts of them, that of `tests-api` of no run. Those of the sanitizers are for 16
-cores. A step is interrupted after twice its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C
-interrupts all. CUDA libraries are built before.
+are dealt to the GPUs, in their order, one at a time on each. A step whose estimate is over the time left is left out. A step is
+interrupted after twice its estimate, and when the time is over, so that softbench still writes its results. Ctrl-C interrupts all. CUDA
+libraries are built before.
 
 FOLDER has the output of each step in STEP.log and its files in STEP/. `--pack FILE` makes a .tar.gz of FOLDER. `--list` prints the steps.
-The steps `losses`, `losses-few` and `judged-honest` need liger-kernel and quack-kernels, `use-models` needs transformers, and `fleet-ray`
-needs softbench[ray].
+The steps `losses`, `losses-few` and `judged-honest` need liger-kernel and quack-kernels, and `fleet-ray` needs softbench[ray]. The step
+`cards` needs no GPU, but nvcc and cuobjdump.
 Exit code 1: a step failed, was interrupted or was left out.
 """
 
@@ -90,7 +89,6 @@ STEPS = (
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
-    Step("harness-cost", 120, "python3 tools/harness_cost.py --N 256:6272:512"),
     Step("judged", 2000, f"softbench run --config frontier --backends {OURS} --judge separate --output {{out}}"),
     Step("judged-honest", 650, f"code=0; {HONEST} --output {{out}}/run || code=1; {HONEST} --judge separate --output {{out}}/judged"
          " || code=1; softbench compare {out}/run/latest.csv {out}/judged/latest.csv; exit $code"),
@@ -101,17 +99,13 @@ STEPS = (
     Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py tests/gpu/test_automatic_gpu.py"),
     Step("tests-use", 30, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
     *(Step(f"use-ab-{l2}", 420, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
-    Step("use-models", 65, "python3 tools/use_models.py --json {out}/models.json"),
-    Step("assertion-rates", 200, "python3 tools/assertion_rates.py"),
     Step("short", 55, SHORT),
     Step("short-by-rule", 55, f"SOFTBENCH_TRITON_TABLE=none {SHORT}"),
-    Step("short-rows", 90, "python3 tools/short_rows.py"),
-    Step("few-rows", 20, "python3 tools/cuda_plans.py --passes softmax_backward --shapes 2x151936,48x151936,2x5120"),
-    *(Step(f"random-{part}", 235, f"python3 tools/random_shapes.py write {part}/10 -o {{out}}/shapes.toml &&"
-           f" python3 tools/random_shapes.py compile {{out}}/shapes.toml && softbench run --config {{out}}/shapes.toml --output {{out}}")
+    *(Step(f"random-{part}", 235, f"python3 tools/random_shapes.py {part}/10 -o {{out}}/shapes.toml &&"
+           f" softbench run --config {{out}}/shapes.toml --output {{out}}")
       for part in range(1, 11)),
-    *(Step(f"sanitizer-{tool}", seconds, f"python3 tools/sanitized.py {tool} --parts 4 --out {{out}}")
-      for tool, seconds in (("memcheck", 30), ("racecheck", 130))),
+    Step("sanitizers", 600, f"{PYTEST} gpu -n 16 tests/gpu/test_tools_gpu.py -k sanitizers"),
+    Step("cards", 900, "python3 tools/cards.py plans && python3 tools/cards.py triton && python3 tools/cards.py cuda"),
 )  # fmt: skip
 
 

@@ -27,146 +27,45 @@ rounds = 6
 warmup_ms = 0.5
 batch_ms = 2
 l2 = "{l2}"
-
+sweep = [
+{sweeps}
+]
 """
 """Of five process pairs the gate leaves out an outlying one."""
 
 SWEEPS = """
-# Small: the host determines their time, so these are advisory
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = [64, 1024]
-N = [128, 512]
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-
-[[sweep]]
-M = [1, 8]
-N = [128, 4096]
-dtype = ["bf16", "fp32"]
-direction = "forward"
-
-[[sweep]]
-M = [8, 48]
-N = 1024
-dtype = ["bf16", "fp32"]
-direction = "backward"
-
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = 64
-N = [256, 8192]
-dtype = "bf16"
-direction = "both"
-
-# Few long rows
-[[sweep]]
-M = [1, 8]
-N = [262144, 1048576]
-dtype = ["bf16", "fp32"]
-direction = "forward"
-
-[[sweep]]
-M = [48, 192]
-N = 262144
-dtype = ["bf16", "fp32"]
-direction = "backward"
-
-# Attention: batch x heads x queries, and keys
-[[sweep]]
-M = [25216, 98304]
-N = [1024, 2048]
-dtype = ["bf16", "fp16"]
-direction = ["forward", "backward"]
-
-[[sweep]]
-M = 98304
-N = 512
-dtype = ["bf16", "fp16"]
-direction = ["forward", "backward"]
-
-# From 2**24 elements on
-[[sweep]]
-M = [8192, 16384]
-N = [2048, 3000, 5003]
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = [4096, 8192]
-N = [8192, 16384]
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-
-# Autograd took 100 to 300 us on the host of an H200, so these calls take the device longer
-[[sweep]]
-M = 98304
-N = [1024, 2048]
-dtype = ["bf16", "fp16"]
-direction = "both"
-
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = 8192
-N = [8192, 16384]
-dtype = ["bf16", "fp32"]
-direction = "both"
-"""
+  # Small: the host determines their time, so these are advisory
+  { op = ["softmax", "log_softmax"], M = [64, 1024], N = [128, 512], dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },
+  { M = [1, 8], N = [128, 4096], dtype = ["bf16", "fp32"], direction = "forward" },
+  { M = [8, 48], N = 1024, dtype = ["bf16", "fp32"], direction = "backward" },
+  { op = ["softmax", "log_softmax"], M = 64, N = [256, 8192], dtype = "bf16", direction = "both" },
+  # Few long rows
+  { M = [1, 8], N = [262144, 1048576], dtype = ["bf16", "fp32"], direction = "forward" },
+  { M = [48, 192], N = 262144, dtype = ["bf16", "fp32"], direction = "backward" },
+  # Attention: batch x heads x queries, and keys
+  { M = [25216, 98304], N = [1024, 2048], dtype = ["bf16", "fp16"], direction = ["forward", "backward"] },
+  { M = 98304, N = 512, dtype = ["bf16", "fp16"], direction = ["forward", "backward"] },
+  # From 2**24 elements on
+  { M = [8192, 16384], N = [2048, 3000, 5003], dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },
+  { op = ["softmax", "log_softmax"], M = [4096, 8192], N = [8192, 16384], dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },
+  # Autograd took 100 to 300 us on the host of an H200, so these calls take the device longer
+  { M = 98304, N = [1024, 2048], dtype = ["bf16", "fp16"], direction = "both" },
+  { op = ["softmax", "log_softmax"], M = 8192, N = [8192, 16384], dtype = ["bf16", "fp32"], direction = "both" },"""
 """Of both modes. By torch's device time on an H200, calls take longer than the host, or so little that they are advisory."""
 
 LIMITS = {
     "cold": """
-# Around the limits of the rule: torch took 13 to 110 us on an H200
-[[sweep]]
-M = [2048, 3072]
-N = [1536, 2048, 5003]
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = [1024, 4096]
-N = 4096
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-
-[[sweep]]
-M = [1, 8]
-N = [50257, 128256]
-dtype = ["bf16", "fp32"]
-direction = "forward"
-
-[[sweep]]
-M = [25216, 98304]
-N = 197
-dtype = ["bf16", "fp16"]
-direction = "forward"
-""",
+  # Around the limits of the rule: torch took 13 to 110 us on an H200
+  { M = [2048, 3072], N = [1536, 2048, 5003], dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },
+  { op = ["softmax", "log_softmax"], M = [1024, 4096], N = 4096, dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },
+  { M = [1, 8], N = [50257, 128256], dtype = ["bf16", "fp32"], direction = "forward" },
+  { M = [25216, 98304], N = 197, dtype = ["bf16", "fp16"], direction = "forward" },""",
     "warm": """
-# Around the limit of the rule where torch is slower than the host: from 15.4 to 22.1 million elements
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = [3072, 4096]
-N = [5003, 5400]
-dtype = ["bf16", "fp16", "fp32"]
-direction = "forward"
-
-[[sweep]]
-op = "log_softmax"
-M = 16384
-N = [2048, 3000, 5003]
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-
-# Small
-[[sweep]]
-op = ["softmax", "log_softmax"]
-M = [8, 256]
-N = 256
-dtype = ["bf16", "fp32"]
-direction = ["forward", "backward"]
-""",
+  # Around the limit of the rule where torch is slower than the host: from 15.4 to 22.1 million elements
+  { op = ["softmax", "log_softmax"], M = [3072, 4096], N = [5003, 5400], dtype = ["bf16", "fp16", "fp32"], direction = "forward" },
+  { op = "log_softmax", M = 16384, N = [2048, 3000, 5003], dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },
+  # Small
+  { op = ["softmax", "log_softmax"], M = [8, 256], N = 256, dtype = ["bf16", "fp32"], direction = ["forward", "backward"] },""",
 }
 """Of one mode. With a warm L2 a call and two events took an H200's host 17 to 25 us. Times of shorter calls differed by 15 % from process
 to process."""
@@ -174,7 +73,7 @@ to process."""
 
 def config_of(l2: str) -> str:
     """The gate's configuration for a mode."""
-    return SETTINGS.format(l2=l2) + SWEEPS + LIMITS[l2]
+    return SETTINGS.format(l2=l2, sweeps=SWEEPS + LIMITS[l2])
 
 
 class InsideUse(Functional):

@@ -41,6 +41,45 @@ OF_SCORES = {
 NEVER_STAY = {"generic", "loop"}  # tiers for rows that no other tier takes; they give no L2 hint
 LARGE = ("sub_warp", "staged", "warp", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")
 
+ONE_LAUNCH = """
+import json
+import sys
+
+import torch
+from softbench.kernels.cuda import launch, launch_plan
+
+TIERS = {name: number for number, name in enumerate(launch_plan.TIERS)}
+# dtype, M, N and launch plan of every tier that reads each element once; () is the plan of the heuristics
+CELLS = {
+    "sub_warp": (torch.bfloat16, 1 << 25, 64, ()),
+    "staged": (torch.bfloat16, 1 << 26, 33, ()),
+    "warp": (torch.float32, 1 << 21, 640, (TIERS["warp"], 5, 64, 1, 1, 16, 0)),
+    "block": (torch.float32, 131072, 8192, ()),
+    "cluster": (torch.bfloat16, 16384, 131072, (TIERS["cluster"], 8, 256, 8, 0, 128, 0)),
+    "cluster_bulk": (torch.bfloat16, 8192, 262144, (TIERS["cluster_bulk"], 24, 256, 4, 0, 128, 0)),
+    "split_bulk": (torch.float32, 2048, 524288, ()),
+    "split": (torch.float32, 2048, 524288, (TIERS["split"], 8, 512, 16, 8, 128, 1 << 16)),
+    "backward cluster_bulk": (torch.float32, 8192, 131072, (TIERS["cluster_bulk"], 12, 256, 7, 0, 128, 0)),
+}
+
+def main(name: str) -> None:
+    dtype, M, N, numbers = CELLS[name]
+    x = torch.empty(M, N, dtype=dtype, device="cuda").normal_()
+    tensors = (x, torch.rand_like(x), torch.empty_like(x)) if name.startswith("backward") else (x, torch.empty_like(x))
+    run = launch.launch_backward if len(tensors) == 3 else launch.launch_forward
+    plan = launch_plan.Plan(*(numbers or (-1,)))
+    run(*tensors, plan=plan)
+    torch.cuda.synchronize()
+    print(json.dumps({"tier": launch_plan.TIERS[plan.tier], "bytes": len(tensors) * M * N * dtype.itemsize}), flush=True)
+    torch.cuda.cudart().cudaProfilerStart()
+    run(*tensors, plan=plan)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+main(sys.argv[1])
+"""
+"""Launches a tier once on gigabytes, between cudaProfilerStart and Stop. First it prints the algorithmic bytes."""
+
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 
@@ -115,9 +154,7 @@ def test_single_read_tiers_move_the_algorithmic_bytes(cell):
         "--print-units",
         "base",
     ]
-    done = subprocess.run(
-        [*command, sys.executable, str(TOOLS / "one_launch.py"), cell], capture_output=True, text=True, timeout=600, check=False
-    )
+    done = subprocess.run([*command, sys.executable, "-c", ONE_LAUNCH, cell], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
     lines = done.stdout.splitlines()
     said = json.loads(next(line for line in lines if line.startswith("{")))

@@ -17,7 +17,7 @@ from nvcc import needs_nvcc
 from simulated import scores_library, simulate_scores
 
 LIMITS = ("--rows", "600", "--bytes", "4000000")
-"""Those of tools/sanitized.py."""
+"""So that it takes seconds."""
 INSTANTIATIONS = 3 * 3 * 4 + 3 * 4 + 3 * 4 + 4 + 2 * 2 * 2
 """Forward: dtype, kind of mask, aligned, short; in float32 also with eight vectors a thread. Backward: the same without a mask.
 Four vectors a lane: 16-bit dtype, columns, and whether all queries share the mask. LIMITS leave out those that keep their reads in L2."""

@@ -5,8 +5,8 @@ call a fill runs, and after it a pause; they separate the calls and are not coun
 with a warm L2 it has a few bytes. Overlapping kernels are counted in full, up to the limit below. Host time is the time to issue a call,
 without its wait.
 
-Tracing slows some kernels. On an H200, torch 2.11's softmax of 16384 x 16384 in bfloat16 takes 484 us by ncu and 515 us under CUPTI.
-tools/against_ncu.py measured both, before there was a limit. The limit is the time of a few calls between events, without the profiler.
+Tracing slows some kernels. On an H200, torch 2.11's softmax of 16384 x 16384 in bfloat16 takes 484 us by ncu and 515 us under CUPTI,
+without the limit. The limit is the time of a few calls between events, without the profiler.
 If the traced median exceeds it, all samples are scaled down to it.
 
 While CUPTI stays loaded between sessions, every CUDA call of the process takes longer. So CUPTI is unloaded after each session;

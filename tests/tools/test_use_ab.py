@@ -1,7 +1,6 @@
-"""tools/use_ab.py and tools/use_models.py: their cells, commands and numbers, without a GPU."""
+"""tools/use_ab.py: its cells and commands, without a GPU."""
 
 import importlib.util
-import json
 import sys
 import tomllib
 from pathlib import Path
@@ -25,7 +24,7 @@ def script(name):
     return module
 
 
-ab, models = script("use_ab"), script("use_models")
+ab = script("use_ab")
 
 
 @pytest.mark.parametrize("l2", ["cold", "warm"])
@@ -99,52 +98,3 @@ def test_the_backend_enters_the_block_once(monkeypatch):
     for _ in range(2):
         assert torch.equal(ab.backend.prepare(case)(torch.ones(4, 8)), torch.full((4, 8), 1 / 8))
     assert entered == [1]
-
-
-def test_a_model_is_measured_outside_and_inside(monkeypatch, capsys, tmp_path):
-    entered = []
-    monkeypatch.setattr(softbench, "use", lambda: entered.append(1) or models.contextlib.nullcontext())
-    file = tmp_path / "models.json"
-    line = ["--models", "tiny", "--device", "cpu", "--dtype", "fp32", "--rounds", "3", "--steps", "1", "--json", str(file)]
-    assert models.main(line) == 0
-    assert len(entered) == 4  # of three rounds, and of the profile
-    (found,) = json.loads(file.read_text())["lines"]
-    assert found["step_ms"]["interval"] is None  # of three rounds
-    for where in ("outside", "inside"):
-        assert found["step_ms"][where] > 0
-        assert sorted(found["softmax_ms"][where]) == sorted(models.OPERATORS)
-        assert all(ms > 0 for ms in found["softmax_ms"][where].values())
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split()[2:8] == ["step:", "torch", "use()", "faster", "(95", "%"]
-    assert shown[1].startswith("tiny   fp32")
-
-
-def test_the_table_has_ratios_and_the_share_of_the_step():
-    line = {"model": "gpt2", "dtype": "bf16", "step_ms": {"outside": 100.0, "inside": 80.0, "faster": 1.251, "interval": (1.2, 1.3)}}
-    line["softmax_ms"] = {"outside": {"_softmax": 25.0, "_log_softmax": 15.0}, "inside": {"_softmax": 20.0}}
-    assert models.table([line]).splitlines()[1].split()[2:] == [
-        "100.00",
-        "ms",
-        "80.00",
-        "ms",
-        "1.251x",
-        "(1.200",
-        "to",
-        "1.300)",
-        "40.000",
-        "ms",
-        "20.000",
-        "ms",
-        "2.00x",
-        "40.0%",
-    ]
-
-
-def test_bad_arguments_are_one_line(capsys):
-    bad = (["--models", "gpt3"], "--models: no model 'gpt3'"), (["--rounds", "0"], "--rounds: must be at least 1")
-    for arguments, text in (*bad, ([], "no CUDA GPU here")):
-        if not arguments and torch.cuda.is_available():
-            continue
-        with pytest.raises(SystemExit):
-            models.main(arguments)
-        assert text in capsys.readouterr().err
