@@ -31,7 +31,7 @@ CONTRACTION = {} if INTERPRETED else {"enable_fp_fusion": True}
 """The option of every launch for floating-point contraction: a product and a sum become one operation. Triton announces another default.
 
 No bound depends on it. `exp2((x - m) * log2 e)` subtracts first, so that nothing can be contracted there: contracted, m * log2 e would be
-rounded (`softbench.ops.softmax.tolerance`, low-precision). Elsewhere a contraction has one rounding less.
+rounded (`softbench.ops.softmax`, low-precision). Elsewhere a contraction has one rounding less.
 """
 
 

@@ -1,6 +1,6 @@
 """The yardstick `copy`: it moves the bytes of the operation's pass and computes nothing else.
 
-Only this class is graded as a yardstick: `softbench.ops.traffic` says what it moves, and compares its results bit by bit.
+Only this class is graded as a yardstick: `softbench.ops.yardstick` says what it moves, and compares its results bit by bit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from softbench.core.case import Case
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import Operation
 from softbench.ops.registry import operation
-from softbench.ops.traffic import Step, add, read_bytes, steps
+from softbench.ops.yardstick import Step, add, read_bytes, steps
 from softbench.plugins.backend import Call
 
 Move = Callable[[Sequence[torch.Tensor]], object]

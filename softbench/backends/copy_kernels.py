@@ -20,7 +20,7 @@ import triton.language as tl
 from softbench.core.case import Case
 from softbench.kernels.triton.packed_io import rounded
 from softbench.ops.operation import Operation
-from softbench.ops.traffic import Step, read_bytes
+from softbench.ops.yardstick import Step, read_bytes
 
 BYTES = 8192
 """Bytes of a program's part of the largest tensor."""

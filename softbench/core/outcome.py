@@ -12,7 +12,7 @@ from softbench.core.case import Case
 
 
 class Grade(StrEnum):
-    """The class of an output (`softbench.ops.softmax.tolerance`)."""
+    """The class of an output (`softbench.ops.check`)."""
 
     PASS = "pass"
     LOW_PRECISION = "low-precision"

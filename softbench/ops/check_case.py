@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-
 from softbench.core.case import Direction
-from softbench.ops.dtypes import DTYPES
+from softbench.ops.lazy import torch
 
-Tensors = tuple[torch.Tensor, ...]
-See = Callable[[torch.Tensor, torch.Tensor], object]
+Tensors = tuple["torch.Tensor", ...]
+See = Callable[["torch.Tensor", "torch.Tensor"], object]
 """Receives some rows of an output, and those of the reference. It does not change the verdict."""
 
 MAX_INTERPRETED = 2**16
@@ -56,4 +54,12 @@ class Draw:
         return M if self.most_rows is None else min(M, self.most_rows, max(1, MAX_INTERPRETED // max(1, N)))
 
     def normal(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=DTYPES[self.dtype], device=self.device)
+        """Standard normal values in the dtype of the case."""
+        return torch.randn(shape, generator=self.generator, dtype=self.torch_dtype, device=self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype of the case."""
+        from softbench.ops.dtypes import DTYPES
+
+        return DTYPES[self.dtype]

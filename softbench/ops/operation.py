@@ -135,7 +135,7 @@ class Operation:
     """What backends compute, without values: tensors, passes, parameters and shapes."""
 
     name: str
-    """The name of its package in `softbench.ops`."""
+    """The name of its module in `softbench.ops`, or that of a user's file."""
     tensors: Mapping[str, TensorSpec]
     """Its tensors, by name."""
     passes: Mapping[str, Pass]

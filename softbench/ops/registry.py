@@ -1,7 +1,7 @@
 """The operations by name. Other packages reach an operation only through this module.
 
-An operation of softbench is a package beside this module: its module `spec` has OPERATION, and its module `numerics` has NUMERICS.
-`rowwise` has what they share. An operation of a user is a Python file that has both. Workers read it with `softbench.ops.user_file`.
+An operation is a Python file with OPERATION, its declaration, and NUMERICS, its values. Those of softbench are modules beside this one.
+Workers read a user's file with `softbench.ops.user_file`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from softbench.core.case import parse_op
 
 if TYPE_CHECKING:
-    from softbench.ops.numerics import Numerics
     from softbench.ops.operation import Operation
+    from softbench.ops.values import Values
 
 NAMES = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax")
 """The names of softbench's operations."""
 _added: dict[str, tuple[Operation, str]] = {}
 """The operations of users by name, each with its file."""
-_numerics: dict[str, Numerics] = {}
+_numerics: dict[str, Values] = {}
 """Their values, in a worker."""
 
 
@@ -52,7 +52,7 @@ def of_file(file: str) -> str:
     return next((name for name, (_, other) in _added.items() if other == file), "")
 
 
-def add(operation: Operation, file: str, numerics: Numerics | None = None) -> None:
+def add(operation: Operation, file: str, numerics: Values | None = None) -> None:
     """Make a copy of a user's operation known in this process, whose parts cannot be exchanged. Workers also give its values.
 
     Raises:
@@ -87,14 +87,14 @@ def declared(name: str) -> Operation:
 def _own(name: str) -> Operation:
     if name not in NAMES:
         raise KeyError(name)
-    found: Operation = import_module(f".{name}.spec", __package__).OPERATION
+    found: Operation = import_module(f".{name}", __package__).OPERATION
     return found
 
 
-def numerics(text: str) -> Numerics:
+def numerics(text: str) -> Values:
     """The values of the operation of a case's `op`. It imports torch, so only workers call it. Raises as `operation`."""
     name, _ = parse_op(text)
     if name in _numerics:
         return _numerics[name]
-    found: Numerics = import_module(f".{_own(name).name}.numerics", __package__).NUMERICS
+    found: Values = import_module(f".{_own(name).name}", __package__).NUMERICS
     return found

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from softbench.core.case import DIMS, Case, first_sees
+from softbench.ops.lazy import torch
 from softbench.ops.registry import operation
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from wrongs import VALUES, grade
 
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs
-from softbench.ops.softmax.check_cases import items
+from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 
 CPU = torch.device("cpu")
@@ -22,7 +21,7 @@ IN_CHECK = sampled(VALUES, lambda bug: not bug.in_run or VALUES.index(bug) % 6 =
 
 @pytest.mark.parametrize("bug", IN_CHECK, ids=lambda bug: bug.name)
 def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
-    names = [item.name for item in items("softmax") if item.direction is bug.direction and fnmatchcase(item.name, bug.item)]
+    names = [item.name for item in NUMERICS.check_cases("softmax") if item.direction is bug.direction and fnmatchcase(item.name, bug.item)]
     assert names
     reasons = [reason for name in names for verdict, reason in [grade(bug, name, bug.direction, bug.dtype, "cpu")] if verdict == "wrong"]
     assert reasons
@@ -34,7 +33,7 @@ def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
 )
 def test_a_bug_hidden_by_normal_values_is_found_before_timing(bug):
     case = Case(96, 4096, bug.dtype, bug.direction, "cpu")
-    found = PreCheck(case, bug.function, inputs.make(case, 0, CPU), bug, None).run(3)
+    found = PreCheck(case, bug.function, NUMERICS.make(case, 0, CPU), bug, None).run(3)
     assert found.grade is Grade.WRONG
     assert "(structured rows: " in found.detail
 
@@ -44,7 +43,7 @@ def test_the_bugs_are_right_on_normal_values():
     hidden = 0
     for bug in VALUES:
         case = Case(16, 4096, bug.dtype, bug.direction, "cpu")
-        given = inputs.make(case, 0, CPU)
+        given = NUMERICS.make(case, 0, CPU)
         outputs = bug.function(*given)
         hidden += verify_outputs(bug, case, given, outputs if isinstance(outputs, tuple) else (outputs,)).grade is Grade.PASS
     assert hidden >= 40

@@ -1,4 +1,4 @@
-"""The yardstick moves what `softbench.ops.traffic` says, by torch and by the Triton kernel. Wrong yardsticks are found."""
+"""The yardstick moves what `softbench.ops.yardstick` says, by torch and by the Triton kernel. Wrong yardsticks are found."""
 
 from functools import partial
 from itertools import count
@@ -11,7 +11,7 @@ from passes import OPERATIONS, inputs
 from softbench.backends import copy
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops import registry, traffic
+from softbench.ops import registry, yardstick
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.timing.rotating_inputs import RotatingInputs
 
@@ -21,7 +21,7 @@ from passes import OPERATIONS, inputs
 from softbench.backends import copy_kernels as kernel
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops import registry, traffic
+from softbench.ops import registry, yardstick
 from softbench.ops.dtypes import TENSOR_DTYPES
 kernel.LEAST_BYTES = 4096  # two pieces of words
 for name, op in OPERATIONS.items():
@@ -33,12 +33,12 @@ for name, op in OPERATIONS.items():
         given = inputs(op, case)
         rest = [op.tensors[other] for other in list(names)[len(given):]]
         ours = [torch.ones(spec.shape(case), dtype=TENSOR_DTYPES[spec.dtype_of(case)]) for spec in rest]
-        for step in traffic.steps(op, case):
+        for step in yardstick.steps(op, case):
             kernel.Launch(op, case, step, list(names))([*given, *ours])
-        found = traffic.check(case, given, tuple(ours[:len(one.outputs)]))
+        found = yardstick.check(case, given, tuple(ours[:len(one.outputs)]))
         assert found.grade is Grade.YARDSTICK, (name, M, N, dtype)
 op, case = OPERATIONS["loss"], Case(4, 501, "fp32", Direction.FORWARD, "cpu", "loss")
-launch = kernel.Launch(op, case, traffic.steps(op, case)[0], ["x", "target", "loss"])
+launch = kernel.Launch(op, case, yardstick.steps(op, case)[0], ["x", "target", "loss"])
 x, target, loss = torch.zeros(4, 501), torch.zeros(4, dtype=torch.int64), torch.ones(4)
 launch([x, target, loss])
 assert not launch.scratch.any() and not loss.any()
@@ -94,7 +94,7 @@ def test_torchs_operators_move_the_bytes_of_unlike_tensors(name):
         given = inputs(OPERATIONS[name], case)
         call = copy.backend.prepare(case)
         results = [call(*given) for _ in range(2)][-1]
-        assert traffic.check(case, given, results if isinstance(results, tuple) else (results,)).grade is Grade.YARDSTICK
+        assert yardstick.check(case, given, results if isinstance(results, tuple) else (results,)).grade is Grade.YARDSTICK
 
 
 def graded(case, wrong):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from softbench.ops.softmax.check_cases import OVER_INT32
+from softbench.ops.rowwise import OVER_INT32
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import user_file
 from softbench.ops.registry import numerics
-from softbench.ops.softmax.check_cases import OVER_INT32
+from softbench.ops.rowwise import OVER_INT32
 from softbench.plugins.traits import operations
 from softbench.worker.checking.pre_check import PreCheck
 

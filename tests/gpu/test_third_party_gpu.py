@@ -10,7 +10,7 @@ from softbench.backends.quack import backend as quack
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
-from softbench.ops.softmax import inputs, tolerance
+from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking.output_checks import breach, forms
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
@@ -24,12 +24,12 @@ def graded(peer, M, N, dtype, direction):
         pytest.skip(reason)
     case = Case(M, N, dtype, direction)
     assert peer.supports(case) is None
-    given = inputs.make(case, 0, torch.device("cuda"))
+    given = NUMERICS.make(case, 0, torch.device("cuda"))
     kept = tuple(tensor.detach().clone() for tensor in given)
     out = peer.prepare(case)(*given)
     results = out if direction is Direction.BOTH else (out,)
     assert breach(given, kept, results, forms(case)) == ""
-    accuracy = tolerance.check(case, given, results)
+    accuracy = NUMERICS.check(case, given, results)
     return accuracy.grade, accuracy.detail
 
 

@@ -9,7 +9,7 @@ import torch
 from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
 
 from softbench.core.case import Case, Direction
-from softbench.ops.softmax.check_cases import OVER_INT32
+from softbench.ops.rowwise import OVER_INT32
 from softbench.processes.pool import Pool
 from softbench.worker.guarding.async_work import late_work
 from softbench.worker.timing.device_timer import cuda_meter

@@ -1,4 +1,4 @@
-"""Adding an operation touches its folder and the registry: no other module names one, and a new one is measured, stored and shown."""
+"""Adding an operation touches its file and the registry: no other module names one, and a new one is measured, stored and shown."""
 
 import ast
 import csv
@@ -16,7 +16,7 @@ MAY_NAME = {
     "core/case.py": "the operation of older files, which name none",
     "ops/registry.py": "the names of all operations",
 }
-"""Modules that name an operation in code, with the reason. `backends` and `kernels` compute operations, and `ops/NAME` is one."""
+"""Modules that name an operation in code, with the reason. `backends` and `kernels` compute operations, and `ops/NAME.py` is one."""
 
 
 def in_code(tree: ast.AST) -> Iterator[str]:
@@ -29,11 +29,11 @@ def in_code(tree: ast.AST) -> Iterator[str]:
 
 
 def elsewhere() -> dict[str, list[str]]:
-    """What names an operation outside the folders of operations, of backends and of kernels."""
+    """What names an operation outside the files of operations, of backends and of kernels."""
     found = {}
     for path in sorted((ROOT / "softbench").rglob("*.py")):
         parts = path.relative_to(ROOT / "softbench").parts
-        if parts[0] in ("backends", "kernels") or (parts[0] == "ops" and parts[1] in registry.NAMES):
+        if parts[0] in ("backends", "kernels") or (parts[0] == "ops" and path.stem in registry.NAMES):
             continue
         if lines := list(in_code(ast.parse(path.read_text()))):
             found["/".join(parts)] = lines
@@ -51,17 +51,15 @@ def test_names_in_docstrings_are_not_code():
     assert len(list(in_code(ast.parse("'softmax'\nx = 1\n'softmax'\n" + "\n".join(named))))) == 4
 
 
-SPEC = """
+FILE = '''
 from softbench.core.case import Direction
 from softbench.ops.operation import Operation, Pass, TensorSpec
+from softbench.ops.values import Values
 
 ROWS, EACH = TensorSpec(("M", "N")), TensorSpec(("M",), "fp32")
 OPERATION = Operation(
     "row_mean", {"x": ROWS, "mean": EACH}, {Direction.FORWARD: Pass(("x",), ("mean",), ("x",))}, "the mean of each row"
 )
-"""
-NUMERICS = '''
-from softbench.ops.values import Values
 
 
 class RowMean(Values):
@@ -91,7 +89,7 @@ from softbench.ops import registry
 softbench.ops.__path__.append({folder!r})
 registry.NAMES = (*registry.NAMES, "row_mean")
 """
-"""What adding the folder and its line in the registry do, for each process that Python starts."""
+"""What adding the file and its line in the registry do, for each process that Python starts."""
 BACKENDS = '''
 def row_mean(x):
     """The mean, by torch."""
@@ -101,12 +99,11 @@ def row_mean(x):
 
 @pytest.mark.slow
 def test_a_new_operation_is_measured_stored_and_shown(cli):
-    package, started = cli.folder / "added" / "row_mean", cli.folder / "started"
-    for folder in (package, started):
+    added, started = cli.folder / "added", cli.folder / "started"
+    for folder in (added, started):
         folder.mkdir(parents=True)
-    for name, text in (("__init__", ""), ("spec", SPEC), ("numerics", NUMERICS)):
-        (package / f"{name}.py").write_text(text)
-    (started / "sitecustomize.py").write_text(STARTED.format(folder=str(package.parent)))
+    (added / "row_mean.py").write_text(FILE)
+    (started / "sitecustomize.py").write_text(STARTED.format(folder=str(added)))
     (cli.folder / "mean.py").write_text(BACKENDS)
     cli.env["PYTHONPATH"] = str(started)
     shape = ("--M", "8,16", "--N", "64", "--quick", "--device", "cpu")

@@ -95,7 +95,7 @@ def laid_out(case: Case, spec: TensorSpec, values: torch.Tensor) -> torch.Tensor
 
 
 def make(case: Case, seed: int, device: torch.device) -> Tensors:
-    """The inputs of a case, contiguous in its shape. Their rows are those that `Numerics.make` draws."""
+    """The inputs of a case, contiguous in its shape. Their rows are those that `Values.make` draws."""
     given = numerics(case.op).make(case.of_rows(case.M), seed, device)
     if case.shape and operation(case.op).scores:
         return scores.of_rows(case, given)
@@ -123,7 +123,7 @@ def refill(case: Case, given: Tensors, seed: int) -> None:
 
 
 def make_structured(case: Case, given: Tensors, seed: int) -> list[str]:
-    """Change the rows of the inputs into structured rows, in the same memory: see `softbench.ops.numerics`."""
+    """Change the rows of the inputs into structured rows, in the same memory: see `softbench.ops.values`."""
     if not case.shape:
         return numerics(case.op).make_structured(given, case, seed)
     changed = tuple(tensor.clone() for tensor in rows_of(case, given, slice(None)))

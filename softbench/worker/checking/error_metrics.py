@@ -16,7 +16,7 @@ MIN_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, t
 
 
 class MetricsAccumulator:
-    """Accumulates the ErrorMetrics of rows that `softbench.ops.softmax.tolerance.check` passes to it."""
+    """Accumulates the ErrorMetrics of rows that `softbench.ops.check` passes to it."""
 
     def __init__(self) -> None:
         self.rows = 0

@@ -12,7 +12,7 @@ import torch
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
-from softbench.ops import traffic
+from softbench.ops import yardstick
 from softbench.ops.check_case import See
 from softbench.ops.registry import numerics
 from softbench.plugins.traits import is_yardstick, reuses_output
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensors = tuple[torch.Tensor, ...]
 
 DRAWN_ROWS = 4096
-"""Rows that `Numerics.drawn` gets, at most."""
+"""Rows that `Values.drawn` gets, at most."""
 ROWS_OF_A_KIND = 2
 """Structured rows of each kind, at least, if the rows are not long."""
 
@@ -129,7 +129,7 @@ class PreCheck:
         return ((), reason) if reason else (results, "")
 
     def _compared(self, given: Tensors, outputs: Tensors, seed: int, kinds: Sequence[str] = (), case: Case | None = None) -> Accuracy:
-        """The verdict on all rows, or on a sample (`softbench.worker.checking.row_sample`). `kinds`: as in `Numerics.check`."""
+        """The verdict on all rows, or on a sample (`softbench.worker.checking.row_sample`). `kinds`: as in `Values.check`."""
         case = case or self.case
         numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
         if numbers is None or is_yardstick(self.backend):
@@ -174,11 +174,11 @@ def verify_outputs(
     kinds: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> Accuracy:
-    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `Numerics.check`."""
+    """The verdict on outputs of a right form; `unverified` where the reference finds no memory. For the rest see `Values.check`."""
     try:
         with one_thread(case.device):
             if is_yardstick(backend):
-                return traffic.check(case, given, results)
+                return yardstick.check(case, given, results)
             return numerics(case.op).check(case, given, results, see, kinds, numbers)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):

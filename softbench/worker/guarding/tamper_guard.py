@@ -62,6 +62,8 @@ Every name that a module of OPERATIONS or CHECKS defines or imports is protected
 PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"
 """Protected names of `torch.utils.benchmark`. Importing that module calls the CUDA driver, and a process forked after that cannot use it.
 The forkserver imports this module, so only `bind`, in a worker, imports `torch.utils.benchmark`."""
+LAZY = ("torch", "numpy")
+"""Packages that `softbench.ops.lazy` looks up in `sys.modules` at each use."""
 OPTIONAL = frozenset({"torch.utils.benchmark.Timer._timeit"})
 """Private names, which another version of torch may lack."""
 _remembered: list[ProtectedName] = []
@@ -139,7 +141,8 @@ def bind(device: str) -> TamperGuard:
         from triton import testing
 
         protected |= {testing: "do_bench", profiler: "profile"}
-    names = (*bound(protected), *(_remembered or _of_modules()), *_of_users())
+    lazy = (_entry(sys.modules, name, f"sys.modules[{name!r}]") for name in LAZY)
+    names = (*bound(protected), *lazy, *(_remembered or _of_modules()), *_of_users())
     return TamperGuard(names, persisting_l2.bind() if device == "cuda" else None)
 
 
@@ -170,7 +173,8 @@ def _of_users() -> Iterator[ProtectedName]:
         for name in dir(owner):
             if not name.startswith("__"):
                 yield _protected(owner, name, f"{owner.__name__}.{name}")
-                yield _entry(vars(values), name, f"{owner.__name__}.{name}")  # would hide the class's
+                if hasattr(values, "__dict__"):  # an entry would hide the class's
+                    yield _entry(vars(values), name, f"{owner.__name__}.{name}")
         for name in vars(module) if module else ():
             if not name.startswith("__"):
                 yield _protected(module, name, f"{owner.__module__}.{name}")

@@ -184,13 +184,13 @@ def emptying():
 def exchanging_the_judge():
     """Until the next call."""
     from softbench.core.outcome import Accuracy, Grade
-    from softbench.ops.softmax import tolerance
+    from softbench.ops import values
 
-    real = tolerance.check
-    called = between_calls(lambda: setattr(tolerance, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
+    real = values.check
+    called = between_calls(lambda: setattr(values, "check", lambda *_: Accuracy(Grade.PASS, 0.0, "")))
 
     def call(x):
-        tolerance.check = real
+        values.check = real
         called()
         return x.clone()
 
@@ -291,9 +291,7 @@ backends = [
     Trick("by-thread", plain(by_thread), LATE),
     Trick("by-a-pool-of-threads", by_pool, LATE),
     Trick("by-and-by", by_and_by, TIMED, stage="time"),
-    Trick(
-        "exchanges-the-judge-between-batches", exchanging_the_judge, ("replaced softbench.ops.softmax.tolerance.check", TIMED), stage="time"
-    ),
+    Trick("exchanges-the-judge-between-batches", exchanging_the_judge, ("replaced softbench.ops.values.check", TIMED), stage="time"),
     Trick("ahead", ahead, TIMED, stage="time"),
     Trick("empties-its-input-by-and-by", emptying, "in a timed call: changed its input", stage="time"),
     Trick(
@@ -317,8 +315,8 @@ backends = [
     Trick("patches-the-clock", patching("time", "perf_counter", lambda: 0.0), "replaced time.perf_counter"),
     Trick(
         "patches-the-judge",
-        patching("softbench.ops.rowwise.tolerance", "excess", lambda out, *_: out * 0),
-        "replaced softbench.ops.rowwise.tolerance.excess",
+        patching("softbench.ops.check", "excess", lambda out, *_: out * 0),
+        "replaced softbench.ops.check.excess",
     ),
     Trick("patches-the-reference", patching("torch", "softmax", lambda x, dim: x.clone()), "replaced torch.softmax"),
 ]

@@ -11,7 +11,7 @@ from softbench.core.case import Case, Direction, Shape, shape_of
 from softbench.core.outcome import Grade
 from softbench.core.replies import Built, Skip
 from softbench.ops.registry import operation
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import NUMERICS
 from softbench.plugins.traits import measured_case, unsupported
 from softbench.worker.callables import prepared
 from softbench.worker.checking import any_dim, row_sample
@@ -85,7 +85,7 @@ def test_timed_calls_pass_over_every_dimension(dim):
 def test_a_shape_has_the_rows_and_results_of_its_matrix():
     for direction in (Direction.FORWARD, Direction.BACKWARD):
         matrix = Case(60, 33, "fp32", direction, "cpu")
-        given = inputs.make(matrix, 3, CPU)
+        given = NUMERICS.make(matrix, 3, CPU)
         expected = torch_eager.backend.prepare(matrix)(*given)
         for sizes, dim in (((3, 5, 4, 33), 3), ((33, 3, 5, 4), 0), ((3, 33, 5, 4), 1), ((60, 33), 1), ((33, 60), 0)):
             case = case_of(dim, sizes, direction)

@@ -9,7 +9,7 @@ from wrongs import CALLS, HONEST, grade
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking import contract_cases
 from softbench.worker.checking.check_case import CheckCaseRunner, contract_case
 from softbench.worker.checking.pre_check import PreCheck
@@ -41,7 +41,7 @@ def test_a_bug_between_calls_is_found_by_its_case(bug):
 @pytest.mark.parametrize("bug", [bug for bug in CALLS if bug.in_run], ids=lambda bug: bug.name)
 def test_a_run_finds_changed_state_before_timing(bug):
     case = Case(64, 256, "fp32", Direction.FORWARD, "cpu")
-    found = PreCheck(case, bug.function, inputs.make(case, 0, CPU), bug, None).run(0)
+    found = PreCheck(case, bug.function, NUMERICS.make(case, 0, CPU), bug, None).run(0)
     assert found.grade is Grade.WRONG
     assert bug.in_run in found.detail
 
@@ -74,7 +74,7 @@ def test_a_first_call_may_draw_random_numbers():
         return torch.softmax(x, -1)
 
     case = Case(4, 8, "fp32", Direction.FORWARD, "cpu")
-    assert contract_case(object(), case, tuned, inputs.make(case, 0, CPU), None, 0).judge("held").grade is Grade.PASS
+    assert contract_case(object(), case, tuned, NUMERICS.make(case, 0, CPU), None, 0).judge("held").grade is Grade.PASS
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
@@ -89,7 +89,7 @@ def test_a_huge_tensor_is_compared_at_its_ends_and_middle(direction, monkeypatch
 
     for row, found in ((0, Grade.WRONG), (1999, Grade.WRONG), (1000, Grade.PASS)):
         wrong = row
-        given = inputs.make(case, 0, CPU)
+        given = NUMERICS.make(case, 0, CPU)
         assert contract_case(object(), case, call, given, None, 0).judge("sampled").grade is found
 
 

@@ -12,7 +12,7 @@ from wrongs import BATCH_TRICKS, HONEST
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking import probes
 from softbench.worker.checking.pre_check import verify_outputs
 from softbench.worker.checking.probes import Probes
@@ -34,7 +34,7 @@ def calling(count):
 
 
 def made(call, case=CASE, *, overwrites=False):
-    rotation = RotatingInputs(case, inputs.make(case, 0, torch.device("cpu")), call, overwrites=overwrites)
+    rotation = RotatingInputs(case, NUMERICS.make(case, 0, torch.device("cpu")), call, overwrites=overwrites)
     rotation.widen()
     return Batches(rotation, "cpu", None)
 
@@ -84,7 +84,7 @@ def test_inputs_are_restored_bit_by_bit_with_their_version():
 
 def test_probes_are_rare_and_one_is_late():
     for seed in range(20):
-        made = Probes(CASE, [inputs.make(CASE, 0, torch.device("cpu"))] * 2, random.Random(seed), 8, overwrites=False)
+        made = Probes(CASE, [NUMERICS.make(CASE, 0, torch.device("cpu"))] * 2, random.Random(seed), 8, overwrites=False)
         for turn in range(1000):
             if turn >= made.at:
                 made.before(turn)
@@ -102,7 +102,7 @@ def test_a_declared_overwriting_output_passes():
 
 
 def test_samples_of_probed_calls_are_dropped_if_enough_remain():
-    made = Probes(CASE, [inputs.make(CASE, 0, torch.device("cpu"))], random.Random(0), 8, overwrites=False)
+    made = Probes(CASE, [NUMERICS.make(CASE, 0, torch.device("cpu"))], random.Random(0), 8, overwrites=False)
     made.turns = [3, 95, 99]
     samples = [float(number) for number in range(90, 100)]
     assert made.without(samples, 1, 100) == [90, 91, 92, 93, 94, 96, 97, 98]

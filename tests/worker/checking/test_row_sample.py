@@ -6,7 +6,7 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking import row_sample
 from softbench.worker.checking.pre_check import PreCheck, one_thread
 
@@ -49,7 +49,7 @@ def test_a_single_wrong_row_of_a_large_tensor_is_found(direction, monkeypatch):
         return bool(x.isfinite().all())
 
     for wrong_row in (0, 1999, 333, 1234):
-        found = PreCheck(case, call, inputs.make(case, 0, CPU), object(), None).run(wrong_row)
+        found = PreCheck(case, call, NUMERICS.make(case, 0, CPU), object(), None).run(wrong_row)
         assert found.grade is Grade.WRONG
         assert f"[{wrong_row}, 5] is" in found.detail
 

@@ -7,7 +7,7 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking.pre_check import PreCheck
 from softbench.worker.guarding import caller_state
 
@@ -41,7 +41,7 @@ def test_a_call_that_changes_its_callers_state_is_wrong(message):
         DAMAGES[message](x)
         return y
 
-    given = inputs.make(CASE, 0, torch.device("cpu"))
+    given = NUMERICS.make(CASE, 0, torch.device("cpu"))
     before = caller_state.of(given)
     assert before.changed(lambda: None) == ""
     found = PreCheck(CASE, call, given, object(), None).run(0)
@@ -54,4 +54,4 @@ def test_a_call_may_draw_random_numbers(draw):
         draw()
         return torch.softmax(x, -1)
 
-    assert PreCheck(CASE, call, inputs.make(CASE, 0, torch.device("cpu")), object(), None).run(0).grade is Grade.PASS
+    assert PreCheck(CASE, call, NUMERICS.make(CASE, 0, torch.device("cpu")), object(), None).run(0).grade is Grade.PASS

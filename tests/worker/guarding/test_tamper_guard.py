@@ -3,13 +3,14 @@
 import ast
 import importlib
 import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from softbench.core import case
-from softbench.ops.softmax.spec import OPERATION
+from softbench.ops.softmax import OPERATION
 from softbench.worker.checking import any_dim, pre_check
 from softbench.worker.guarding import tamper_guard
 from softbench.worker.guarding.tamper_guard import OPTIONAL, PROTECTED, PROTECTED_TIMER, bind, bound
@@ -45,14 +46,14 @@ def test_optional_names_are_protected_names():
 
 
 def test_what_the_forkserver_remembers_is_what_a_worker_would_record(monkeypatch):
-    from softbench.ops.softmax import reference
+    from softbench.ops import softmax
 
     monkeypatch.setattr(tamper_guard, "_remembered", [])
     recorded = bind("cpu").names
     tamper_guard.remember()
     assert bind("cpu").names == recorded
-    monkeypatch.setattr(reference, "forward", lambda x: x)  # by the file of a user's operation, which is loaded before the guard is bound
-    assert bind("cpu").replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
+    monkeypatch.setattr(softmax, "forward", lambda x: x)  # by the file of a user's operation, which is loaded before the guard is bound
+    assert bind("cpu").replaced() == "replaced softbench.ops.softmax.forward, which measures or judges it"
 
 
 def test_replaced_function_is_named(monkeypatch):
@@ -62,21 +63,31 @@ def test_replaced_function_is_named(monkeypatch):
     assert guard.replaced() == "replaced time.perf_counter, which measures or judges it"
 
 
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_an_exchanged_package_is_noticed(name, monkeypatch):
+    """Operations look it up in `sys.modules`."""
+    guard = bind("cpu")
+    monkeypatch.setitem(sys.modules, name, object())
+    replaced = guard.replaced()
+    monkeypatch.undo()
+    assert replaced == f"replaced sys.modules['{name}'], which measures or judges it"
+
+
 def test_exchanged_code_is_noticed(monkeypatch):
-    from softbench.ops.softmax import reference
+    from softbench.ops import softmax
 
     guard = bind("cpu")
-    monkeypatch.setattr(reference.forward, "__code__", (lambda x: x).__code__)
-    assert guard.replaced() == "replaced softbench.ops.softmax.reference.forward, which measures or judges it"
+    monkeypatch.setattr(softmax.forward, "__code__", (lambda x: x).__code__)
+    assert guard.replaced() == "replaced softbench.ops.softmax.forward, which measures or judges it"
 
 
 def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
     """An attribute of NUMERICS made zeros pass, and another spec of x made probes change nothing."""
+    from softbench.ops import softmax
     from softbench.ops.operation import TensorSpec
-    from softbench.ops.softmax import numerics
 
     with pytest.raises(AttributeError):
-        numerics.NUMERICS.check = lambda *_: None
+        softmax.NUMERICS.check = lambda *_: None
     with pytest.raises(TypeError):
         OPERATION.tensors["x"] = TensorSpec(("M",))
     with pytest.raises(TypeError):
@@ -85,8 +96,8 @@ def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
     monkeypatch.setattr(TensorSpec, "has_columns", False)
     assert guard.replaced() == "replaced softbench.ops.operation.TensorSpec.has_columns, which measures or judges it"
     monkeypatch.undo()
-    monkeypatch.setattr(numerics.SoftmaxNumerics, "kinds", lambda self, case: [])
-    assert guard.replaced() == "replaced softbench.ops.softmax.numerics.SoftmaxNumerics.kinds, which measures or judges it"
+    monkeypatch.setattr(softmax.Softmax, "kinds", lambda self, case: [])
+    assert guard.replaced() == "replaced softbench.ops.softmax.Softmax.kinds, which measures or judges it"
 
 
 CHOOSERS = [
@@ -119,9 +130,9 @@ def test_exchanged_code_of_a_property_is_noticed(monkeypatch):
 @pytest.mark.parametrize(
     ("record", "field", "label"),
     [
-        (OPERATION, "any_dim", "spec.OPERATION.any_dim"),
-        (OPERATION.passes["forward"], "reads", "spec.OPERATION.passes[forward].reads"),
-        (OPERATION.parameters[0], "least", "scaling.SCALE.least"),
+        (OPERATION, "any_dim", "OPERATION.any_dim"),
+        (OPERATION.passes["forward"], "reads", "OPERATION.passes[forward].reads"),
+        (OPERATION.parameters[0], "least", "SCALE.least"),
     ],
 )
 def test_a_changed_field_of_a_frozen_record_is_noticed(record, field, label):
@@ -135,7 +146,7 @@ def test_a_changed_field_of_a_frozen_record_is_noticed(record, field, label):
 
 
 def dotted_names(path: Path) -> set[str]:
-    """Names such as `softbench.ops.softmax.tolerance` in a file's strings: also docstrings."""
+    """Names such as `softbench.ops.softmax` in a file's strings: also docstrings."""
     strings = [
         node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

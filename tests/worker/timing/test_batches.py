@@ -12,7 +12,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.messages import TimeBatch, VerifyOutputs, request_to_json
 from softbench.core.outcome import Grade, Telemetry
 from softbench.core.replies import Timed, Verified
-from softbench.ops.softmax import inputs
+from softbench.ops.softmax import NUMERICS
 from softbench.plugins.source import origins
 from softbench.worker import serve, server
 from softbench.worker.checking.pre_check import verify_outputs
@@ -43,7 +43,7 @@ def no_gpu_and_no_thread_of_another_test(monkeypatch):
 
 
 def made(call, *, case=CASE, device="cpu", guard=None):
-    rotation = RotatingInputs(case, inputs.make(case, 0, torch.device("cpu")), call, overwrites=False)
+    rotation = RotatingInputs(case, NUMERICS.make(case, 0, torch.device("cpu")), call, overwrites=False)
     rotation.widen()
     return Batches(rotation, device, guard)
 
@@ -142,7 +142,7 @@ def threaded(call, *, overwrites=False):
         time.sleep(0.1)
         return result
 
-    rotation = RotatingInputs(CASE, inputs.make(CASE, 0, torch.device("cpu")), call, overwrites=overwrites)
+    rotation = RotatingInputs(CASE, NUMERICS.make(CASE, 0, torch.device("cpu")), call, overwrites=overwrites)
     rotation.widen()
     found = Batches(rotation, "cpu", None)
     for _ in range(5):
@@ -229,8 +229,8 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     found = made(lambda x: x.clone(), guard=bind("cpu"))
     found.renew()
     found.time(five, 0, 0, 0)
-    monkeypatch.setattr("softbench.ops.softmax.tolerance.check", lambda *_: None)
-    assert found.verify(verdict).detail == "replaced softbench.ops.softmax.tolerance.check, which measures or judges it"
+    monkeypatch.setattr("softbench.ops.check.excess", lambda *_: None)
+    assert found.verify(verdict).detail == "replaced softbench.ops.check.excess, which measures or judges it"
 
 
 def test_late_work_of_timed_calls_is_wrong(monkeypatch):

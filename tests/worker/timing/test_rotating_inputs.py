@@ -10,7 +10,8 @@ import torch
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
-from softbench.ops.softmax import inputs, structured_rows
+from softbench.ops.softmax import NUMERICS
+from softbench.ops.structured_rows import Places
 from softbench.plugins.traits import interpreted, is_yardstick, why_not
 from softbench.worker.checking import output_checks
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
@@ -40,7 +41,7 @@ HONEST = {Direction.FORWARD: softmax, Direction.BACKWARD: gradient, Direction.BO
 
 
 def rotation(case=FORWARD, call=softmax, *, overwrites=False, wide=True):
-    made = RotatingInputs(case, inputs.make(case, 0, CPU), call, overwrites=overwrites)
+    made = RotatingInputs(case, NUMERICS.make(case, 0, CPU), call, overwrites=overwrites)
     if wide:
         made.widen()
     return made
@@ -183,15 +184,15 @@ def test_rows_changed_before_a_batch_are_among_the_checked(M, N, looked_at, monk
 def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
     for dtype in ("fp32", "fp16", "bf16"):
         long = Case(32, 70_000, dtype, Direction.FORWARD, "cpu")  # beyond float16's largest number
-        names = structured_rows.make_structured(rows := inputs.make(long, 0, CPU), long, 3)
+        names = NUMERICS.make_structured(rows := NUMERICS.make(long, 0, CPU), long, 3)
         finite = {name for name, row in zip(names, rows[0], strict=False) if row.isfinite().all()}
         assert set(names) - finite == {
             *("with -inf first", "with -inf last", "with -inf scattered", "of -inf", "with one NaN", "with one +inf"),
         }
         case = Case(64, 255, dtype, direction, "cpu")
-        given = inputs.make(case, 0, CPU)
+        given = NUMERICS.make(case, 0, CPU)
         before = [tensor.detach().clone() for tensor in given]
-        assert len(set(structured_rows.make_structured(given, case, 3))) >= 13
+        assert len(set(NUMERICS.make_structured(given, case, 3))) >= 13
         changed = [(tensor != old).any(1) for tensor, old in zip(given, before, strict=True)]
         assert torch.stack(changed).any(0).all()
         check = PreCheck(case, HONEST[direction], given, object(), None)
@@ -203,14 +204,14 @@ def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
 @pytest.mark.parametrize("direction", operation("softmax").directions)
 def test_a_case_of_few_rows_meets_every_kind(direction, M):
     case = Case(M, 255, "fp32", direction, "cpu")
-    kinds = structured_rows.kinds(case)
+    kinds = NUMERICS.structured_rows(case)
     rows = []
 
     def call(*given):
         rows.extend(given[0].detach().clone())
         return HONEST[direction](*given)
 
-    assert PreCheck(case, call, inputs.make(case, 0, CPU), object(), None).run(5).grade is Grade.PASS
+    assert PreCheck(case, call, NUMERICS.make(case, 0, CPU), object(), None).run(5).grade is Grade.PASS
     assert len(rows) >= 2 * len(kinds) + M
     if direction is Direction.FORWARD:
         assert {int(row.isnan().sum()) for row in rows} == {0, 1}
@@ -218,7 +219,7 @@ def test_a_case_of_few_rows_meets_every_kind(direction, M):
 
 
 def test_columns_are_random_and_include_the_last_two():
-    places = structured_rows.Places(torch.Generator().manual_seed(0), 4096, CPU)
+    places = Places(torch.Generator().manual_seed(0), 4096, CPU)
     columns = places.columns(400).tolist()
     assert set(columns[0::4]) == {4094, 4095}
     assert set(columns[1::4]) <= set(places.edges())
@@ -229,7 +230,7 @@ def test_columns_are_random_and_include_the_last_two():
 def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
     def told(call, M=64, direction=Direction.FORWARD):
         case = Case(M, 255, "fp32", direction, "cpu")
-        found = PreCheck(case, call, inputs.make(case, 0, CPU), object(), None).run(5)
+        found = PreCheck(case, call, NUMERICS.make(case, 0, CPU), object(), None).run(5)
         assert found.grade is Grade.WRONG
         return found.detail.partition(" (")[2]
 
@@ -301,6 +302,6 @@ def test_malformed_outputs_are_reported_with_the_reason():
     assert "expanded" in output_checks.misformed((x,), (y[:1, :1].clone().expand(4, 8),), output_checks.like(x))
     assert "lazy" in output_checks.misformed((x,), (torch._neg_view(y),), output_checks.like(x))
     assert output_checks.misformed((x, x), (y, y), 2 * output_checks.like(x)) == "returned outputs that share their memory"
-    assert math.isinf(PreCheck(FORWARD, lambda x: None, inputs.make(FORWARD, 0, CPU), object(), None).run(0).worst)
+    assert math.isinf(PreCheck(FORWARD, lambda x: None, NUMERICS.make(FORWARD, 0, CPU), object(), None).run(0).worst)
     for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
-        assert part in PreCheck(FORWARD, odd, inputs.make(FORWARD, 0, CPU), object(), None).run(0).detail
+        assert part in PreCheck(FORWARD, odd, NUMERICS.make(FORWARD, 0, CPU), object(), None).run(0).detail

@@ -1,0 +1,244 @@
+"""The check of outputs: float64 reference, elementwise bounds, verdict. All operations use it, those of users too.
+
+NaN and infinities must be exactly where the reference has them, and every comparison is written so that a NaN fails it. numpy computes some
+rows again (`softbench.ops.second_opinion`): if it gets other results, a plugin has replaced operators of torch. Then numpy's results are
+the reference, and if the comparison is replaced too, the outputs are unverified.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from softbench.core.case import Case
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops import second_opinion
+from softbench.ops.bounds import Bounded
+from softbench.ops.check_case import See, Tensors
+from softbench.ops.lazy import torch
+from softbench.ops.registry import operation
+from softbench.ops.rows import row_chunks
+
+if TYPE_CHECKING:
+    from softbench.ops.values import Values
+
+OVERRIDDEN = "torch computes the check otherwise than numpy: the plugin replaced operators that the check needs"
+MOST_NAMED = 3
+"""Numbers of wrong rows in a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The element of the outputs that is furthest over its bound."""
+
+    output: str
+    """The name of the output."""
+    value: float
+    expected: float
+    high: float | None
+    """The maximum of its row of x, if the bound knows it."""
+    where: str
+    """Place, value and reference, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared(Bounded):
+    """The bound of an operation whose methods `bound` and `low_precision` give tensors."""
+
+    low_precision: Callable[[], torch.Tensor | None] | None = None
+    """The bound of `low-precision`; it is computed only where the first one is exceeded."""
+
+    def loosest(self, out: torch.Tensor) -> torch.Tensor:
+        found = self.low_precision() if self.low_precision else None
+        return self.tight if found is None else found
+
+
+def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+    """|out - expected| / bound, elementwise; inf where NaN or infinities are not exactly where they belong.
+
+    It is also inf where the bound is negative or NaN, or infinite for a finite value. It is 0 where both are equal.
+    """
+    out, expected = out.double(), expected.double()
+    bound = torch.where((bound >= 0) & bound.isfinite(), bound, math.nan)
+    ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
+    same = (out == expected) | (out.isnan() & expected.isnan())
+    return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))
+
+
+def check(
+    values: Values,
+    case: Case,
+    inputs: Tensors,
+    outputs: Tensors,
+    see: See | None = None,
+    kinds: Sequence[str] = (),
+    numbers: Sequence[int] | None = None,
+) -> Accuracy:
+    """The verdict on outputs of the right form. For the arguments see `Values.check`."""
+    numbers, witnesses = range(case.M) if numbers is None else numbers, second_opinion.chosen(case.M)
+    for reference_of in (nullcontext, second_opinion.by_numpy):
+        with suppress(second_opinion.OverriddenError), reference_of():
+            return _Comparison(values, case, inputs, outputs, see, kinds, numbers, witnesses).accuracy()
+    return Accuracy(Grade.UNVERIFIED, math.nan, OVERRIDDEN)
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """One comparison of outputs with their reference, whose rows come in chunks."""
+
+    values: Values
+    case: Case
+    inputs: Tensors
+    outputs: Tensors
+    see: See | None
+    kinds: Sequence[str]
+    numbers: Sequence[int]
+    witnesses: frozenset[int]
+    peak: float = 0.0
+    """The largest error over the bound."""
+    loosest: float = 0.0
+    """The largest error over the bound of `low-precision`, where the first bound is exceeded."""
+    worst: Worst | None = None
+    masked: bool = False
+    """True if outputs are NaN in rows that hold -inf, and should not be."""
+    wrong: set[int] = field(default_factory=set)
+    """The numbers of structured rows that are wrong."""
+
+    def accuracy(self) -> Accuracy:
+        """The class of all rows."""
+        for rows in row_chunks(self.case):
+            self._chunk(rows)
+        if self.loosest > 1:
+            return Accuracy(Grade.WRONG, self.peak, self._where() + _told(self.kinds, self.wrong, self.numbers))
+        if self.masked:
+            others = "is right in all others" if self.peak <= 1 else f"in others {self._rounding()}: {self._where()}"
+            return Accuracy(Grade.FINITE_ONLY, self.peak, f"gives NaN in rows that hold -inf, and {others}")
+        if self.peak <= 1:
+            return Accuracy(Grade.PASS, self.peak, "")
+        return Accuracy(Grade.LOW_PRECISION, self.peak, f"{self._rounding()}: {self._where()}")
+
+    def _where(self) -> str:
+        return self.worst.where if self.worst else ""
+
+    def _rounding(self) -> str:
+        return self.values.rounding(self.case, self.worst) if self.worst else ""
+
+    def _chunk(self, rows: slice) -> None:
+        op, part = operation(self.case.op), replace(self.case, M=rows.stop - rows.start)
+        has_rows = [spec.has_rows for spec in op.inputs(self.case)]
+        raw = [tensor.detach()[rows] if own else tensor.detach() for tensor, own in zip(self.inputs, has_rows, strict=True)]
+        bounds = self._bounds(part, raw, len(self.outputs))
+        for place, (name, output, bounded) in enumerate(zip(op.outputs(self.case), self.outputs, bounds, strict=True)):
+            got = bounded.counted(output.detach()[rows])
+            _compare_shapes(name, got, bounded)
+            if self.see is not None:
+                self.see(got.reshape(part.M, -1), bounded.expected.reshape(part.M, -1))
+            for row, compared in self._output(rows.start, name, raw[0], got, bounded):
+                one = [tensor[row : row + 1] if own else tensor for tensor, own in zip(raw, has_rows, strict=True)]
+                again = self.values.again(replace(self.case, M=1), *map(second_opinion.wide, one))
+                if again is not None:
+                    second_opinion.compare(again[place], *(second_opinion.wide(tensor[row : row + 1]) for tensor in compared))
+
+    def _bounds(self, part: Case, raw: Sequence[torch.Tensor], count: int) -> Sequence[Bounded]:
+        """The bounds of each output; they have the reference."""
+        given = [tensor.double() if tensor.is_floating_point() else tensor for tensor in raw]
+        all_found = tuple(self.values.bound(part, *given))
+        bounded = [one for one in all_found if isinstance(one, Bounded)]
+        if len(bounded) == len(all_found) > 0:
+            return bounded
+        found = [one for one in all_found if not isinstance(one, Bounded)]
+        if second_opinion.uses_numpy():
+            again = self.values.again(part, *map(second_opinion.wide, raw)) or ()
+            expected = tuple(torch.from_numpy(one.expected).to(raw[0].device) for one in again)
+        else:
+            expected = tuple(self.values.reference(part, *given))
+        if not len(expected) == len(found) == count:
+            raise TypeError(f"reference gives {len(expected)} tensors and bound {len(found)}; the pass has {count}")
+        loose = cache(lambda: self.values.low_precision(part, *given))
+
+        def loose_of(place: int) -> torch.Tensor | None:
+            return None if (all_loose := loose()) is None else all_loose[place]
+
+        pairs = enumerate(zip(expected, found, strict=True))
+        return [Declared(exact, one, one, low_precision=partial(loose_of, place)) for place, (exact, one) in pairs]
+
+    def _output(
+        self, start: int, name: str, first: torch.Tensor, got: torch.Tensor, bounded: Bounded
+    ) -> Iterator[tuple[int, tuple[torch.Tensor, ...]]]:
+        """Add rows of an output, from number `start` on. Gives the rows that numpy computes, with output, reference, bound and excess."""
+        lost = self._lost_to_masks(first, got, bounded.expected)
+        self.masked |= lost is not None
+        bound = bounded.tightest(got)
+        over = _filled(excess(got, bounded.expected, bound), lost, 0)
+        if not over.numel():
+            return
+        peak, within = over.max().item(), over
+        if not peak <= 1:
+            bound = bounded.loosest(got)
+            within = _filled(excess(got, bounded.expected, bound), lost, 0)
+            self.loosest = max(self.loosest, within.max().item())
+            if self.kinds:
+                bad = (within > 1).reshape(len(within), -1).any(dim=-1).nonzero()[:, 0].tolist()
+                self.wrong.update(self.numbers[start + row] for row in bad)
+        for row in sorted(number - start for number in self.witnesses if start <= number < start + len(got)):
+            yield row, (got, bounded.expected, bound, _filled(within, lost, math.inf))
+        if peak > max(self.peak, 1):  # reading a number waits for the GPU, and no message names the place of a right value
+            self.worst = self._place(start, name, got, bounded, over, peak)
+        self.peak = max(self.peak, peak)
+
+    def _place(self, start: int, name: str, got: torch.Tensor, bounded: Bounded, over: torch.Tensor, peak: float) -> Worst:
+        row, column = divmod(int(over.argmax().item()), over[0].numel())
+        value, expected = (tensor.reshape(len(got), -1)[row, column].item() for tensor in (got, bounded.expected))
+        number = self.numbers[start + row]
+        place = f"{number}, {column}" if got.dim() > 1 else f"{number}"
+        where = f"{name}[{place}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
+        return Worst(name, value, expected, None if bounded.high is None else bounded.high[row].item(), where)
+
+    def _lost_to_masks(self, first: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
+        """Where an output is NaN and should not be, in rows whose first input holds -inf, or None.
+
+        An online sum computes -inf - -inf there.
+        """
+        if not self.values.masks_rows(self.case):
+            return None
+        lost = got.isnan() & ~expected.isnan()
+        if not lost.any():
+            return None
+        lost &= first.isneginf().any(dim=-1).view(-1, *[1] * (lost.dim() - 1))
+        return lost if lost.any() else None
+
+
+def _filled(values: torch.Tensor, lost: torch.Tensor | None, value: float) -> torch.Tensor:
+    """The values, with this one where an output is lost."""
+    return values if lost is None else values.masked_fill(lost, value)
+
+
+def _compare_shapes(name: str, got: torch.Tensor, bounded: Bounded) -> None:
+    exact, bound = bounded.expected, bounded.tight
+    if not got.shape == exact.shape == bound.shape:
+        raise TypeError(
+            f"{name} has shape {tuple(got.shape)}, reference {tuple(exact.shape)} and bound {tuple(bound.shape)}; make them equal"
+        )
+
+
+def _told(kinds: Sequence[str], wrong: set[int], numbers: Sequence[int]) -> str:
+    """Which structured rows are wrong, in words: their kinds, and their numbers unless all rows of these kinds are wrong.
+
+    A row's kind is the remainder of its number. `numbers` are those of all rows that were compared.
+    """
+    if not kinds:
+        return ""
+    bad, there = ({number % len(kinds) for number in some} for some in (wrong, numbers))
+    named = ", ".join(kinds[kind] for kind in sorted(bad))
+    if len(wrong) < sum(number % len(kinds) in bad for number in numbers):
+        first = sorted(wrong)[:MOST_NAMED]
+        places = ", ".join(map(str, first)) + (f" and {len(wrong) - len(first)} others" if len(wrong) > len(first) else "")
+        told = f" (structured rows: {len(wrong)} of {len(numbers)} wrong, {'row' if len(wrong) == 1 else 'rows'} {places}"
+        return told + (f"; kinds: {named})" if len(bad) < len(there) else ")")
+    if len(bad) == len(there) > 1:
+        return f" (structured rows: all {len(bad)} kinds)"
+    return f" (structured rows: those {named}" + ("; the others are right)" if len(there) > 1 else ")")

@@ -1,1 +1,0 @@
-"""Softmax of attention scores with scale, mask and sink, and its gradient."""

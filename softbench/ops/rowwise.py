@@ -1,0 +1,312 @@
+"""What operations that make y of x over rows share: declaration, inputs, and the check cases of every backend.
+
+The cases are those beside the tensor that a backend is timed on: shapes, values, layouts, contract, size. An operation adds gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from softbench.core.case import Case, Direction
+from softbench.ops import second_opinion, structured_rows
+from softbench.ops.check_case import CheckCase, Draw, Tensors
+from softbench.ops.lazy import torch
+from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
+from softbench.ops.parameters import Parameter
+from softbench.ops.rows import row_chunks
+from softbench.ops.structured_rows import MAX_SHIFT
+from softbench.ops.values import Values
+
+ROWS = TensorSpec(("M", "N"))
+PRESETS = MappingProxyType(
+    {
+        "vocabularies": Preset(
+            tuple(f"{M}x{N}" for M in (1, 64, 4096) for N in (32000, 50257, 128256, 151936, 201088, 262144)),
+            "logits of Llama 2, GPT-2, Llama 3, Qwen 3, gpt-oss and Gemma 3, for 1, 64 and 4096 tokens",
+        ),
+        "attention": Preset(
+            ("64x12x197x197", "32x12x512x512", "8x12x1024x1024", "1x32x4096x4096"),
+            "scores of ViT-B/16 (64 images), BERT-base (32 texts), GPT-2 (8) and Llama 2 7B (1), a head and a query in each row",
+        ),
+    }
+)
+"""The vocabularies and the heads are those of the models' published configurations."""
+
+
+def declare(
+    name: str,
+    summary: str,
+    *,
+    result: TensorSpec = ROWS,
+    others: Mapping[str, TensorSpec] = MappingProxyType({}),
+    parameters: tuple[Parameter, ...] = (),
+) -> Operation:
+    """An operation that makes y of x, and dx of dy and y; these tensors are (M, N), or rows along any dimension.
+
+    `result` is the form of y and dy. `others` are inputs of every pass, behind x, dy and y.
+    """
+    more = tuple(others)
+    return Operation(
+        name=name,
+        summary=summary,
+        any_dim=True,
+        presets=PRESETS,
+        tensors=MappingProxyType({"x": ROWS, "y": result, "dy": result, "dx": ROWS, **others}),
+        passes=MappingProxyType(
+            {
+                Direction.FORWARD: Pass(inputs=("x", *more), outputs=("y",), reads=("x", *more)),
+                Direction.BACKWARD: Pass(inputs=("dy", "y", *more), outputs=("dx",), reads=("dy", "y", *more)),
+                Direction.BOTH: Pass(inputs=("x", "dy", *more), outputs=("y", "dx"), reads=("x", "dy", "y", *more)),
+            }
+        ),
+        parameters=parameters,
+    )
+
+
+HUGE = {"fp32": 3.4e38, "fp16": 65504.0, "bf16": 3.38e38}
+
+OVER_INT32 = "over-2^31-elements"
+HUGE_TENSORS = 6
+"""Tensors of the case over 2^31 elements that are in memory at once, at most: two inputs, an output, and three temporaries of `naive`."""
+
+COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
+ROWS_OF_CASES = 16
+CONTRACT = {
+    "twice the same": "twice",
+    "another stream": "stream",
+    "outputs held over later calls": "held",
+    "many calls": "many",
+    "calls on two streams": "streams",
+}
+"""Check cases of more than one call: name and `CheckCase.repeat`."""
+ROWS_AT_ONCE = 4096
+LONG = 20011  # columns of the value cases with several tiles: no multiple of a tile
+
+
+class NormalValues(Values):
+    """The values of an operation whose first input is standard normal, and whose kinds of rows get random `Places` as a last argument."""
+
+    __slots__ = ()
+
+    def drawn(self, given: Tensors) -> bool:
+        return second_opinion.drawn(given)
+
+    def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
+        names = structured_rows.make_structured(given, case, seed, self.structured_rows(case))
+        self.derived(case, given)
+        return names
+
+    def derived(self, case: Case, given: Tensors) -> None:
+        """Compute the inputs that depend on others again, in place."""
+
+
+def draw(case: Case, random: Draw, forward: Callable[[torch.Tensor, slice], torch.Tensor], result: str = "") -> Tensors:
+    """What the case's callable takes: `(x,)`, `(dy, y)` or `(x, dy)`, each (M, N) and contiguous.
+
+    x is standard normal in the case's dtype, dy in that of `result`, which is the case's without it. y is `forward` of some rows of such
+    an x, computed in float32 or better and rounded. `forward` also gets the rows.
+    """
+    of_result = replace(random, dtype=result or case.dtype)
+    if case.direction is Direction.FORWARD:
+        return (random.normal(case.M, case.N),)
+    if case.direction is Direction.BOTH:
+        return random.normal(case.M, case.N), of_result.normal(case.M, case.N)
+    y = of_result.normal(case.M, case.N)
+    for rows in row_chunks(case):
+        y[rows] = forward(y[rows].float(), rows).to(y.dtype)
+    return of_result.normal(case.M, case.N), y
+
+
+LAYOUTS: dict[str, tuple[Callable[[Draw], torch.Tensor], int]] = {
+    "1-D": (lambda draw: draw.normal(1000), 0),
+    "3-D, dim 0": (lambda draw: draw.normal(65, 3, 7), 0),
+    "3-D, dim 1": (lambda draw: draw.normal(3, 65, 7), 1),
+    "5-D, dim -3": (lambda draw: draw.normal(2, 3, 17, 2, 2), -3),
+    "transposed": (lambda draw: draw.normal(100, 12).t(), -1),
+    "every second column": (lambda draw: draw.normal(12, 200)[:, ::2], -1),
+    "row stride over N": (lambda draw: draw.normal(12, 128)[:, :100], -1),
+    "offset by one element": (lambda draw: draw.normal(12 * 128 + 1)[1:].view(12, 128), -1),
+    "expanded rows": (lambda draw: draw.normal(1, 100).expand(12, 100), -1),
+    "expanded columns": (lambda draw: draw.normal(12, 1).expand(12, 100), -1),
+    "channels-last": (lambda draw: draw.normal(2, 16, 3, 5).to(memory_format=torch.channels_last), 1),
+}
+
+
+def one_hot(like: torch.Tensor) -> torch.Tensor:
+    """Zeros, and a one in each row."""
+    hot = torch.zeros_like(like)
+    hot[:, 77] = 1
+    return hot
+
+
+@dataclass(frozen=True, slots=True)
+class RowwiseCases:
+    """The check cases of an operation over rows."""
+
+    forward: Callable[..., torch.Tensor]
+    """y of x over an axis `dim`."""
+    extreme: float = 1.0
+    """The largest and the smallest element of a case, as a share of the dtype's range."""
+
+    def items(self, gradients: Iterable[CheckCase]) -> list[CheckCase]:
+        """All check cases. Cases of one shape are neighbours, so that a backend compiles once for each shape."""
+        forward, backward = Direction.FORWARD, Direction.BACKWARD
+        return [
+            *(*self.shapes(forward), *self.values(), *self.contract(forward), *self.structured(forward), *self.layouts()),
+            *(*self.shapes(backward), *gradients, *self.contract(backward), *self.structured(backward)),
+            *(*self.gradient_layouts(), *self.both()),
+        ]
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        """y of x in x's memory; some rows at a time, since x may fill half of the device."""
+        for rows in x.split(ROWS_AT_ONCE):
+            rows.copy_(self.forward(rows.float(), dim=-1))
+        return x
+
+    def gradient(self, name: str, make: Callable[[torch.Tensor, torch.Tensor], Tensors]) -> CheckCase:
+        """A case of the backward; `make` changes normal dy and their y."""
+
+        def of(draw: Draw) -> Tensors:
+            return make(draw.normal(ROWS_OF_CASES, COLUMNS), self.of(draw.normal(ROWS_OF_CASES, COLUMNS)))
+
+        return CheckCase(name, Direction.BACKWARD, of)
+
+    def gradients_of_dy(self) -> Iterable[CheckCase]:
+        """Cases of dy that all operations have."""
+        yield self.gradient("dy = 1", lambda dy, y: (torch.ones_like(dy), y))
+        yield self.gradient("dy one-hot", lambda dy, y: (one_hot(dy), y))
+        yield self.gradient("dy with a mean", lambda dy, y: (dy + 5, y))
+
+    def shapes(self, direction: Direction) -> Iterable[CheckCase]:
+        small = [(37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1024, 1025)]
+        tiers = [(5, N) for N in (4095, 8193, 16385, 32769, 50257, 65535)]
+        for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145), (1, 2**19 + 6)):
+            yield self.shape(f"{M}x{N}", direction, M, N)
+        for M in (65537, 2**17 + 5):
+            yield self.shape(f"{M}x9", direction, M, 9)
+        for M, N in ((0, 16), (16, 0)):
+            yield self.shape(f"{M}x{N}", direction, M, N)
+        for N in (781, 1000):
+            yield replace(self.shape(f"12x{N}", direction, 12, N, offset=1), name=f"rows aligned to an element 12x{N}")
+        yield replace(self.shape(f"{2**24 + 3}x2", direction, 2**24 + 3, 2), gpu_only="its number of rows")
+        M, N = 2**15 + 1, 2**16
+        huge = self.shape(OVER_INT32, direction, M, N)
+        yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
+
+    def shape(self, name: str, direction: Direction, M: int, N: int, *, offset: int = 0) -> CheckCase:
+        """Normal values. With an offset, x or dy begins so many elements after aligned memory, and y two elements later."""
+
+        def normal(draw: Draw, rows: int, begin: int) -> torch.Tensor:
+            return draw.normal(rows * N + begin)[begin:].view(rows, N) if begin else draw.normal(rows, N)
+
+        def make(draw: Draw) -> Tensors:
+            rows = draw.rows(M, N)
+            x = normal(draw, rows, offset)
+            if direction is Direction.FORWARD:
+                return (x,)
+            if direction is Direction.BOTH:
+                return x.requires_grad_(), draw.normal(rows, N)
+            return x, self.of(normal(draw, rows, 3 * offset))
+
+        return CheckCase(f"shape {name}", direction, make)
+
+    def structured(self, direction: Direction) -> Iterable[CheckCase]:
+        """Every kind of structured row in one tensor, at lengths below and above tiles; one is 4k + 2."""
+        for M, N in ((64, 33), (64, 1000), (32, 4098), (32, LONG)):
+            yield replace(self.shape("", direction, M, N), name=f"structured {M}x{N}", repeat="structured")
+
+    def contract(self, direction: Direction) -> Iterable[CheckCase]:
+        normal = self.shape("", direction, ROWS_OF_CASES, COLUMNS)
+        yield replace(normal, name="outputs held over later calls", repeat="held")
+        yield replace(normal, name="many calls", repeat="many")
+        wide = self.shape("", direction, 2048, LONG)
+        yield replace(wide, name="calls on two streams", repeat="streams", gpu_only="streams")
+
+    def both(self) -> Iterable[CheckCase]:
+        yield from (replace(self.shape(f"{M}x{N}", Direction.BOTH, M, N), repeat="once") for M, N in ((37, 257), (5, 8193), (1, 1000)))
+        yield from self.contract(Direction.BOTH)
+        yield from self.structured(Direction.BOTH)
+
+    def values(self) -> Iterable[CheckCase]:
+        def item(
+            name: str,
+            change: Callable[[torch.Tensor, Draw], torch.Tensor],
+            repeat: str = "",
+            gpu_only: str = "",
+            shape: tuple[int, int] = (ROWS_OF_CASES, COLUMNS),
+        ) -> CheckCase:
+            def make(draw: Draw) -> Tensors:
+                return (change(draw.normal(draw.rows(*shape), shape[1]), draw).to(draw.torch_dtype),)
+
+            return CheckCase(name, Direction.FORWARD, make, repeat=repeat, gpu_only=gpu_only)
+
+        def long(name: str, change: Callable[[torch.Tensor, Draw], torch.Tensor]) -> CheckCase:
+            return item(f"long, {name}", change, shape=(2, LONG))
+
+        def put(x: torch.Tensor, where: tuple[int | slice, ...], value: float) -> torch.Tensor:
+            x[where] = value
+            return x
+
+        def ramp(x: torch.Tensor, sign: int) -> torch.Tensor:
+            return torch.linspace(0, sign * 60.0, x.shape[1], device=x.device).expand(x.shape[0], -1).clone()
+
+        def extremes(x: torch.Tensor, draw: Draw) -> torch.Tensor:
+            largest = self.extreme * HUGE[draw.dtype]
+            return put(put(x, (slice(None), 5), largest), (slice(None), 6), -largest)
+
+        def scaled(scale: float) -> Callable[[torch.Tensor, Draw], torch.Tensor]:
+            return lambda x, draw: x * scale
+
+        yield from (item(f"scale {scale:g}", scaled(scale)) for scale in (0.1, 10.0, 100.0))
+        yield item("shifted", lambda x, draw: x + MAX_SHIFT[draw.dtype])
+        yield item("rows far apart", lambda x, draw: x + 60.0 * torch.arange(x.shape[0], device=x.device)[:, None])
+        yield item("constant rows", lambda x, draw: torch.full_like(x, 3.25))
+        yield item("one-hot", lambda x, draw: put(torch.full_like(x, -50.0), (slice(None), 777), 50.0))
+        yield item("rising", lambda x, draw: ramp(x, 1))
+        yield item("falling", lambda x, draw: ramp(x, -1))
+        yield item("mass in the last column", lambda x, draw: put(x, (slice(None), COLUMNS - 1), 30.0))
+        yield item("all negative", lambda x, draw: -x.abs() - 100)
+        yield item("largest and smallest", extremes)
+        yield item("all the smallest", lambda x, draw: torch.full_like(x, -HUGE[draw.dtype]))
+        yield item("-inf scattered", lambda x, draw: torch.where(x > 1, -math.inf, x))
+        yield item("-inf first", lambda x, draw: put(x, (slice(None), slice(0, 700)), -math.inf))
+        yield item("a row of -inf", lambda x, draw: put(x, (3, slice(None)), -math.inf))
+        yield item("one +inf", lambda x, draw: put(x, (3, 500), math.inf))
+        yield item("one NaN", lambda x, draw: put(x, (3, 1000), math.nan))
+        yield item("twice the same", lambda x, draw: x, repeat="twice")
+        yield item("another stream", lambda x, draw: x, repeat="stream", gpu_only="streams")
+        yield long("rising", lambda x, draw: ramp(x, 1))
+        yield long("falling", lambda x, draw: ramp(x, -1))
+        yield long("constant rows", lambda x, draw: torch.full_like(x, 3.25))
+        yield long("mass in the last column", lambda x, draw: put(x, (slice(None), LONG - 1), 30.0))
+        yield long("-inf first", lambda x, draw: put(x, (slice(None), slice(0, LONG - 100)), -math.inf))
+        yield long("one NaN", lambda x, draw: put(x, (0, LONG - 1), math.nan))
+
+    def layouts(self) -> Iterable[CheckCase]:
+        for name, (make, dim) in LAYOUTS.items():
+            yield CheckCase(f"layout {name}", Direction.FORWARD, partial(_alone, make), dim=dim)
+
+    def gradient_layouts(self) -> Iterable[CheckCase]:
+        def pair(make: Callable[[Draw], torch.Tensor], dim: int, draw: Draw) -> Tensors:
+            y = make(draw)
+            return draw.normal(*y.shape), self.forward(y.float(), dim=dim).to(y.dtype)
+
+        def expanded(draw: Draw) -> Tensors:
+            return draw.normal(1, 1).expand(12, 100), self.of(draw.normal(12, 100))
+
+        def transposed(draw: Draw) -> Tensors:
+            return draw.normal(100, 12).t(), self.of(draw.normal(12, 100))
+
+        for name in ("1-D", "3-D, dim 1", "5-D, dim -3", "row stride over N", "offset by one element"):
+            make, dim = LAYOUTS[name]
+            yield CheckCase(f"layout {name}", Direction.BACKWARD, partial(pair, make, dim), dim=dim)
+        yield CheckCase("layout dy expanded", Direction.BACKWARD, expanded, dim=-1)
+        yield CheckCase("layout dy transposed", Direction.BACKWARD, transposed, dim=-1)
+
+
+def _alone(make: Callable[[Draw], torch.Tensor], draw: Draw) -> Tensors:
+    return (make(draw),)

@@ -1,0 +1,175 @@
+"""Kinds of structured rows: values on which wrong kernels differ from right ones.
+
+A kind changes a view of some rows in place, (rows, N). All right kernels agree on the result: no value depends on the order of a sum, and
+NaN and infinities follow from IEEE arithmetic in any order. So infinities in `dy` make the whole row NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from softbench.core.case import Case
+from softbench.ops.lazy import torch
+
+MARGIN = 1.02
+"""A factor for the rounding of a quotient and of a product in 16 bits."""
+FLOAT16 = 3e4
+"""Below half of the largest float16: dx has a difference of two such numbers."""
+MAX_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
+"""The largest shift of a row, by dtype, at which its elements still differ."""
+STEPS = (1e2, 1e3, 1e4)
+"""Heights of steps. All exceed 88, where exp overflows float32. At larger ones a float32 exponent by one multiply-add is too inexact."""
+LEVELS = (100.0, 2e4)
+"""Elements of all-negative rows lie below minus these numbers."""
+LARGE_DY = 1e4
+"""`dy` is at most 1.5 times as large: half the difference of two such values is a float16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Random columns of N, from a generator on the CPU."""
+
+    generator: torch.Generator
+    N: int
+    device: torch.device
+
+    def columns(self, rows: int) -> torch.Tensor:
+        """A column for each row: one of the last two, a tile's edge, and two of any number, in turn."""
+        random = torch.randint(self.N, (rows,), generator=self.generator)
+        edges = torch.tensor(self.edges())
+        random[1::4] = edges[torch.randint(len(edges), random[1::4].shape, generator=self.generator)]
+        random[0::4] = self.N - 1 - torch.randint(min(2, self.N), random[0::4].shape, generator=self.generator)
+        return random.to(self.device)
+
+    def edges(self) -> list[int]:
+        """The first and last columns, and those around powers of two, where tiles begin and end."""
+        near = {around + off for power in range(self.N.bit_length()) for around in (1 << power, 0, self.N) for off in (-2, -1, 0, 1)}
+        return sorted(column for column in near if 0 <= column < self.N)
+
+    def before(self, rows: int) -> torch.Tensor:
+        """(rows, N), True to the left of a random column of each row. At least one column of a row is False."""
+        return torch.arange(self.N, device=self.device) < self.columns(rows)[:, None]
+
+    def some(self, rows: int) -> torch.Tensor:
+        """(rows, N), True at a share of a half, or of nearly all. One column of each row is False."""
+        shares = torch.tensor([0.5, 0.99, 1.0], device=self.device).repeat(1 + rows // 3)[:rows, None]
+        chosen = torch.rand((rows, self.N), generator=self.on_device(), device=self.device) < shares
+        chosen[torch.arange(rows, device=self.device), self.columns(rows)] = False
+        return chosen
+
+    def on_device(self) -> torch.Generator:
+        """A generator for whole rows, which the CPU's would make slowly for a GPU."""
+        seed = int(torch.randint(2**31, (), generator=self.generator))
+        return torch.Generator(self.device).manual_seed(seed)
+
+
+def put(rows: torch.Tensor, places: Places, value: float) -> None:
+    """Write `value` into one random column of each row."""
+    rows[torch.arange(len(rows), device=rows.device), places.columns(len(rows))] = value
+
+
+def _levels(rows: torch.Tensor, levels: tuple[float, ...]) -> torch.Tensor:
+    """(rows, 1), the levels in turn."""
+    return torch.tensor(levels, dtype=rows.dtype, device=rows.device).repeat(1 + len(rows) // len(levels))[: len(rows), None]
+
+
+Change = Callable[["torch.Tensor", Places], object]
+Kinds = Mapping[str, Callable[..., object]]
+"""Functions of views of the tensors of a pass, and `Places`, by the name of the kind."""
+
+
+def of_x(dtype: str) -> dict[str, Change]:
+    """The kinds of rows of x, by name."""
+
+    def one_hot(x: torch.Tensor, places: Places) -> None:
+        x.fill_(-50)
+        put(x, places, 50)
+
+    def ramp(x: torch.Tensor, places: Places, *, falling: bool) -> None:
+        values = torch.linspace(0, 60, places.N, device=x.device).to(x.dtype)  # in float16 itself, its 65520th step is inf
+        x.copy_(values.flip(0) if falling else values)
+
+    def step(x: torch.Tensor, places: Places, *, up: bool) -> None:
+        x.add_(torch.where(places.before(len(x)) != up, _levels(x, STEPS), 0))
+
+    return {
+        "30 times as wide": lambda x, places: x.mul_(30),
+        f"shifted by {MAX_SHIFT[dtype]:g}": lambda x, places: x.add_(MAX_SHIFT[dtype]),
+        "constant": lambda x, places: x.fill_(3.25),
+        "one-hot": one_hot,
+        "rising to 60": partial(ramp, falling=False),
+        "falling from 60": partial(ramp, falling=True),
+        "stepping up": partial(step, up=True),
+        "stepping down": partial(step, up=False),
+        "with one element of 300": lambda x, places: put(x, places, 300),
+        "all below -100": lambda x, places: x.abs_().neg_().sub_(_levels(x, LEVELS)),
+        "with -inf first": lambda x, places: x.masked_fill_(places.before(len(x)), -math.inf),
+        "with -inf last": lambda x, places: x.masked_fill_(places.before(len(x)).flip(1), -math.inf),
+        "with -inf scattered": lambda x, places: x.masked_fill_(places.some(len(x)), -math.inf),
+        "of -inf": lambda x, places: x.fill_(-math.inf),
+        "with one NaN": lambda x, places: put(x, places, math.nan),
+        "with one +inf": lambda x, places: put(x, places, math.inf),
+    }
+
+
+def of_dy(dtype: str) -> dict[str, Change]:
+    """The kinds of rows of dy, by name, on which `both` and the backward agree."""
+
+    def large(dy: torch.Tensor, places: Places) -> None:
+        dy.clamp_(-1.5, 1.5).mul_(LARGE_DY)
+
+    def one_hot(dy: torch.Tensor, places: Places) -> None:
+        dy.zero_()
+        put(dy, places, 1)
+
+    return {
+        "with a dy of ones": lambda dy, places: dy.fill_(1),
+        "with a one-hot dy": one_hot,
+        "with a dy of mean 5": lambda dy, places: dy.add_(5),
+        "with a dy of size 100": lambda dy, places: dy.mul_(100),
+        f"with a dy of size {LARGE_DY:g}": large,
+        "with one NaN in dy": lambda dy, places: put(dy, places, math.nan),
+    }
+
+
+def first(change: Change, one: torch.Tensor, other: torch.Tensor, places: Places) -> None:
+    """Change the first of two tensors."""
+    change(one, places)
+
+
+def second(change: Change, one: torch.Tensor, other: torch.Tensor, places: Places) -> None:
+    """Change the second of two tensors."""
+    change(other, places)
+
+
+def make_structured(given: tuple[torch.Tensor, ...], case: Case, seed: int, kinds: Kinds) -> list[str]:
+    """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
+
+    Rows of a kind are one in so many. In a case of fewer rows than kinds the seed chooses. Returns the kinds' names: that of a row is at
+    its number modulo their number.
+    """
+    made = list(kinds.items())
+    first = seed % len(made)
+    dealt = made[first:] + made[:first]
+    places = Places(torch.Generator().manual_seed(seed), case.N, given[0].device)
+    for place, (_, change) in enumerate(dealt):
+        if views := [tensor.data[place :: len(dealt)] for tensor in given if place < case.M]:
+            change(*views, places)
+    return [name for name, _ in dealt]
+
+
+def shrink(tensor: torch.Tensor, scale: float | torch.Tensor | None) -> None:
+    """Divide by a scale above 1, in place, so that products with it overflow no dtype, although quotient and product are rounded."""
+    if scale is not None:
+        above = (MARGIN * scale).clamp_min(1).to(tensor.dtype) if isinstance(scale, torch.Tensor) else max(1.0, MARGIN * scale)
+        tensor.data.div_(above)
+
+
+def fit(dy: torch.Tensor, scale: float | torch.Tensor | None) -> None:
+    """Make rows of dy smaller, in place, whose product with a scale would overflow float16."""
+    if scale is not None:
+        high = dy.detach().double().nan_to_num(0, 0, 0).abs().amax(dim=-1, keepdim=True) * scale
+        dy.data.div_((high / FLOAT16).clamp_min(1).to(dy.dtype))
