@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from on_gpus import gpus
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
 from softbench.ops import registry
+from softbench.results.document import load
 
 TESTS = Path(__file__).parent
 PLUGINS = TESTS / "plugins"
@@ -198,7 +198,7 @@ class Cli:
         return found
 
     def document(self) -> dict:
-        return json.loads((self.folder / "results" / "latest.json").read_text())
+        return load(self.folder / "results" / "latest.json.gz")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Rewrites the generated parts of README and docs: python tools/generate_docs.py [--check]
+"""Rewrites the generated parts of README and docs, and the pages of results: python tools/generate_docs.py [--check]
 
-A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. Its text comes from the code or from committed results.
-With --check nothing is written, and the exit code is 1 if a part differs from its source.
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. Its text comes from the code or from the files of results/.
+With --check nothing is written, and the exit code is 1 if a part or a page differs from its source.
 """
 
 from __future__ import annotations
@@ -9,46 +9,28 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
+from result_pages import PAGES, readme_results, rows_of, table
 
 from softbench.cli.main import app
 from softbench.cli.panels import LAST, OTHERS, panel_of
-from softbench.core.outcome import Grade
 from softbench.gate import self_test
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import KEYS, shipped
 from softbench.plan.settings import Settings
-from softbench.report import listing, matrix, tables
+from softbench.report import listing
 from softbench.results.by_backend import by_backend
-from softbench.results.csv import read_csv
 from softbench.results.rows import Row
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "results" / "h200"
 MARK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FRONTIER = (
-    *(("forward", "bf16", 4096), ("forward", "fp32", 4096), ("forward", "bf16", 262144), ("forward", "bf16", 1024)),
-    ("backward", "bf16", 4096),
-)
-README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
-README_COLUMNS = (1024, 4096, 16384, 65536, 131072, 781, 5003, 50257)
-
-
-def table(head: tuple[str, ...], rows: list[tuple[str, ...]], align: str = "") -> str:
-    """A Markdown table; `align` has an `r` for each right-aligned column."""
-    rule = ["---:" if align[i : i + 1] == "r" else "---" for i in range(len(head))]
-    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in (" | ".join(head), " | ".join(rule), *lines))
 
 
 def docs_of(cls: type) -> Iterator[tuple[str, str]]:
@@ -125,108 +107,9 @@ def configurations() -> str:
     return table(("name", "what it measures"), [(f"`{name}`", text) for name, text in shipped().items()])
 
 
-def rows_of(file: str) -> list[Row]:
-    rows, warnings = read_csv(RESULTS / file)
-    assert not warnings
-    return rows
-
-
-def shown(rows: list[Row], *, legend: bool) -> str:
-    """Tables as `softbench show` prints them into a log."""
-    out = StringIO()
-    console = Console(file=out, width=400, color_system=None)
-    console.print(tables.results(rows, console))
-    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
-    marks = next((line for line in text.splitlines() if line.startswith("* fastest")), "")
-    sections = text.split("\n* fastest")[0].rstrip()
-    return f"```text\n{sections}\n" + (f"\n{marks}\n" if legend else "") + "```"
-
-
-def frontier() -> str:
-    rows = rows_of("frontier.csv")
-    return shown([row for section in FRONTIER for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
-
-
-def odd() -> str:
-    return shown(rows_of("odd.csv"), legend=False)
-
-
-def summary(backends: tuple[str, ...], *files: str) -> str:
-    """Per operation, pass, dtype and number of rows: each backend's share of the yardstick over N, its geometric mean and its least.
-
-    Shares are by device time, which do_bench's time exceeds in short calls.
-    """
-    rows = [row for file in files for row in rows_of(file) if row.device_us]
-    yardstick = {(row.run, row.case): row.device_us for row in rows if row.backend == "copy"}
-    shares: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for row in rows:
-        if row.backend in backends and row.device_us and (copied := yardstick.get((row.run, row.case))):
-            section = (f"`{row.op}`", row.direction, row.dtype, str(row.M))
-            shares.setdefault(section, {}).setdefault(row.backend, []).append(copied / row.device_us)
-
-    def cell(found: list[float] | None) -> str:
-        return f"{statistics.geometric_mean(found):.1%} ({min(found):.1%})" if found else ""
-
-    lines = [(*section, *(cell(of.get(name)) for name in backends)) for section, of in shares.items()]
-    return table(("operation", "pass", "dtype", "M", *(f"`{name}`" for name in backends)), lines, "lllr" + "r" * len(backends))
-
-
-def operations() -> str:
-    return summary(("torch", "compile", "triton", "cuda"), "operations.csv", "operations-2.csv")
-
-
-def losses() -> str:
-    return summary(("liger", "quack", "triton", "cuda"), "losses-2.csv")
-
-
-def masked() -> str:
-    """Masked softmax by shape: each backend's share of the yardstick in the same run, by device time. A later file replaces cells."""
-    lines = []
-    for name, files in MASKED_FILES.items():
-        shares: dict[tuple[str, str], dict[str, str]] = {}
-        for file in files:
-            rows = [row for row in rows_of(file) if row.device_us]
-            copied = {row.case: row.device_us for row in rows if row.backend == "copy"}
-            for row in rows:
-                if row.device_us and (least := copied.get(row.case)):
-                    shares.setdefault((row.direction, row.shape), {})[row.backend] = f"{least / row.device_us:.1%}"
-        lines += [(name, *section, *(of.get(backend, "") for backend in MASKED_BACKENDS)) for section, of in shares.items()]
-    return table(("scores", "pass", "shape", *(f"`{name}`" for name in MASKED_BACKENDS)), lines, "lll" + "r" * len(MASKED_BACKENDS))
-
-
-MASKED_FILES = {
-    "causal": ("masked-causal.csv", "masked-causal-2.csv"),
-    "sink": ("masked-sink-2.csv", "masked-sink-3.csv"),
-    "boolean": ("masked-boolean-4.csv",),
-    "additive": ("masked-additive.csv", "masked-additive-2.csv"),
-}
-"""The files of each kind of scores, the newest last."""
-MASKED_BACKENDS = ("torch", "compile", "triton", "cuda")
-README_DOUBT = "! noisy or launch-bound: contains the host's time"
-"""What `!` means in README's rows of bf16."""
-
-
-def readme_results() -> str:
-    """Eight rows of the frontier: bandwidth and percentage of copy."""
-    cells = {(row.N, row.backend): row for row in rows_of("frontier.csv") if (row.direction, row.dtype, row.M) == FRONTIER[0]}
-
-    def cell(N: int, backend: str) -> str:
-        row = cells[N, backend]
-        if row.status != "ok" or row.gbps is None:
-            return row.status
-        mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if matrix.doubtful(row) else "")
-        return f"{row.gbps:.0f}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
-
-    rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
-    there = "".join(cell for row in rows for cell in row)
-    marks = "".join(f"; {meaning}" for mark, meaning in (("~", f"~ {tables.FINITE_ONLY}"), ("!", README_DOUBT)) if mark in there)
-    command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
-    return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
-
-
 def costs() -> str:
     """The table of `softbench show --costs --markdown`, and one of the backends without results."""
-    main_table, *others = listing.markdown(by_backend(rows_of("strategies.csv"))).split("\n\n")
+    main_table, *others = listing.markdown(by_backend(rows_of("h200/strategies"))).split("\n\n")
     rows = [(status, names) for status, names in (line.split(": ", 1) for line in others)]
     return f"{main_table}\n\n{table(('no result', 'backends'), rows)}"
 
@@ -272,17 +155,17 @@ PARTS: dict[str, Callable[[], str]] = {
     "columns": columns,
     "gate-report": gate_report,
     "self-test-report": self_test_report,
-    "frontier": frontier,
-    "odd": odd,
-    "operations": operations,
-    "losses": losses,
-    "masked": masked,
 }
 
 
 def generated(text: str) -> str:
     """The text with every generated part renewed."""
     return MARK.sub(lambda match: f"{match[1]}\n{PARTS[match['name']]()}\n\n{match[3]}", text)
+
+
+def current(file: Path, text: str) -> str:
+    """The file's text as it should be: a page of results whole, of other files the generated parts."""
+    return f"{PAGES[file]()}\n" if file in PAGES else generated(text)
 
 
 def files() -> list[Path]:
@@ -294,7 +177,7 @@ def main() -> int:
     stale = []
     for file in files():
         before = file.read_text(encoding="utf-8")
-        after = generated(before)
+        after = current(file, before)
         if after != before:
             stale.append(file)
             if "--check" not in sys.argv:

@@ -70,13 +70,14 @@ class Result:
             ResultsError: the file is missing, damaged or of another program.
         """
         from softbench.results.csv import read_csv
+        from softbench.results.document import SUFFIXES, csv_of
 
         file = options.path(path, "path")
-        if file.suffix == ".json":
+        if file.name.endswith(SUFFIXES):
             document = _document(file)
             records = _records(document, file)
             try:
-                return cls(rows_of_run(records, document), file.with_suffix(".csv"), (), records)
+                return cls(rows_of_run(records, document), csv_of(file), (), records)
             except (KeyError, TypeError, ValueError) as error:
                 raise ResultsError(f"{file}: its header is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
         rows, warnings = read_csv(file)
@@ -85,7 +86,9 @@ class Result:
     @property
     def json(self) -> Path:
         """The file with the raw samples and the environment."""
-        return self.csv.with_suffix(".json")
+        from softbench.results.document import beside
+
+        return beside(self.csv)
 
     @property
     def ok(self) -> bool:
@@ -203,7 +206,7 @@ class Result:
 
 def _document(file: Path) -> JsonObject:
     """A run document. Raises ResultsError if it is none."""
-    from softbench.gate.run_files import load
+    from softbench.results.document import load
 
     document = load(file)
     if not isinstance(document.get("cells"), list):

@@ -20,6 +20,7 @@ from softbench.cli.panels import CONTEXT
 from softbench.core.errors import Interrupted, ResultsError, StorageError, UsageError
 from softbench.core.files import not_written, replace_file
 from softbench.core.text import printable
+from softbench.results.document import beside
 
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan
@@ -174,7 +175,7 @@ def reject_input(file: Path, flag: str) -> None:
     kinds = str | Path if file.exists() else Path  # a name of something else is a file's only if there is that file
     texts = [str(value) for value in listed if isinstance(value, kinds)]
     named = {Path(part) for text in texts for part in (text, text.rpartition("=")[2], text.rpartition("=")[2].partition(":")[0])}
-    named |= {path.with_suffix(".json") for path in named if path.suffix == ".csv" and file.exists()}
+    named |= {beside(path) for path in named if path.suffix == ".csv" and file.exists()}
     if file.resolve() in {path.resolve() for path in named}:
         raise UsageError(f"{flag} {file}: another argument of this command is that file, or its results; name another one")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +31,7 @@ def merge(
     A cell that two files have of one card is refused, and so are runs with other settings.
     """
     from softbench.results.csv import to_csv
+    from softbench.results.document import beside, packed
     from softbench.results.merge import merged, notes
     from softbench.results.rows import rows_of_run
 
@@ -46,7 +46,7 @@ def merge(
 
     document = {**header, "cells": [record_to_json(record) for record in records]}
     try:
-        replace_file(out.with_suffix(".json"), json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+        replace_file(beside(out), packed(document))
         replace_file(out, to_csv(rows_of_run(records, header)))
     except OSError as error:
         raise not_written(f"-o {out}", error) from None
@@ -59,12 +59,12 @@ def _part(file: Path) -> Part:
     Raises:
         ResultsError: the JSON is missing, damaged or of another run.
     """
-    from softbench.gate.run_files import load
     from softbench.plan.deal import parse_shard
+    from softbench.results.document import beside, load
     from softbench.results.merge import Part
     from softbench.results.records import record_from_json
 
-    rows, path = read(file), file.with_suffix(".json")
+    rows, path = read(file), beside(file)
     if not path.is_file():
         raise ResultsError(
             f"{file}: {path.name} is not in its folder, and that file has the samples; an interrupted run gets it after --resume"

@@ -276,10 +276,11 @@ def compare(
 def _different_environments(a: Path, b: Path) -> list[str]:
     """How the environments of two results files differ, from the JSON beside each; none if one has no JSON."""
     from softbench.gate.environment_match import differences
-    from softbench.gate.run_files import environment_and_units, load
+    from softbench.gate.run_files import environment_and_units
+    from softbench.results.document import beside, load
 
     with suppress(ResultsError, KeyError, TypeError, ValueError):
-        first, second = (environment_and_units(load(file.with_suffix(".json")))[0] for file in (a, b))
+        first, second = (environment_and_units(load(beside(file)))[0] for file in (a, b))
         return differences(first, second)
     return []
 

@@ -75,7 +75,7 @@ def run(
     verbose: options.Verbose = False,
     json: options.RunJson = None,
 ) -> None:
-    """Check and time every backend on every shape; write a table, DIR/latest.csv and DIR/latest.json.
+    """Check and time every backend on every shape; write a table, DIR/latest.csv and DIR/latest.json.gz.
 
     Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """

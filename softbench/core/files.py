@@ -25,11 +25,11 @@ def not_written(what: object, error: OSError) -> SoftbenchError:
     return StorageError(f"{text}; {FULL[error.errno]}") if error.errno in FULL else ResultsError(text)
 
 
-def replace_file(path: Path, text: str) -> None:
+def replace_file(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: at any moment it is the complete old or new file."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            file.write(text)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             Path(file.name).chmod(0o644)
             Path(file.name).replace(path)

@@ -19,9 +19,10 @@ from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
 from softbench.gate import environment_match
 from softbench.gate.power import check_noise
-from softbench.gate.run_files import cell_key, environment_and_units, from_document, load, positive, read
+from softbench.gate.run_files import cell_key, environment_and_units, from_document, positive, read
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
 from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
+from softbench.results.document import SUFFIXES, load
 from softbench.results.records import SCHEMA
 
 FOLDER = Path("results") / "baselines"
@@ -72,7 +73,7 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:
     """The file of a baseline's name; raises UsageError for an invalid name."""
-    if not NAME.fullmatch(name) or name.endswith((".json", ".csv")):
+    if not NAME.fullmatch(name) or name.endswith((*SUFFIXES, ".csv")):
         raise UsageError(f"'{one_line(name, 60)}' is not a valid name for a baseline; use letters, digits and . _ : + -, without .json")
     return folder / f"{name}.json"
 
@@ -92,7 +93,7 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
     path = Path(name_or_file)
     if path.suffix == ".csv":
         return read(path)
-    if path.suffix != ".json":
+    if not path.name.endswith(SUFFIXES):
         if path.name != name_or_file:
             raise UsageError(f"--baseline {name_or_file}: give a name, or a file that ends in .json or .csv")
         path = path_of(name_or_file, folder)

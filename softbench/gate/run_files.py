@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any, NoReturn
+from typing import Any
 
 from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
@@ -20,12 +19,11 @@ from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.results import labels
 from softbench.results.csv import read_csv
+from softbench.results.document import beside, load, units_of
 from softbench.results.records import SCHEMA, record_from_json, unit_text
-from softbench.results.units import units_of
 
 LATENCIES_US = (1e-6, 1e12)
 """The range of valid latencies; every ratio within it is finite."""
-MAX_BYTES = 2**30  # softbench writes no larger document
 
 
 def read(path: Path) -> RunSamples:
@@ -37,38 +35,13 @@ def read(path: Path) -> RunSamples:
     if path.suffix != ".csv":
         return from_document(load(path), str(path))
     rows, _ = read_csv(path)
-    document = path.with_suffix(".json")
+    document = beside(path)
     if not document.exists():
         raise ResultsError(f"{path}: {document.name} is not in its folder, and that file has the samples; copy both files, or run again")
     samples = from_document(load(document), str(path))
     if rows[0].run not in samples.runs:
         raise ResultsError(f"{path}: is of {rows[0].run}, but {document.name} is of {samples.runs[0]}; take both files of one run")
     return samples
-
-
-def load(path: Path) -> JsonObject:
-    """Read a JSON document that is an object.
-
-    Raises:
-        ResultsError: the file cannot be read, or is not an object.
-    """
-
-    def reject(text: str) -> NoReturn:
-        raise ValueError(f"{text} is not a number")
-
-    try:
-        if path.exists() and not path.is_file():
-            raise ResultsError(f"{path}: is not a file")
-        if path.stat().st_size > MAX_BYTES:
-            raise ResultsError(f"{path}: is too large to be a softbench file")
-        document = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=reject)
-    except OSError as error:
-        raise ResultsError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ResultsError(f"{path}: is damaged or not JSON: {one_line(str(error), 120)}") from None
-    if not isinstance(document, dict):
-        raise ResultsError(f"{path}: is not a softbench file: its JSON is not an object")
-    return document
 
 
 def from_document(document: JsonObject, source: str) -> RunSamples:

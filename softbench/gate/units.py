@@ -12,7 +12,7 @@ from softbench.core.outcome import Status
 from softbench.gate import environment_match, unpaired
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict, ranked, unmeasured
-from softbench.results.units import device_name
+from softbench.results.document import device_name
 
 UNABLE = (Status.SKIPPED, Status.UNAVAILABLE)
 """A card with this status has not measured the cell in place of another card."""

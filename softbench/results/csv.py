@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 from softbench.core.case import DTYPES, Direction, parse_op, valid_shape
@@ -15,6 +15,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, size
 from softbench.core.validate import NAME
+from softbench.results.document import GZIP
 from softbench.results.records import unit_text
 from softbench.results.rows import IMPLAUSIBLE, Row
 
@@ -26,8 +27,6 @@ MAX_BYTES = 64 * 2**20
 """A larger file is not read."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 TYPES = {field.name: field.type for field in fields(Row)}
-LATER = {field.name: field.default for field in fields(Row) if field.default is not MISSING}
-"""Columns that files of earlier versions lack, with their defaults."""
 ONE_OF = {
     "dtype": set(DTYPES),
     "grade": {grade.value for grade in Grade} | {""},
@@ -66,7 +65,10 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ResultsError(f"{path}: is larger than {size(MAX_BYTES)}, so it is no results file")
-        text = path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
+        if content.lstrip().startswith((b"{", GZIP)):
+            raise ResultsError(f"{path}: is JSON; give the .csv beside it")
+        text = content.decode("utf-8-sig")
     except OSError as error:
         hint = "; softbench run writes it" if path.name == "latest.csv" and isinstance(error, FileNotFoundError) else ""
         raise ResultsError(f"{path}: {error.strerror}{hint}") from None
@@ -76,13 +78,11 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
         raise ResultsError(f"{path}: has {lines} lines, and softbench reads at most {MAX_CELLS} cells; split the file")
     if not text.strip():
         raise ResultsError(f"{path}: is empty; give the .csv that softbench run wrote")
-    if text.lstrip().startswith("{"):
-        raise ResultsError(f"{path}: is JSON; give the .csv beside it")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows: list[Row] = []
     try:
         header = next(reader, [])
-        missing = [column for column in COLUMNS if column not in header and column not in LATER]
+        missing = [column for column in COLUMNS if column not in header]
         if missing:
             raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
         seen = set()
@@ -106,8 +106,6 @@ def _row_of(values: dict[str, str]) -> Row:
     found: JsonObject = {}
     for name, kind in TYPES.items():
         column = "class" if name == "grade" else name
-        if name in LATER and column not in values:
-            continue
         text = values[column]
         if name in ONE_OF and text not in ONE_OF[name]:
             raise ValueError(f"{column}: unknown '{text[:40]}'")

@@ -13,8 +13,8 @@ from softbench.core.case import Case
 from softbench.core.files import no_link
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Measured, Record
+from softbench.results.document import device_name, environments, units_of
 from softbench.results.records import record_from_json
-from softbench.results.units import device_name, environments, units_of
 
 SHARD = "shard"
 """The entry `spread` of a run whose cases are dealt to several cards."""

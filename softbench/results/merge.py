@@ -11,7 +11,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import count, few, one_line
-from softbench.results.units import common, device_name, environments, units_of
+from softbench.results.document import common, device_name, environments, units_of
 
 UNLIKE = ("timeout", "memory_share")
 """Settings that change no measurement, so they may differ."""

@@ -14,7 +14,7 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.registry import operation
 from softbench.results import labels
-from softbench.results.units import device_name, units_of
+from softbench.results.document import device_name, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,6 @@ class Row:
     """Name of the GPU or CPU."""
     run: str
     """Name of the run, whose JSON has the raw samples."""
-    # Files of earlier versions lack the columns below.
     l2: str = ""
     """`cold` or `warm`; empty on the CPU."""
     device_us: float | None = None

@@ -1,8 +1,8 @@
 """A run's files. Every measured case is on disk at once, and `latest` is always a finished run.
 
 DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv is rewritten after every case. A
-finished run writes DIR/<run>.json, deletes the journal, and copies both files to latest.csv and latest.json. A remaining journal is an
-interrupted run, which `softbench.results.journal` reads. DIR/<run>.log has the output of failed workers.
+finished run writes DIR/<run>.json.gz, deletes the journal, and copies both files to latest.csv and latest.json.gz. A remaining journal is
+an interrupted run, which `softbench.results.journal` reads. DIR/<run>.log has the output of failed workers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv
+from softbench.results.document import SUFFIX, beside, packed, units_of
 from softbench.results.journal import Cells, newest, put
 from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import Row, rows_of_case
-from softbench.results.units import units_of
 
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
 
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def json(self) -> Path:
-        return self.folder / f"{self.name}.json"
+        return beside(self.csv)
 
     @property
     def log(self) -> Path:
@@ -170,13 +170,13 @@ class Run:
         with _writing(self.folder):
             self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
             replace_file(self.csv, to_csv(self.rows()))  # a resumed run may have measured nothing
-            document = json.dumps(self.document(), separators=(",", ":"), allow_nan=False) + "\n"
+            document = packed(self.document())
             replace_file(self.json, document)
             if publish:
                 with _lock_file(self.folder / ".lock") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)  # so that latest.csv and latest.json belong to one run
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # so that latest.csv and its document belong to one run
                     replace_file(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
-                    replace_file(self.folder / "latest.json", document)
+                    replace_file(beside(self.folder / "latest.csv"), document)
             Path(self.journal.name).unlink()
             self.journal.close()
 
@@ -216,7 +216,7 @@ def start(folder: Path, header: JsonObject) -> Run:
             name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
             with suppress(FileExistsError):
                 journal = (folder / f"{name}.jsonl").open("xb", buffering=0)
-                if not any(os.path.lexists(folder / f"{name}{suffix}") for suffix in (".csv", ".json")):
+                if not any(os.path.lexists(folder / f"{name}{suffix}") for suffix in (".csv", SUFFIX)):
                     break
                 journal.close()  # the files are of a run that ended within this second
                 Path(journal.name).unlink()

@@ -14,7 +14,7 @@ from softbench.core.json_types import JsonObject
 from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo
-from softbench.results.units import environments
+from softbench.results.document import environments
 
 if TYPE_CHECKING:
     from softbench.run.request import RunRequest

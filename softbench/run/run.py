@@ -209,7 +209,7 @@ def run(
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
     kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
     if not measured:
-        observer.note("nothing was measured, so latest.csv and latest.json stay those of an earlier run")
+        observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
     return kept
 
 

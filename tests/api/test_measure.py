@@ -50,9 +50,9 @@ def test_functions_files_and_names_are_compared(here):
     assert [*rows] == ["copy", "right", "wrong", "mine", "torch"]
     assert {name: row.status for name, row in rows.items() if row.status != "ok"} == {"wrong": "wrong"}
     assert (result.ok, len({sample.backend for sample in result.samples})) == (False, 4)
-    assert sorted(path.suffix for path in Path("results").glob("run-*")) == [".csv", ".json"]
+    assert sorted(path.suffix for path in Path("results").glob("run-*")) == [".csv", ".gz"]
     assert "torch" not in {name for name in sys.modules if name.startswith("softbench_plugin")}
-    stored = softbench.Result.load("results/latest.json")
+    stored = softbench.Result.load("results/latest.json.gz")
     assert (stored.rows, stored.samples) == (result.rows, result.samples)
 
 

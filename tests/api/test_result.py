@@ -9,6 +9,7 @@ import pytest
 from softbench.api.result import Result
 from softbench.core.errors import ResultsError, UsageError
 from softbench.results.csv import COLUMNS, read_csv
+from softbench.results.document import load
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "h200"
@@ -21,7 +22,7 @@ def strategies():
 
 @pytest.mark.parametrize("name", ["odd", "strategies"])
 def test_csv_and_json_of_a_run_have_the_same_cells(name):
-    by_csv, by_json = (Result.load(H200 / f"{name}.{suffix}") for suffix in ("csv", "json"))
+    by_csv, by_json = (Result.load(H200 / f"{name}.{suffix}") for suffix in ("csv", "json.gz"))
     assert [(row.backend, row.case, row.status) for row in by_csv.rows] == [(row.backend, row.case, row.status) for row in by_json.rows]
     medians = [(one.median_us, other.median_us) for one, other in zip(by_csv.rows, by_json.rows, strict=True) if one.median_us]
     assert all(abs(a / b - 1) < 1e-5 for a, b in medians)
@@ -74,7 +75,7 @@ def test_pictures_are_written_and_embedded(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_a_result_has_its_cells(tmp_path):
-    for suffix in (".csv", ".json"):
+    for suffix in (".csv", ".json.gz"):
         shutil.copy((H200 / "odd.csv").with_suffix(suffix), tmp_path)
     result = Result.load(tmp_path / "odd.csv")
     assert result.report() == tmp_path / "odd.html"
@@ -88,7 +89,7 @@ def test_the_page_of_a_result_has_its_cells(tmp_path):
 
 
 def damaged(change):
-    document = json.loads((H200 / "odd.json").read_text())
+    document = load(H200 / "odd.json.gz")
     document["cells"] = document["cells"][:2]
     change(document)
     return json.dumps(document)
@@ -111,9 +112,9 @@ def test_a_damaged_file_is_refused(tmp_path, text, message):
 
 def test_samples_of_another_run_are_refused(tmp_path):
     shutil.copy(H200 / "odd.csv", tmp_path / "x.csv")
-    with pytest.raises(ResultsError, match=r"x\.json: No such file"):
+    with pytest.raises(ResultsError, match=r"x\.json\.gz: No such file"):
         _ = Result.load(tmp_path / "x.csv").samples
-    (tmp_path / "x.json").write_text(damaged(lambda document: document.update(run="run-1")))
+    (tmp_path / "x.json.gz").write_text(damaged(lambda document: document.update(run="run-1")))
     with pytest.raises(ResultsError, match="of another run; take both files of one run"):
         _ = Result.load(tmp_path / "x.csv").samples
 

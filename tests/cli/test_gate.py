@@ -1,5 +1,6 @@
 """`softbench gate` on stored files: verdicts, outputs, refusals, time and imports."""
 
+import gzip
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from softbench.core.errors import SoftbenchError
 from softbench.gate import environment_match, run_files, unpaired
 from softbench.gate.verdicts import Rules
 from softbench.report import gate_report
+from softbench.results.document import beside, load, packed
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_cards_without_ecc_or_mig_are_compared(main, tmp_path):
 
 
 def test_a_profile_shows_if_do_bench_measured_the_host(tmp_path):
-    document = json.loads(write_run(tmp_path, stored(dice(1), 3, cells=1)).with_suffix(".json").read_text())
+    document = load(beside(write_run(tmp_path, stored(dice(1), 3, cells=1))))
     outcome = document["cells"][1]["outcome"]
     outcome["profile"] = {"device_us": [3.2, 3.3], "host_us": [71.0], "kernels": ["k"], "note": ""}
     k = key("ours", 1)
@@ -198,10 +200,12 @@ BAD = {
     "too few processes against a baseline": (("gate", "--baseline", "run.csv", "--processes", "2"), "can never show a regression"),
     "a results file that is not there": (("gate", "none.csv", "--baseline", "run.csv"), "none.csv: No such file"),
     "a baseline that is not there": (("gate", "run.csv", "--baseline", "none"), "unknown baseline 'none'; known are none"),
-    "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json is not in its folder"),
+    "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json.gz is not in its folder"),
     "a CSV beside another run's JSON": (("gate", "other.csv", "--baseline", "run.csv"), "take both files of one run"),
     "a binary baseline": (("gate", "run.csv", "--baseline", "binary.json"), "is damaged or not JSON"),
     "a damaged run": (("gate", "run.csv", "--baseline", "nan.json"), "is damaged"),
+    "a torn gzip file": (("gate", "run.csv", "--baseline", "torn.json.gz"), "torn.json.gz: is a damaged gzip file: "),
+    "a gzip file without JSON": (("gate", "run.csv", "--baseline", "text.json.gz"), "text.json.gz: is damaged or not JSON: "),
     "a folder": (("gate", ".", "--baseline", "run.csv"), "is not a file"),
     "another ending": (("gate", "run.csv", "--baseline", "./x.yaml"), "ends in .json or .csv"),
     "a margin of zero": (("gate", "run.csv", "--baseline", "run.csv", "--margin", "0"), "give the percentage"),
@@ -227,9 +231,12 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     write_run(tmp_path, stored(dice(1), 10, cells=2), name="second")
     (tmp_path / "lone.csv").write_text(run.read_text())
     (tmp_path / "other.csv").write_text(run.read_text())
-    (tmp_path / "other.json").write_text((tmp_path / "second.json").read_text().replace('"run":"run-', '"run":"run-x'))
+    second, whole = load(tmp_path / "second.json.gz"), gzip.decompress((tmp_path / "run.json.gz").read_bytes())
+    (tmp_path / "other.json.gz").write_bytes(packed({**second, "run": "run-x"}))
     (tmp_path / "binary.json").write_bytes(os.urandom(64) + b"\xff")
-    (tmp_path / "nan.json").write_text((tmp_path / "run.json").read_text().replace('"samples_us":[', '"samples_us":[NaN,', 1))
+    (tmp_path / "nan.json").write_bytes(whole.replace(b'"samples_us":[', b'"samples_us":[NaN,', 1))
+    (tmp_path / "torn.json.gz").write_bytes((tmp_path / "run.json.gz").read_bytes()[:-20])
+    (tmp_path / "text.json.gz").write_bytes(gzip.compress(b"no JSON"))
     arguments, message = BAD[what]
     code, out, err = main(*arguments)
     assert code == 2, err
@@ -266,7 +273,7 @@ def test_no_change_of_a_runs_values_causes_a_traceback(data):
 @cache
 def run_text():
     with TemporaryDirectory() as folder:
-        return write_run(Path(folder), stored(dice(1), 3, cells=3)).with_suffix(".json").read_text()
+        return gzip.decompress(beside(write_run(Path(folder), stored(dice(1), 3, cells=3))).read_bytes()).decode()
 
 
 def test_the_gate_on_stored_files_is_fast_and_imports_little(main, tmp_path):

@@ -84,12 +84,12 @@ def test_compare_names_the_facts_that_differ(main, write):
     write(1, 1, 1)
     assert main("compare", "a.csv", "b.csv")[2] == ""
     for name, threads in (("a", 2), ("b", 1)):
-        Path(f"{name}.json").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", "torch_threads": threads}}))
+        Path(f"{name}.json.gz").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", "torch_threads": threads}}))
     assert main("compare", "a.csv", "b.csv")[::2] == (0, "softbench: the environments differ: torch_threads is 2 in A, 1 in B\n")
-    Path("b.json").write_text('{"environment": 3}')
+    Path("b.json.gz").write_text('{"environment": 3}')
     assert main("compare", "a.csv", "b.csv")[2] == ""
     for name, found in (("a", {"rms": "0123abcd", "other": "0"}), ("b", {"rms": "4567abcd", "third": "1"})):
-        Path(f"{name}.json").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", "operations": found}}))
+        Path(f"{name}.json.gz").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", "operations": found}}))
     message = "softbench: the environments differ: two files define the operation rms: their hashes are 0123abcd and 4567abcd\n"
     assert main("compare", "a.csv", "b.csv")[::2] == (0, message)
 
@@ -98,7 +98,7 @@ def test_compare_marks_overrides_of_torch(main, write):
     """A result of `torch` may then be that of other kernels."""
     write(1, 1, 1)
     for name, found in (("a", {}), ("b", {"overrides": {"flag_gems": ["_softmax"]}})):
-        Path(f"{name}.json").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", **found}}))
+        Path(f"{name}.json.gz").write_text(json.dumps({"environment": {"device": "cpu", "cpu": "x", **found}}))
     text = "overrides is not recorded in A, {'flag_gems': ['_softmax']} in B"
     assert main("compare", "a.csv", "b.csv")[::2] == (0, f"softbench: the environments differ: {text}\n")
 
@@ -269,12 +269,12 @@ def test_a_document_goes_to_a_file_beside_the_table(main, write):
 
 def test_an_output_never_replaces_what_the_command_reads(main, write, plugins):
     write(1.0, 1.0, 1.0)
-    Path("a.json").write_text("{}")
+    Path("a.json.gz").write_text("{}")
     Path("mine.py").write_text(before := (plugins / "correct" / "logsumexp.py").read_text())
     rows = Path("a.csv").read_text()
     commands = (
         ("show", "./a.csv", "--csv", "a.csv"),
-        ("show", "a.csv", "--json", "a.json"),
+        ("show", "a.csv", "--json", "a.json.gz"),
         ("compare", "a.csv", "b.csv", "--json", "b.csv"),
         ("check", "--plugin", "own=mine.py:Logsumexp", "--json", "mine.py"),
         ("judge", "mine.py", "--json", "mine.py"),
@@ -283,7 +283,7 @@ def test_an_output_never_replaces_what_the_command_reads(main, write, plugins):
         code, _, err = main(*command)
         assert code == 2, (command, err)
         assert f"{command[-2]} {command[-1]}: another argument of this command is that file" in err
-    assert (Path("a.csv").read_text(), Path("a.json").read_text(), Path("mine.py").read_text()) == (rows, "{}", before)
+    assert (Path("a.csv").read_text(), Path("a.json.gz").read_text(), Path("mine.py").read_text()) == (rows, "{}", before)
     assert main("show", "a.csv", "--csv", "c.csv")[0] == 0
     assert main("show", "a.csv", "--csv", "c.csv")[0] == 0
 

@@ -60,7 +60,7 @@ def test_few_noisy_cells_warn_and_quiet_ones_do_not(main, tmp_path):
 
 
 def test_a_noisy_baseline_is_not_promoted(main, tmp_path):
-    code, _, err = main("baseline", "promote", write_run(tmp_path, noisy(20)).with_suffix(".json"), "h200")
+    code, _, err = main("baseline", "promote", write_run(tmp_path, noisy(20)).with_suffix(".json.gz"), "h200")
     assert code == 3
     assert "too noisy for a baseline: the processes of 20 of 20 cells" in err
 

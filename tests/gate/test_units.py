@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from synthetic import Change, several, write
 
+from softbench.results.document import load
+
 ROOT = Path(__file__).parents[2]
 A, B, C = "node1/0/0000000a", "node1/1/0000000b", "node2/0/0000000c"
 SLOWER = Change(slower=frozenset(range(10)), factor=1.3)
@@ -13,7 +15,7 @@ SLOWER = Change(slower=frozenset(range(10)), factor=1.3)
 
 @pytest.fixture
 def document():
-    return json.loads((ROOT / "results" / "h200" / "odd.json").read_text())
+    return load(ROOT / "results" / "h200" / "odd.json.gz")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from statistics import median
 import pytest
 
 from softbench.core.machine import UNIT
+from softbench.results.document import load
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(900)]
 
@@ -30,7 +31,7 @@ def rows(folder):
 def measured(cli, output, *options):
     done = cli("run", *SWEEP, "--output", output, *options, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    return rows(cli.folder / output), json.loads((cli.folder / output / "latest.json").read_text())
+    return rows(cli.folder / output), load(cli.folder / output / "latest.json.gz")
 
 
 def test_one_gpu_is_a_fleet_of_one(cli):
@@ -56,7 +57,7 @@ def test_two_gpus_take_six_tenths_of_the_default_sweep(cli, two):
     for name, options in (("first", ()), ("alone", ()), ("both", ("--devices", "0,1", "--force"))):
         done = cli("run", "--M", 4096, "--backends", "torch,compile,triton,cuda", "--output", name, *options, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
-        walls[name] = json.loads((cli.folder / name / "latest.json").read_text())["seconds"]["wall"]
+        walls[name] = load(cli.folder / name / "latest.json.gz")["seconds"]["wall"]
     assert walls["both"] <= 0.6 * walls["alone"], walls
 
 

@@ -1,7 +1,6 @@
 """Ctrl-C, SIGTERM and worse: what was measured is kept, nothing runs on, and --resume measures only the rest."""
 
 import csv
-import json
 import os
 import signal
 import time
@@ -81,7 +80,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     after = measured(cli.folder)
     assert len(after) == CASES * BACKENDS
     assert after[: len(before)] == before
-    assert len(json.loads((cli.folder / "results" / "latest.json").read_text())["cells"]) == CASES * BACKENDS
+    assert len(cli.document()["cells"]) == CASES * BACKENDS
     assert not list((cli.folder / "results").glob("*.jsonl"))
 
 

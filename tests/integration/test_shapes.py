@@ -1,7 +1,6 @@
 """N-D cases on the command line: a sweep of shapes and dimensions from a file, its results, and what reads them."""
 
 import csv
-import json
 
 import pytest
 
@@ -41,7 +40,7 @@ def test_a_sweep_of_shapes_is_measured_shown_and_compared(cli):
     assert {row["status"] for row in rows if row["backend"] in ("copy", "torch", "naive")} == {"ok"}
     wrong = {row["shape"]: row["status"] for row in rows if row["backend"] == "rough"}
     assert wrong == {"": "ok", "2x3x8x16": "ok", "2x3x8x16@dim1": "wrong", "2x3x8x16@dim0": "wrong", "9x8@dim0": "wrong"}
-    document = json.loads((cli.folder / "results" / "latest.json").read_text())
+    document = cli.document()
     assert {cell["case"]["shape"] for cell in document["cells"]} == {"", *SHAPES} - {"9x8"}
     shown = cli("show", "--shape", "2x3x8x16@dim1", "--long").stdout
     assert "3 (2x3x8x16@dim1)" in shown

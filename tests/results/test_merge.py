@@ -1,6 +1,5 @@
 """Merging: shards of a sweep come back as one run, and nothing is merged that does not fit."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,13 +7,14 @@ from hypothesis import given, settings, strategies as st
 
 from softbench.core.errors import ResultsError
 from softbench.plan.deal import deal
+from softbench.results.document import load, packed
 from softbench.results.merge import Part, merged, notes, without_shard
 from softbench.results.records import record_from_json, record_to_json
 from softbench.results.rows import rows_of_run
 
 ROOT = Path(__file__).parents[2]
 A, B, C = "node1/0/0000000a", "node1/1/0000000b", "node2/0/0000000c"
-DOCUMENT = json.loads((ROOT / "results" / "h200" / "odd.json").read_text())
+DOCUMENT = load(ROOT / "results" / "h200" / "odd.json.gz")
 RECORDS = [record_from_json({**cell, "unit": A}) for cell in DOCUMENT.pop("cells")]
 CASES = list(dict.fromkeys(record.case for record in RECORDS))
 
@@ -132,7 +132,7 @@ def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     code, out, err = main("merge", "s2/latest.csv", "s1/latest.csv", "-o", "all.csv")
     assert (code, out) == (0, "all.csv\n")
     assert "s1/latest.csv: 9 cells of 3 cases" in err or "s1/latest.csv: 6 cells of 2 cases" in err
-    one, both = (json.loads((tmp_path / name).read_text()) for name in ("one/latest.json", "all.json"))
+    one, both = (load(tmp_path / name) for name in ("one/latest.json.gz", "all.json.gz"))
     assert set(both) == {*one, "merged"}
     identity = [(cell["backend"], cell["case"], cell["unit"]) for cell in one["cells"]]
     assert [(cell["backend"], cell["case"], cell["unit"]) for cell in both["cells"]] == identity
@@ -141,14 +141,14 @@ def test_shards_of_a_run_merge_to_a_single_runs_file(main, tmp_path):
     assert main("show", "all.csv")[0] == 0
     code, _, err = main("merge", "all.csv", "s1/latest.csv", "-o", "more.csv")
     assert code == 2 and "leave one file out" in err
-    whole = json.loads(Path("s1/latest.json").read_text())
+    whole = load(Path("s1/latest.json.gz"))
     damage = [
         {"shard": "x"},
         {"fingerprint": "abc"},
         *({"merged": found} for found in (3, ["x"], [{"shard": "a/b"}], [{"fingerprint": "abc"}])),
     ]
     for one in damage:
-        Path("s1/latest.json").write_text(json.dumps(whole | one))
+        Path("s1/latest.json.gz").write_bytes(packed(whole | one))
         code, _, err = main("merge", "s1/latest.csv", "s2/latest.csv", "-o", "more.csv")
         assert code == 2 and "header is damaged: " in err and err.count("\n") == 1, err
     code, _, err = main("merge", "all.csv", "-o", "all.csv")

@@ -10,6 +10,7 @@ from softbench.core.errors import ResultsError
 from softbench.report import plots
 from softbench.results.compare import pairs
 from softbench.results.csv import read_csv, to_csv
+from softbench.results.document import load, packed
 from softbench.results.parts import apart, file_of
 
 ROOT = Path(__file__).parents[2]
@@ -80,11 +81,11 @@ def test_plot_overlays_cards_and_draws_heat_maps_apart(main, tmp_path, both):
 
 @pytest.mark.slow
 def test_report_has_a_page_for_each_card(main, tmp_path, both, rows):
-    document = json.loads((ROOT / "results" / "h200" / "odd.json").read_text())
+    document = load(ROOT / "results" / "h200" / "odd.json.gz")
     units = [{"unit": A, "driver": "A"}, {"unit": B, "driver": "B"}]
     cells = [{**cell, "unit": unit} for unit in (A, B) for cell in document["cells"]]
     del document["environment"]["driver"]
-    (tmp_path / "both.json").write_text(json.dumps({**document, "units": units, "cells": cells}))
+    (tmp_path / "both.json.gz").write_bytes(packed({**document, "units": units, "cells": cells}))
     name = write(tmp_path, both)
     pages = main("report", name)[1].split()
     assert pages == ["both-NVIDIA-H200-node1-0-0000000a.html", "both-NVIDIA-H200-node1-1-0000000b.html"]

@@ -1,6 +1,5 @@
 """The CSV, in and out."""
 
-import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -11,11 +10,12 @@ from rich.console import Console
 from sampled import sampled
 
 from softbench.core.errors import ResultsError, UsageError
-from softbench.core.outcome import Failed, Grade, Measured, Profile, Record, Skipped, Status
+from softbench.core.outcome import Failed, Grade, Profile, Record, Skipped, Status
 from softbench.core.text import one_line
 from softbench.report import tables
 from softbench.results import records, rows as results
 from softbench.results.csv import COLUMNS, read_csv, to_csv
+from softbench.results.document import beside, load
 
 
 def write(tmp_path, text, name="x.csv"):
@@ -124,29 +124,17 @@ def test_no_bytes_raise_anything_but_a_usage_error(tmp_path_factory, data):
         assert error.exit_code == 2
 
 
-def test_files_of_earlier_versions_are_read_with_empty_fields():
-    folder = Path(__file__).parent / "earlier"  # from a run of an earlier version, with fewer samples
-    rows, warnings = read_csv(folder / "schema-1.csv")
-    assert (len(rows), warnings) == (4, [])
-    assert {(row.l2, row.device_us, row.kernels) for row in rows} == {("", None, None)}
-    cells = json.loads((folder / "schema-1.json").read_text())["cells"]
-    assert len(cells) == 4
-    for cell in cells:
-        record = records.record_from_json(cell)
-        assert isinstance(record.outcome, Measured)
-        assert record.outcome.profile == Profile()
+RESULTS = Path(__file__).parents[2] / "results"
+COMMITTED = sorted(str(file.relative_to(RESULTS)) for file in RESULTS.glob("h*/*.csv"))
 
 
-COMMITTED = sorted((Path(__file__).parents[2] / "results").glob("h*/*.csv"))
-
-
-@pytest.mark.parametrize("file", sampled(COMMITTED, lambda file: COMMITTED.index(file) % 6 == 0), ids=lambda file: file.stem)
-def test_committed_results_are_read_without_a_warning(file):
-    rows, warnings = read_csv(file)
-    assert (len(rows) > 0, warnings) == (True, [])
-    document = file.with_suffix(".json")  # interrupted runs have none
-    for cell in json.loads(document.read_text())["cells"][:50] if document.is_file() else ():
-        records.record_from_json(cell)
+@pytest.mark.parametrize("name", sampled(COMMITTED, lambda name: (RESULTS / name).stat().st_size < 50_000))
+def test_a_committed_csv_has_the_rows_of_its_document(name):
+    file = RESULTS / name
+    assert read_csv(file)[1] == []
+    document = load(beside(file))
+    found = results.rows_of_run([records.record_from_json(cell) for cell in document["cells"]], document)
+    assert to_csv(found) == file.read_text()
 
 
 def test_device_and_host_time_stand_beside_the_headline(make_record):
@@ -183,26 +171,20 @@ def test_a_host_time_has_no_bandwidth(tmp_path, make_record):
 
 
 def test_the_operation_is_a_column_and_part_of_the_case(make_record, tmp_path):
-    """Files without the column are of softmax."""
     row = replace(results.row(make_record("a", [10.0] * 3), None, None, device="H200", run="r"), op="log_softmax")
     text = to_csv([row, replace(row, op="softmax")])
     found, _ = read_csv(write(tmp_path, text))
     assert [str(one.case) for one in found] == ["log_softmax-forward-fp32-4096x256", "forward-fp32-4096x256"]
-    earlier = "\n".join(line.rpartition(",")[0].rpartition(",")[0].rpartition(",")[0] for line in text.splitlines())
-    assert read_csv(write(tmp_path, earlier))[0][0].op == "softmax"
     with pytest.raises(ResultsError, match="line 2: op"):
         read_csv(write(tmp_path, text.replace("log_softmax", "<b>")))
 
 
 def test_the_shape_is_a_column_and_part_of_the_case(make_record, tmp_path):
-    """Files without the column have (M, N) cases."""
     row = replace(results.row(make_record("a", [10.0] * 3), None, None, device="H200", run="r"), shape="64x256x64@dim1")
     text = to_csv([row, replace(row, shape="")])
     found, _ = read_csv(write(tmp_path, text))
     assert [str(one.case) for one in found] == ["forward-fp32-64x256x64@dim1", "forward-fp32-4096x256"]
     assert [(one.shape, one.M, one.N) for one in found] == [("64x256x64@dim1", 4096, 256), ("", 4096, 256)]
-    earlier = "\n".join(line.rpartition(",")[0].rpartition(",")[0] for line in to_csv([replace(row, shape="")]).splitlines())
-    assert read_csv(write(tmp_path, earlier))[0][0].shape == ""
     for wrong in ("64x256x64", "64x256x65@dim1", "4096x256", "<b>", "64x0256x64@dim1"):
         with pytest.raises(ResultsError, match=r"line 2: shape: .* is no shape of 4096 rows and 256 columns"):
             read_csv(write(tmp_path, text.replace("64x256x64@dim1", wrong)))

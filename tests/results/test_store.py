@@ -14,6 +14,7 @@ from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
 from softbench.results import store
 from softbench.results.csv import read_csv
+from softbench.results.document import load
 from softbench.results.records import record_from_json, record_to_json
 from softbench.run.header import fingerprint
 
@@ -47,10 +48,12 @@ def test_finishing_publishes_both_files_and_ends_the_journal(tmp_path, make_reco
     run.add(0, [make_record("copy", [10.0])])
     run.finish(publish=True)
     assert (tmp_path / "latest.csv").read_text() == run.csv.read_text()
-    document = json.loads((tmp_path / "latest.json").read_text())
+    document = load(tmp_path / "latest.json.gz")
     assert document["run"] == run.name
     assert document["cells"][0]["outcome"]["timing"]["batches"][0]["samples_us"] == [9.0, 10.0, 11.0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([".lock", "latest.csv", "latest.json", run.csv.name, run.json.name])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [".lock", "latest.csv", "latest.json.gz", run.csv.name, run.json.name]
+    )
 
 
 def test_a_run_that_measured_nothing_leaves_latest_alone(tmp_path, make_record):
@@ -68,7 +71,7 @@ def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
     second.finish(publish=True)
     first.finish(publish=True)
     assert (tmp_path / "latest.csv").read_text() == first.csv.read_text()
-    assert json.loads((tmp_path / "latest.json").read_text())["run"] == first.name
+    assert load(tmp_path / "latest.json.gz")["run"] == first.name
 
 
 def test_two_runs_within_a_second_have_two_names(tmp_path, make_record):
@@ -76,7 +79,7 @@ def test_two_runs_within_a_second_have_two_names(tmp_path, make_record):
         run = store.start(tmp_path, header())
         run.add(0, [make_record("copy", [us])])
         run.finish(publish=False)
-    assert len(list(tmp_path.glob("run-*.csv"))) == len(list(tmp_path.glob("run-*.json"))) == 3
+    assert len(list(tmp_path.glob("run-*.csv"))) == len(list(tmp_path.glob("run-*.json.gz"))) == 3
     assert not list(tmp_path.glob("*.jsonl"))
 
 
@@ -100,7 +103,7 @@ def test_a_resumed_run_has_what_was_measured_and_only_that(tmp_path, make_record
     assert not run.has(0, ["copy", "ours"], make_record("ours", [20.0], N=512).case)
     run.add(0, [make_record("ours", [20.0], N=512)])
     run.finish(publish=True)
-    assert len(json.loads(run.json.read_text())["cells"]) == 3
+    assert len(load(run.json)["cells"]) == 3
 
 
 def test_a_look_at_an_interrupted_run_changes_no_file(tmp_path, make_record):

@@ -101,7 +101,7 @@ def write_run(folder, measured, *, environment=GPU, name="latest"):
     """Write the CSV and the JSON of `stored_run`."""
     run = stored_run(folder, measured, environment=environment)
     run.csv.rename(folder / f"{name}.csv")
-    run.json.rename(folder / f"{name}.json")
+    run.json.rename(folder / f"{name}.json.gz")
     return folder / f"{name}.csv"
 
 

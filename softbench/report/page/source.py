@@ -11,9 +11,9 @@ from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
+from softbench.results.document import beside, load, units_of
 from softbench.results.records import record_from_json
 from softbench.results.rows import Row
-from softbench.results.units import units_of
 
 Key = tuple[str, CaseKey]
 """A cell: the name of its backend, and its case."""
@@ -69,9 +69,7 @@ def read_source(path: Path, rows: Sequence[Row], name: str = "") -> Source:
     `rows` are those of the file, or one of its parts (`softbench.results.parts.apart`). `name` is what the page calls the file, by default
     the name of the path.
     """
-    from softbench.gate.run_files import load
-
-    document_path = path.with_suffix(".json")
+    document_path = beside(path)
     name = one_line(name or path.name, 120)
     if not document_path.is_file():
         return Source(name, rows, missing=f"{one_line(document_path.name, 120)} is not beside {name}, and that file has the samples")

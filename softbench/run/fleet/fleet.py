@@ -23,8 +23,8 @@ from softbench.plan.deal import deal
 from softbench.plan.estimate import run_seconds
 from softbench.plan.plan import Plan
 from softbench.results import store
+from softbench.results.document import common, environments, units_of
 from softbench.results.journal import SHARD
-from softbench.results.units import common, environments, units_of
 from softbench.run.fleet import comparison
 from softbench.run.fleet.members import Member, Members
 from softbench.run.header import header
@@ -106,7 +106,7 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[s
     kept.header["seconds"] = {op: round(seconds, 3) for op, seconds in {**spent, "wall": time.monotonic() - begin}.items()}
     kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
     if not measured:
-        observer.note("nothing was measured, so latest.csv and latest.json stay those of an earlier run")
+        observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
     return kept
 
 

@@ -304,7 +304,7 @@ def test_dtensors_run_it_on_their_parts(calls):
 
 def measured():
     """The measured cells as (operator, dtype, M, N) with the device times of torch and of our kernels in microseconds."""
-    files = [pandas.read_csv(RESULTS / f"{name}.csv", comment="#") for name in ("frontier", "frontier-2", "cuda", "strategies")]
+    files = [pandas.read_csv(RESULTS / f"{name}.csv", comment="#") for name in ("frontier", "strategies")]
     cells = pandas.concat(files).query("status == 'ok' and backend in ('torch', 'cuda', 'triton')")
     return cells.pivot_table(index=["direction", "dtype", "M", "N"], columns="backend", values="device_us").dropna(subset=["torch"])
 

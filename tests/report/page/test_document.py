@@ -20,6 +20,7 @@ from softbench.report.page import comparison, details, document, overview
 from softbench.report.page.source import Source, names, read_source
 from softbench.results import compare
 from softbench.results.csv import read_csv, to_csv
+from softbench.results.document import beside, load, packed
 
 RESULTS = Path(__file__).parents[3] / "results" / "h200"
 MANY = 1050
@@ -49,9 +50,9 @@ def part(folder):
     """The cells of a committed file of one dtype and M, with their samples."""
     rows, _ = read_csv(RESULTS / "frontier.csv")
     (folder / "part.csv").write_text(to_csv([row for row in rows if (row.dtype, row.M) == ("bf16", 4096)]))
-    stored = json.loads((RESULTS / "frontier.json").read_text())
+    stored = load(RESULTS / "frontier.json.gz")
     cells = [cell for cell in stored["cells"] if (cell["case"]["dtype"], cell["case"]["M"]) == ("bf16", 4096)]
-    (folder / "part.json").write_text(json.dumps(stored | {"cells": cells}))
+    (folder / "part.json.gz").write_bytes(packed(stored | {"cells": cells}))
     return folder / "part.csv"
 
 
@@ -166,7 +167,7 @@ def test_row_opens_to_samples_and_every_column(browser, page, csv_of, part):
     dots = len(browser.all(".detail .strip circle"))
     assert 100 < dots <= int(row["n"])
     browser.click(".detail summary")
-    record = json.loads(part.with_suffix(".json").read_text())["cells"][5]["outcome"]["timing"]["batches"][0]
+    record = load(beside(part))["cells"][5]["outcome"]["timing"]["batches"][0]
     texts = [cell.text for cell in browser.all(".detail details tbody tr:first-child td")]
     assert texts[:4] == ["0", "0", str(record["position"]), str(len(record["samples_us"]))]
     assert f"{record['telemetry']['sm_clock_mhz']} MHz" in texts
@@ -179,9 +180,9 @@ def test_row_opens_to_samples_and_every_column(browser, page, csv_of, part):
 
 def test_page_without_samples_says_so(browser, page):
     browser.open(page("few"), "cells")
-    assert "few.json is not beside few.csv" in browser.find(".note").text
+    assert "few.json.gz is not beside few.csv" in browser.find(".note").text
     browser.click("#cell-table tr[data-c='1'] button.open")
-    assert "few.json is not beside few.csv" in browser.find(".detail").text
+    assert "few.json.gz is not beside few.csv" in browser.find(".detail").text
 
 
 def test_points_speak_to_mouse_and_keyboard_alike(browser, page, csv_of):
@@ -318,7 +319,7 @@ MARKUP = "</script><script>document.title='owned'</script><img src=x onerror=ale
 def hostile(tmp_path):
     """A results file whose texts are markup and scripts, with a JSON that has a reason of a megabyte."""
     rows, _ = read_csv(RESULTS / "odd.csv")
-    document_ = json.loads((RESULTS / "odd.json").read_text())
+    document_ = load(RESULTS / "odd.json.gz")
     texts = {"device": MARKUP, "reason": MARKUP, "labels": f"noisy {MARKUP}", "run": MARKUP, "relative_to": "<b>", "timer": "'-alert(1)-'"}
     changed = [replace(row, **texts) for row in rows]
     changed[0] = replace(changed[0], status="failed", grade="", reason="x" * 2_000_000 + MARKUP)
@@ -336,7 +337,7 @@ def hostile(tmp_path):
     }
     cells[1]["outcome"]["profile"]["kernels"] = [MARKUP, "k" * 1_000_000]
     header = {"run": read[0].run, "command": MARKUP, "environment": {MARKUP: MARKUP, "list": [MARKUP]}, "git_commit": MARKUP}
-    (tmp_path / name).with_suffix(".json").write_text(json.dumps(document_ | header))
+    beside(tmp_path / name).write_bytes(packed(document_ | header))
     return tmp_path / name
 
 
@@ -366,7 +367,7 @@ def test_hostile_texts_stay_texts(browser, hostile):
 
 def test_overrides_of_torch_are_shown_and_marked():
     """A result of `torch` may then be that of other kernels."""
-    rows, found = read_csv(RESULTS / "small.csv")[0], {"flag_gems": ["_softmax"]}
+    rows, found = read_csv(RESULTS / "odd.csv")[0], {"flag_gems": ["_softmax"]}
     a, b = (
         Source("a", rows, {"environment": {"device": "cuda"}}),
         Source("b", rows, {"environment": {"device": "cuda", "overrides": found}}),
@@ -378,7 +379,7 @@ def test_overrides_of_torch_are_shown_and_marked():
 
 @pytest.mark.slow
 def test_two_files_are_compared_and_more_are_a_trend(browser, main):
-    files = [RESULTS / f"{name}.csv" for name in ("small", "small-2")]
+    files = [RESULTS / f"{name}.csv" for name in ("losses", "losses-torch")]
     assert main("report", *files, "-o", "two.html")[:2] == (0, "two.html\n")
     browser.open(Path("two.html").resolve(), "comparison")
     texts = browser.run("return page.all('#part-comparison tbody tr').map((row) => [...row.cells].map((cell) => cell.textContent))")
@@ -390,13 +391,13 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main):
         if (ends := [*map(float, line[5].split(" to "))] if line[5] else [])
     )
     browser.click("#tab-cells")
-    assert [line[1] for line in shown_rows(browser)] == ["small.csv"] * 108 + ["small-2.csv"] * 120
+    assert [line[1] for line in shown_rows(browser)] == ["losses.csv"] * 195 + ["losses-torch.csv"] * 150
     browser.click("#tab-gate")
     assert "a baseline needs 5 processes" in browser.find("#part-gate .note").text
     assert browser.all("#tab-trend") == []
     assert main("report", *files, *files, "-o", "many.html")[0] == 0
     browser.open(Path("many.html").resolve(), "trend")
-    assert "small.csv" in browser.find("#part-trend").text
+    assert "losses.csv" in browser.find("#part-trend").text
     browser.click("#part-trend summary")
     shown = [[cell.text for cell in row.find_elements("css selector", "td")] for row in browser.all("#part-trend details tbody tr")]
     assert [row for row in shown if row[0] == "quack"] and all(len(row) == 2 + 4 and all(row[:2]) for row in shown)
@@ -458,15 +459,15 @@ def test_report_refuses_what_it_cannot_read_or_write(main):
     Path("a.csv").write_text((RESULTS / "odd.csv").read_text())
     code, out, err = main("report", "a.csv")
     assert (code, out, Path("a.html").is_file()) == (0, "a.html\n", True)
-    assert err == "softbench: a.json is not beside a.csv, and that file has the samples; the page has no samples of it\n"
-    for taken in ("a.csv", "a.json"):
+    assert err == "softbench: a.json.gz is not beside a.csv, and that file has the samples; the page has no samples of it\n"
+    for taken in ("a.csv", "a.json.gz"):
         before = Path(taken).read_text() if Path(taken).exists() else None
         assert "give a name that ends in .html" in main("report", "a.csv", "-o", taken)[2]
         assert (Path(taken).read_text() if Path(taken).exists() else None) == before
     assert main("report", "a.csv", "-o", "-")[0] == 2 and not Path("-").exists()
     assert "cannot be written" in main("report", "a.csv", "-o", "none/a.html")[2]
-    Path("a.json").write_text('{"run": "another", "cells": []}')
-    assert "a.json: is of another, and a.csv is of" in main("report", "a.csv")[2]
+    Path("a.json.gz").write_bytes(packed({"run": "another", "cells": []}))
+    assert "a.json.gz: is of another, and a.csv is of" in main("report", "a.csv")[2]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A run on several cards: what is dealt, what a lost card costs, and what is stored. Some tests have real cards of the CPU."""
 
 import csv
-import json
 import os
 import signal
 import time
@@ -16,6 +15,7 @@ from sampled import sampled
 from softbench.core.errors import StorageError, UsageError
 from softbench.plan.estimate import load_seconds, run_seconds
 from softbench.results import store
+from softbench.results.document import load
 from softbench.run.fleet import fleet, members
 from softbench.run.fleet.fleet import How, run
 from softbench.run.fleet.members import CardsLostError
@@ -41,7 +41,7 @@ def test_cases_are_dealt_to_equal_cards_whole(tmp_path):
     assert cards.closed
     rows = kept.rows()
     assert [row.N for row in rows] == [n for n in N for _ in BACKENDS]  # the order of the sweep
-    document = json.loads(kept.json.read_text())
+    document = load(kept.json)
     assert [one["unit"] for one in document["units"]] == ["node1/0/00000000", "node1/1/00000001"]
     assert (tmp_path / "latest.csv").read_text() == kept.csv.read_text()
     assert document["seconds"]["time"] == 2.0

@@ -1,0 +1,115 @@
+"""The run document: the JSON of a run, compressed beside its CSV. It has the header, the units, and each cell with its raw samples."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from softbench.core.errors import ResultsError
+from softbench.core.json_types import JsonObject
+from softbench.core.text import one_line
+
+SUFFIX = ".json.gz"
+SUFFIXES = (SUFFIX, ".json")
+"""The ends of a document's name. softbench writes the first, and reads a file of either name, compressed or not."""
+GZIP = b"\x1f\x8b"  # RFC 1952
+LEVEL = 6
+"""Level 9 takes twice as long for 1 % less."""
+MAX_BYTES = 2**30  # softbench writes no larger document
+
+
+def beside(csv: Path) -> Path:
+    """The run document of a CSV: NAME.json.gz in its folder."""
+    return csv.with_suffix(SUFFIX)
+
+
+def csv_of(document: Path) -> Path:
+    """The CSV of a run document."""
+    return document.with_name(document.name.removesuffix(".gz").removesuffix(".json") + ".csv")
+
+
+def packed(document: JsonObject) -> bytes:
+    """A run document as compressed JSON. Equal documents have equal bytes."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+    return gzip.compress(text.encode(), LEVEL, mtime=0)
+
+
+def load(path: Path) -> JsonObject:
+    """Read a JSON object, compressed or not.
+
+    Raises:
+        ResultsError: the file cannot be read, or is not an object.
+    """
+
+    def reject(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not a number")
+
+    try:
+        if path.exists() and not path.is_file():
+            raise ResultsError(f"{path}: is not a file")
+        document = json.loads(_content(path).decode("utf-8-sig"), parse_constant=reject)
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise ResultsError(f"{path}: is damaged or not JSON: {one_line(str(error), 120)}") from None
+    if not isinstance(document, dict):
+        raise ResultsError(f"{path}: is not a softbench file: its JSON is not an object")
+    return document
+
+
+def _content(path: Path) -> bytes:
+    """The file's content, decompressed."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ResultsError(f"{path}: is too large to be a softbench file")
+    content = path.read_bytes()
+    if not content.startswith(GZIP):
+        return content
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+            content = file.read(MAX_BYTES + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ResultsError(f"{path}: is a damaged gzip file: {one_line(str(error), 120)}; copy it again, or measure again") from None
+    if len(content) > MAX_BYTES:
+        raise ResultsError(f"{path}: is too large to be a softbench file")
+    return content
+
+
+def environments(facts: Mapping[str, Mapping[str, object]]) -> JsonObject:
+    """The entries `environment` and `units` of a run document: the facts that all units share, and for each unit the others.
+
+    `facts` are those of each unit, with the fact `unit`.
+    """
+    every = [*facts.values()]
+    shared = {key: value for key, value in every[0].items() if key != "unit" and all(key in one and one[key] == value for one in every)}
+    return {
+        "environment": shared,
+        "units": [{"unit": unit, **{key: value for key, value in one.items() if key not in shared}} for unit, one in facts.items()],
+    }
+
+
+def common(fingerprints: Sequence[Mapping[str, object]]) -> JsonObject:
+    """The fingerprint of several cards or runs: for each key the value that all have, or all values as one text."""
+    keys = dict.fromkeys(key for one in fingerprints for key in one)
+    return {key: _one_or_all(one.get(key) for one in fingerprints) for key in keys}
+
+
+def _one_or_all(values: Iterable[object]) -> object:
+    """The value that all have, or the values in order. A value may be a dict, which has no hash."""
+    found = {json.dumps(value, sort_keys=True): value for value in values}
+    return next(iter(found.values())) if len(found) == 1 else ", ".join(sorted(map(str, found.values())))
+
+
+def units_of(header: JsonObject) -> dict[str, JsonObject]:
+    """The facts of each unit of a run document. Documents of earlier versions have one unit without a name."""
+    shared = dict(header.get("environment") or {})
+    return {str(own["unit"]): {**shared, **own} for own in header.get("units") or ()} or {"": shared}
+
+
+def device_name(facts: Mapping[str, object], default: str = "") -> str:
+    """The name of a unit's GPU or CPU."""
+    return str(facts.get("gpu" if facts.get("device") == "cuda" else "cpu") or default)

@@ -1,0 +1,55 @@
+"""What a run document records of each unit."""
+
+from softbench.core.machine import UNIT, Gpu, Machine, same_card, unit_of
+from softbench.results.document import device_name, environments, units_of
+
+A, B = "node1/0/0000000a", "node2/3/0000000b"
+
+
+def machine(**about):
+    gpus = tuple(Gpu("H200", f"GPU-{i}", 2, 1, "default", facts) for i, facts in enumerate(about.pop("gpus", ())))
+    return Machine("2.13", "", gpus, "EPYC", 9, {}, **about)
+
+
+def test_environments_keep_shared_facts_once():
+    facts = {A: {"unit": A, "gpu": "H200", "driver": "1"}, B: {"unit": B, "gpu": "H200", "driver": "2", "ecc": True}}
+    document = environments(facts)
+    assert document == {"environment": {"gpu": "H200"}, "units": [{"unit": A, "driver": "1"}, {"unit": B, "driver": "2", "ecc": True}]}
+    assert units_of(document) == facts
+    one = environments({A: facts[A]})
+    assert (one["environment"], one["units"]) == ({"gpu": "H200", "driver": "1"}, [{"unit": A}])
+
+
+def test_documents_of_earlier_versions_have_one_unit_without_a_name():
+    assert units_of({"environment": {"gpu": "H200"}}) == {"": {"gpu": "H200"}}
+    assert units_of({}) == {"": {}}
+
+
+def test_the_device_is_the_gpu_of_a_gpu_run():
+    assert [device_name({"device": device, "gpu": "H200", "cpu": "EPYC"}) for device in ("cuda", "cpu")] == ["H200", "EPYC"]
+    assert device_name({}, "unknown") == "unknown"
+
+
+def test_a_unit_hides_the_uuid():
+    two = machine(gpus=[{}, {"gpu_index": 7}], host="node1")
+    first, second = (unit_of(two, gpu) for gpu in two.gpus)
+    assert UNIT.fullmatch(first) and UNIT.fullmatch(second)
+    assert (first[:8], second[:8]) == ("node1/0/", "node1/7/")
+    assert "GPU-" not in first + second
+    assert unit_of(machine(gpus=[{}], host="other"), two.gpus[0]).rpartition("/")[2] == first.rpartition("/")[2]
+
+
+def test_processors_are_a_unit(monkeypatch):
+    found = []
+    for some in ({0, 1, 2, 3}, {0, 1}, {5}):
+        monkeypatch.setattr("os.sched_getaffinity", lambda pid, some=some: some)
+        found.append(unit_of(machine(host="node1"), None))
+    assert [unit.split("/")[1] for unit in found] == ["cpu0-3", "cpu0-1", "cpu5"]
+    assert len({unit.rpartition("/")[2] for unit in found}) == 3
+    assert all(UNIT.fullmatch(unit) for unit in found)
+
+
+def test_a_card_stays_the_same_on_another_host():
+    assert same_card("a/0/12345678", "b/3/12345678")
+    assert not same_card("a/0/12345678", "a/0/12345679")
+    assert same_card(None, "a/0/12345678") and same_card("", "a/0/12345678")  # not recorded

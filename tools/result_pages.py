@@ -1,0 +1,276 @@
+"""The pages docs/results/*.md and README's table of results, whole from the files of results/. `generate_docs.py` writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from scipy.stats import gmean
+
+from softbench.api.result import Result
+from softbench.core.outcome import Grade
+from softbench.core.text import count
+from softbench.report import matrix, tables
+from softbench.results.document import beside, load, units_of
+from softbench.results.rows import Row
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "results"
+CASE = [*("op", "direction", "dtype", "M", "N", "shape"), "unit"]
+NOT_MEASURED = re.compile(r" (?:--output|-o|--shard) \S+| --resume| --force")
+"""Options of a command line that change no measurement."""
+FRONTIER = (("forward", "bf16", 4096), ("backward", "bf16", 4096))
+"""Sections of the frontier's tables: direction, dtype and M."""
+README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
+README_COLUMNS = (1024, 4096, 16384, 65536, 131072, 781, 5003, 50257)
+README_DOUBT = "! noisy or launch-bound: contains the host's time"
+"""What `!` means in README's rows of bf16."""
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str = "") -> str:
+    """A Markdown table; `align` has an `r` for each right-aligned column."""
+    rule = ["---:" if align[i : i + 1] == "r" else "---" for i in range(len(head))]
+    lines = [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join(f"| {line} |" for line in (" | ".join(head), " | ".join(rule), *lines))
+
+
+def rows_of(name: str) -> tuple[Row, ...]:
+    """The rows of `h200/frontier` and the like."""
+    result = Result.load(RESULTS / f"{name}.csv")
+    assert not result.notes
+    return result.rows
+
+
+def shown(rows: Sequence[Row], *, legend: bool) -> str:
+    """Tables as `softbench show` prints them into a log."""
+    out = StringIO()
+    console = Console(file=out, width=400, color_system=None)
+    console.print(tables.results(rows, console))
+    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
+    marks = next((line for line in text.splitlines() if line.startswith("* fastest")), "").removesuffix(", for the reason below")
+    sections = text.split("\n* fastest")[0].rstrip()
+    return f"```text\n{sections}\n" + (f"\n{marks}\n" if legend else "") + "```"
+
+
+def readme_results() -> str:
+    """Eight rows of the frontier: bandwidth and percentage of copy."""
+    cells = {(row.N, row.backend): row for row in rows_of("h200/frontier") if (row.direction, row.dtype, row.M) == FRONTIER[0]}
+
+    def cell(N: int, backend: str) -> str:
+        row = cells[N, backend]
+        if row.status != "ok" or row.gbps is None:
+            return row.status
+        mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if matrix.doubtful(row) else "")
+        return f"{row.gbps:.0f}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
+
+    rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
+    there = "".join(cell for row in rows for cell in row)
+    marks = "".join(f"; {meaning}" for mark, meaning in (("~", f"~ {tables.FINITE_ONLY}"), ("!", README_DOUBT)) if mark in there)
+    command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
+    return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
+
+
+def measured_by(*names: str) -> str:
+    """What each run did, when, where, with which code, and its files."""
+    lines = []
+    for name in names:
+        file = RESULTS / f"{name}.csv"
+        document = load(beside(file))
+        parts = document.get("merged") or [document]
+        commands = dict.fromkeys(NOT_MEASURED.sub("", part["command"]) for part in parts)
+        commits = dict.fromkeys(str(part.get("git_commit") or "unknown") for part in parts)
+        cards = count(len(units_of(document)), "card")
+        files = {file.name: file, "samples": beside(file), "configuration": file.with_suffix(".toml")}
+        links = [f"[{text}](../../{one.relative_to(ROOT)})" for text, one in files.items() if one.exists()]
+        lines.append(
+            (
+                ", ".join(links),
+                "; ".join(f"`{command}`" for command in commands),
+                document["started"][:10],
+                ", ".join(commits),
+                f"{len(document['cells'])}, {cards}",
+            )
+        )
+    return table(("files", "command", "date", "commit", "cells"), lines)
+
+
+def with_shares(name: str) -> DataFrame:
+    """The measured cells with their `share` of copy's speed in the same run: by device time, or by do_bench if there is none."""
+    frame = Result.load(RESULTS / f"{name}.csv").frame().query("status == 'ok'")
+    if frame["device_us"].isna().all():
+        return frame.assign(share=frame["of_copy"])
+    copy = frame[frame["class"] == Grade.YARDSTICK].set_index(CASE)["device_us"].rename("copy_us")
+    frame = frame.join(copy, on=CASE)
+    return frame.assign(share=frame["copy_us"] / frame["device_us"]).dropna(subset="share")
+
+
+def averages(names: Sequence[str], backends: Sequence[str], by: Sequence[str]) -> str:
+    """A line for each group of cells: each backend's geometric mean of the shares of copy, and in parentheses the least.
+
+    The first run that has a group decides.
+    """
+    lines: dict[tuple[object, ...], tuple[str, ...]] = {}
+    for name in names:
+        for keys, group in with_shares(name).groupby(list(by), sort=False):
+            shares = {backend: some["share"] for backend, some in group.groupby("backend")}
+            cells = [f"{gmean(shares[one]):.1%} ({shares[one].min():.1%})" if one in shares else "" for one in backends]
+            lines.setdefault(keys, (*(f"`{key}`" if key == group["op"].iloc[0] else str(key) for key in keys), *cells))
+    heads = [{"op": "operation", "direction": "pass"}.get(column, column) for column in by]
+    align = "".join("r" if column == "M" else "l" for column in by)
+    return table((*heads, *(f"`{one}`" for one in backends)), [*lines.values()], align + "r" * len(backends))
+
+
+def spread(*names: str) -> str:
+    """For each run and backend: how many cells reach which share of copy's speed, and the least."""
+    lines = []
+    for name in names:
+        frame = with_shares(name)
+        for backend, group in frame[frame["class"] != Grade.YARDSTICK].groupby("backend", sort=False):
+            share = group["share"]
+            reach = [str((share >= least).sum()) for least in (1, 0.95, 0.9)]
+            lines.append((name.rpartition("/")[2], f"`{backend}`", str(len(share)), *reach, f"{gmean(share):.1%}", f"{share.min():.1%}"))
+    head = ("run", "backend", "cells", "at least 100 %", "at least 95 %", "at least 90 %", "geometric mean", "least")
+    return table(head, lines, "ll" + "r" * 6)
+
+
+def judged(name: str) -> str:
+    """How many cells the judge measured too, if the document has it, and how many of them are disputed."""
+    cells = [cell["outcome"] for cell in load(RESULTS / f"{name}.json.gz")["cells"] if cell["backend"] != "copy"]
+    found = [outcome["judged"]["judgements"] for outcome in cells if outcome.get("judged")]
+    text = f"The judge judged {len(found)} of {count(len(cells), 'cell')}, with {count(sum(found), 'judgement')}. " if found else ""
+    disputed = sum(str(outcome.get("reason")).startswith("disputed") for outcome in cells)
+    return f"{text}{disputed or 'None'} of the {count(len(cells), 'cell')} is disputed."
+
+
+def use_verdicts() -> str:
+    """The gate's summaries of the calls inside `softbench.use()`."""
+    lines = []
+    for l2 in ("cold", "warm"):
+        report = json.loads((RESULTS / "h200" / f"use-ab-{l2}.json").read_text())
+        largest = max(verdict["ratio"] for verdict in report["verdicts"] if verdict["gated"] and verdict["ratio"])
+        file = f"[use-ab-{l2}.json](../../results/h200/use-ab-{l2}.json)"
+        lines.append((f"`python tools/use_ab.py --l2 {l2}`", str(report["exit_code"]), report["summary"], f"{largest:.3f}", file))
+    return table(("command", "exit code", "summary", "largest ratio of a gated cell", "file"), lines, "lrlrl")
+
+
+def training_steps() -> str:
+    """Training steps outside and inside `softbench.use()`."""
+    lines = []
+    for one in json.loads((RESULTS / "h200" / "use-models.json").read_text())["lines"]:
+        step = one["step_ms"]
+        faster = "{:.3f} ({:.3f} to {:.3f})".format(step["faster"], *step["interval"])
+        lines.append((one["model"], one["dtype"], f"{step['outside']:.1f} ms", f"{step['inside']:.1f} ms", faster))
+    return table(("model", "dtype", "step with torch", "inside `use()`", "times as fast (95 % interval)"), lines, "llrrr")
+
+
+def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]]) -> str:
+    """Some of the tables that `softbench show` prints of a run."""
+    rows = rows_of(name)
+    return shown([row for section in sections for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
+
+
+def sweep(name: str, backends: Sequence[str], every: int) -> str:
+    """The default sweep at every n-th number of columns."""
+    rows = rows_of(name)
+    columns = sorted({row.N for row in rows})[::every]
+    return shown([row for row in rows if row.N in columns and row.backend in backends], legend=True)
+
+
+HEAD = """\
+`python tools/generate_docs.py` writes this page from the files of `results/{card}`. A commit with `+` had changes that the next commit has.
+`copy` moves the same bytes and computes nothing. It is a yardstick, not a limit: softbench's kernels keep in L2 what they read rather than
+what they write, so they can be faster. A percentage of `copy` is the fraction of its speed in the same run. In tables with averages it is
+by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a backend measured, with the
+least one in parentheses. [How softbench measures](../measuring.md) describes the clocks and the labels. [Results
+format](../results-format.md) describes the files."""
+OWN = ("triton", "cuda")
+MASKED = ("h200/masked", "h200/masked-sink", "h200/masked-boolean")
+BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
+FIGURE = "../../results/h200/frontier"
+
+
+def h200() -> str:
+    """docs/results/h200.md."""
+    parts = [
+        "# Results on an H200",
+        HEAD.format(card="h200"),
+        "## Frontier",
+        "Aligned, odd, short, long and few rows, beside other projects:",
+        measured_by("h200/frontier"),
+        averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
+        "Two of the tables of `softbench show results/h200/frontier.csv`:",
+        frontier_tables("h200/frontier", FRONTIER),
+        "`softbench plot results/h200/frontier.csv` draws these figures, the second with `--kind heatmap`:",
+        f"![Bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
+        f"![The fastest backend of each M and N, forward bf16]({FIGURE}-heatmap-forward-bf16.png)",
+        "## Inside compilers",
+        "The same cases in operators and compiled graphs, in the newest run of the kernels themselves. Packages of AOTInductor have\n"
+        "traced kernels there. In `packages-shims` C functions launch those of the kernels that compilers cannot.",
+        measured_by("h200/compiled", "h200/packages-shims"),
+        spread("h200/compiled", "h200/packages-shims"),
+        "## Other operations",
+        measured_by("h200/log_softmax", "h200/operations"),
+        averages(["h200/log_softmax", "h200/operations"], ("torch", "compile", *OWN), BY_M),
+        "## Odd lengths",
+        "Rows whose length is no multiple of 16 bytes start at any address. The tables in bf16:",
+        measured_by("h200/odd"),
+        shown([row for row in rows_of("h200/odd") if row.dtype == "bf16"], legend=False),
+        "## Losses",
+        measured_by("h200/losses", "h200/losses-torch"),
+        averages(["h200/losses"], ("liger", "quack", *OWN), BY_M),
+        "Beside `torch`, in `losses-torch`:",
+        averages(["h200/losses-torch"], ("torch", "liger", *OWN), BY_PASS),
+        "## Masked softmax",
+        measured_by(*MASKED),
+        averages(MASKED, ("torch", "compile", *OWN), ("op", "direction")),
+        "## Judged cells",
+        f"{judged('h200/judged')} [The judge](../judge.md) describes the method.",
+        measured_by("h200/judged"),
+        spread("h200/judged"),
+        "## All backends",
+        "[Backends](../backends.md#costs) has the table and the [figure](../../results/h200/strategies.png).",
+        measured_by("h200/strategies"),
+        "## Training steps inside `use()`",
+        "Is any call slower inside `softbench.use()`? The gate's verdicts:",
+        use_verdicts(),
+        "Steps of three models, by `python tools/use_models.py` with `--dtype bf16`, `fp32` and `autocast`\n"
+        "([use-models.json](../../results/h200/use-models.json)):",
+        training_steps(),
+    ]
+    return "\n\n".join(parts)
+
+
+def h100() -> str:
+    """docs/results/h100.md."""
+    parts = [
+        "# Results on an H100",
+        HEAD.format(card="h100"),
+        "## The default sweep",
+        "Eight of its 48 lengths, and six of its backends:",
+        measured_by("h100/sweep"),
+        sweep("h100/sweep", ("copy", "torch", "compile", "cudnn", "numba", *OWN), 6),
+        "## Frontier",
+        "The cases of the H200's [frontier](h200.md#frontier), with softbench's kernels:",
+        measured_by("h100/frontier"),
+        spread("h100/frontier"),
+        frontier_tables("h100/frontier", (("forward", "bf16", 4096), ("backward", "bf16", 4096))),
+        "## Judged cells",
+        f"The run of the frontier has `--judge separate`. {judged('h100/frontier')}",
+        "## Random shapes",
+        "Seeded random shapes of 16 to 400 MB, forward and backward, from a configuration `a.toml` that is not kept:",
+        measured_by("h100/random"),
+        spread("h100/random"),
+    ]
+    return "\n\n".join(parts)
+
+
+PAGES: dict[Path, Callable[[], str]] = {ROOT / "docs" / "results" / "h200.md": h200, ROOT / "docs" / "results" / "h100.md": h100}
+"""The pages that are generated whole."""
