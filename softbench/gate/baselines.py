@@ -19,7 +19,7 @@ from softbench.core.text import one_line, unknown
 from softbench.core.validate import NAME
 from softbench.gate import environment_match
 from softbench.gate.power import check_noise
-from softbench.gate.run_files import cell_key, environment_and_units, from_document, positive, read
+from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
 from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
 from softbench.results.document import SUFFIXES, load
@@ -171,26 +171,16 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
         raise ResultsError(
             f"{source}: is a baseline of {versions_found}; this softbench reads version {VERSION}, schema {SCHEMA}: measure it again"
         )
-    cells: dict[CellKey, CellSamples] = {}
-    place = "its header"
-    try:
+    with reading(source, "; save it again") as place:
         environment, units = environment_and_units(document)
         settings = dict(document["settings"])
         runs = tuple(one_line(str(run)) for run in document["runs"])
         versions = {str(key): one_line(str(value)) for key, value in dict(document.get("measured_by") or {}).items()}
-        for number, cell in enumerate(document["cells"], 1):
-            place = f"cell {number}"
-            key = cell_key(cell["backend"], cell, cell.get("unit", "") if units else "")
-            place = f"{key.backend} {key.case}"
-            if key in cells:
-                raise ValueError("the cell occurs twice")
-            cells[key] = _samples(cell)
+        cells = cells_of(document, place, units, _samples)
         processes = len({process for samples in cells.values() for process in samples.processes})
         if document["processes"] != processes:
             raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and has {processes}")
         sittings = tuple(tuple(int(process) for process in sitting) for sitting in document.get("sittings") or ())
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}; save it again") from None
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
     return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions, sittings, units)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from softbench.core import text
 from softbench.core.case import AT_DIM, OPERATION, parse_op, value_text
 from softbench.gate import unpaired
+from softbench.gate.command_line import options, python_files, without, words as words_of
 from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.units import count_dealt
@@ -36,9 +37,9 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         cell = slower[0]
         axes: dict[str, object] = {**_extents(cell), "--dtype": cell.dtype, "--direction": cell.direction}
-        words = shlex.split(command)
-        of_cell = _operation(cell.op, words, named=bool(_given(words, ("--config",))))
-        alone = shlex.join([*_others(words, OF_A_CELL), *of_cell])
+        words = words_of(command)
+        of_cell = _operation(cell.op, words, named=bool(options(words, ("--config",))))
+        alone = shlex.join([*without(words, OF_A_CELL), *of_cell])
         return f"if the change is not intended, look at its worst cell alone: {_with(alone, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
@@ -89,7 +90,7 @@ def _baseline_of_each_card(report: GateReport, base: RunSamples, command: str) -
     if not (number := count_dealt(report)):
         return ""
     once = _new_baseline(base, command)
-    shared = _given(shlex.split(once), ("--devices", "--ray"))
+    shared = options(words_of(once), ("--devices", "--ray"))
     each = _with(once, {"--spread": "replicate"}) if shared else f"{once}, on each card"
     were = "cell was" if number == 1 else "cells were"
     return f"{number} {were} measured on another card than in the baseline; measure a baseline that has every cell of each card: {each}"
@@ -100,9 +101,9 @@ def _find_the_error(report: GateReport, command: str) -> str:
     broken = [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.BROKEN]
     if not broken:
         return ""
-    cell, words = broken[0], shlex.split(command)
+    cell, words = broken[0], words_of(command)
     program = words[: words.index("gate")] if "gate" in words else ["softbench"]
-    axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_operation(cell.op, words), *_given(words, OF_ANY_COMMAND)]
+    axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_operation(cell.op, words), *options(words, OF_ANY_COMMAND)]
     check = shlex.join([*program, "check", "--backends", cell.backend, *axes])
     extents = [word for pair in _extents(cell).items() for word in pair]
     inspect = shlex.join([*program, "inspect", cell.backend, *extents, *axes])
@@ -123,10 +124,7 @@ def _extents(cell: CellKey) -> dict[str, str]:
 def _operation(op: str, words: Sequence[str], *, named: bool = False) -> list[str]:
     """The options for a cell's operation, with a file as the command names it. The default one is left out, unless `named`."""
     name, parameters = parse_op(op)
-    given = [word.partition("=")[2] or word for word in _given(words, ("--op",))]
-    files = [
-        part for text in given for part in text.split(",") if part.endswith(".py") and registry.of_file(str(Path(part).resolve())) == name
-    ]
+    files = [file for file in python_files(words, "--op") if registry.of_file(str(Path(file).resolve())) == name]
     found = ["--op", files[0] if files else registry.file_of(name) or name] if named or name != OPERATION else []
     pairs = ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())
     return [*found, "--set", pairs] if pairs else found
@@ -134,39 +132,17 @@ def _operation(op: str, words: Sequence[str], *, named: bool = False) -> list[st
 
 def _new_baseline(base: RunSamples, command: str) -> str:
     """The baseline's command with enough processes. It names plugins as the gate's command does, because baselines store no folders."""
-    words = shlex.split(base.more_processes(unpaired.RECOMMENDED_BASE))
-    plugins = _given(shlex.split(command), ("--plugin",))
-    return shlex.join([*(_others(words, ("--plugin",)) if plugins else words), *plugins])
+    words = words_of(base.more_processes(unpaired.RECOMMENDED_BASE))
+    plugins = options(words_of(command), ("--plugin",))
+    return shlex.join([*(without(words, ("--plugin",)) if plugins else words), *plugins])
 
 
 def _with(command: str, flags: Mapping[str, object]) -> str:
     """The command line with these flags. They replace its own."""
-    return shlex.join([*_others(shlex.split(command), flags), *(part for name, value in flags.items() for part in (name, str(value)))])
-
-
-def _others(words: Sequence[str], flags: Collection[str]) -> list[str]:
-    """The words without these flags and their values."""
-    kept, skip = [], False
-    for word in words:
-        name, sign, _ = word.partition("=")
-        if not skip and name not in flags:
-            kept.append(word)
-        skip = not skip and name in flags and not sign
-    return kept
-
-
-def _given(words: Sequence[str], flags: Collection[str]) -> list[str]:
-    """Those of these flags that the words have, with their values."""
-    kept, value = [], False
-    for word in words:
-        name, sign, _ = word.partition("=")
-        if value or name in flags:
-            kept.append(word)
-        value = not value and name in flags and not sign
-    return kept
+    return shlex.join([*without(words_of(command), flags), *(part for name, value in flags.items() for part in (name, str(value)))])
 
 
 def _without_files(command: str, files: Collection[Path]) -> list[str]:
     """The words of the command line without the results files. The value of `--baseline` may be such a file."""
-    words, names = shlex.split(command), {str(file) for file in files}
+    words, names = words_of(command), {str(file) for file in files}
     return [word for before, word in zip(["", *words], words, strict=False) if before == "--baseline" or str(Path(word)) not in names]

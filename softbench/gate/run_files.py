@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,22 +57,48 @@ def from_document(document: JsonObject, source: str) -> RunSamples:
         raise ResultsError(
             f"{source}: has schema {one_line(str(document.get('schema')), 20)}, this softbench reads {SCHEMA}; measure again"
         )
-    cells: dict[CellKey, CellSamples] = {}
-    place = "header"
-    try:
+    with reading(source) as place:
         environment, units = environment_and_units(document)
         settings = dict(document.get("settings") or {})
-        for number, cell in enumerate(document["cells"], 1):
-            place = f"cell {number}"
-            case = cell["case"]
-            key = cell_key(cell["backend"], case, cell.get("unit", "") if units else "")
-            place = f"{key.backend} {key.case}"
-            if key in cells:
-                raise ValueError("the cell occurs twice")
-            cells[key] = from_record(record_from_json(cell), str(settings.get("timer", TIMERS[0])))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ResultsError(f"{source}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+        timer = str(settings.get("timer", TIMERS[0]))
+        cells = cells_of(document, place, units, lambda cell: from_record(record_from_json(cell), timer))
     return _run_samples({**document, "environment": environment, "units": units, "settings": settings}, cells, source)
+
+
+@dataclass(slots=True)
+class Place:
+    """What is read of a file, for the message that says what is damaged."""
+
+    name: str = "its header"
+
+
+@contextmanager
+def reading(source: str, advice: str = "") -> Iterator[Place]:
+    """Turn the errors of damaged data into a ResultsError that names the file, the place and, if given, what to do."""
+    place = Place()
+    try:
+        yield place
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ResultsError(f"{source}: {place.name} is damaged: {type(error).__name__}: {one_line(str(error), 120)}{advice}") from None
+
+
+def cells_of(
+    document: JsonObject, place: Place, units: Mapping[str, JsonObject], samples_of: Callable[[JsonObject], CellSamples]
+) -> dict[CellKey, CellSamples]:
+    """The samples of a document's cells. If it has no `units`, those of the cells are left out. A baseline's cell is its own case.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: a cell is damaged or occurs twice.
+    """
+    found: dict[CellKey, CellSamples] = {}
+    for number, cell in enumerate(document["cells"], 1):
+        place.name = f"cell {number}"
+        key = cell_key(cell["backend"], cell.get("case", cell), cell.get("unit", "") if units else "")
+        place.name = f"{key.backend} {key.case}"
+        if key in found:
+            raise ValueError("the cell occurs twice")
+        found[key] = samples_of(cell)
+    return found
 
 
 def environment_and_units(document: JsonObject) -> tuple[JsonObject, dict[str, JsonObject]]:

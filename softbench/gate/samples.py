@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 from softbench.core.case import OPERATION, YARDSTICK, CaseKey
 from softbench.core.errors import ResultsError
 from softbench.core.json_types import JsonObject
+from softbench.gate import command_line
 
 
 class CellKey(NamedTuple):
@@ -103,28 +103,15 @@ class RunSamples:
 
     def more_processes(self, count: int) -> str:
         """The command that measures the same with this many processes."""
-        try:
-            arguments = shlex.split(self.command)
-        except ValueError:
-            arguments = []
-        if arguments[:2] != ["softbench", "run"]:
-            arguments = ["softbench", "run"]
-        others, skip = [], False
-        for argument in arguments:
-            if not skip and argument != "--resume" and not argument.startswith("--processes"):
-                others.append(argument)
-            skip = argument == "--processes"
+        words = command_line.words(self.command)
+        words = words if words[:2] == ["softbench", "run"] else ["softbench", "run"]
+        others = [word for word in command_line.without(words, ("--processes",)) if word != "--resume"]
         return shlex.join([*others, "--processes", str(count)])
 
     @property
     def plugin_flags(self) -> list[str]:
         """The `--plugin` flags of the run's command."""
-        try:
-            arguments = shlex.split(self.command)
-        except ValueError:
-            return []
-        apart = [part for flag, value in pairwise(arguments) if flag == "--plugin" for part in (flag, value)]
-        return apart + [argument for argument in arguments if argument.startswith("--plugin=")]
+        return command_line.options(command_line.words(self.command), ("--plugin",))
 
 
 def join(parts: Sequence[RunSamples]) -> RunSamples:

@@ -12,6 +12,7 @@ from softbench.core.outcome import Grade
 from softbench.core.text import count
 from softbench.report import rich_tables
 from softbench.report.markup import TestSuite, outcome
+from softbench.results.rows import grouped
 from softbench.run.check import BAD, FAILED, SKIPPED, CheckReport, Finding
 
 SIGNS = {"pass": ".", "low-precision": "~", "wrong": "X", "failed": "!", "unverified": "?", "skipped": "-"}
@@ -63,12 +64,9 @@ def _counts(findings: Sequence[Finding], names: Sequence[str]) -> list[Text]:
 
 def _reasons(findings: Sequence[Finding]) -> list[Text]:
     """A line per reason of a skip and per note of a pass, with the backends and the number of cases."""
-    grouped: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        if finding.verdict in ("skipped", "unverified") or (finding.verdict == "pass" and finding.reason):
-            grouped.setdefault((finding.verdict, finding.reason), []).append(finding)
+    told = [f for f in findings if f.verdict in ("skipped", "unverified") or (f.verdict == "pass" and f.reason)]
     lines = []
-    for (verdict, reason), same_reason in grouped.items():
+    for (verdict, reason), same_reason in grouped(told, lambda finding: (finding.verdict, finding.reason)).items():
         names = ", ".join(dict.fromkeys(finding.backend for finding in same_reason))
         lines.append(Text(f"{verdict}: {reason} ({count(len(same_reason), 'case')} of {names})"))
     return lines

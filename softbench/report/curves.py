@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from softbench.core.outcome import Grade
 from softbench.core.text import few
-from softbench.report import axes, matrix, style
+from softbench.report import axes, style
 from softbench.report.figure_data import ANY, FRACTION, WHOLE, Quantity, Slice, bandwidth, kinds
 from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
@@ -184,7 +184,7 @@ def _points(
     groups: dict[tuple[str, bool, int], list[int]] = {}
     for number, place in enumerate(sorted(values)):
         kind = kinds_of[place]
-        hollow = own.named and matrix.doubtful(rows[place])
+        hollow = own.named and rows[place].doubtful
         part = f"point-{number}" if single else f"points-{kind}" + "-hollow" * hollow
         groups.setdefault((f"{gid}-{part}", hollow, kind), []).append(place)
     for (name, hollow, kind), places in groups.items():
@@ -295,7 +295,7 @@ def _name(
     entries += axes.signs(
         spread=shown.spread if any(map(shown.ends, rows)) else "",
         segment=bool(shown.over),
-        doubtful=any(row.gbps and matrix.doubtful(row) for row in of_named),
+        doubtful=any(row.gbps and row.doubtful for row in of_named),
         missing=any(not row.gbps for row in of_named),
         others=len(others),
     )

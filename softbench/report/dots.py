@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from softbench.core.outcome import FAILURES, Grade, Status
-from softbench.report import axes, figure_data, matrix, style
+from softbench.report import axes, figure_data, style
 from softbench.report.figure_data import Quantity, Slice, shape as shape_of
 from softbench.report.style import INK, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
@@ -75,7 +75,7 @@ def _key(rows: Sequence[Row], shown: Quantity) -> list[object]:
     handles = [axes.sign("yardstick", linestyle="-")] if any(row.grade == Grade.YARDSTICK for row in rows) else []
     beside = "speed-up" if shown.over else "percentage of the yardstick"
     handles.append(axes.sign(f"median, {shown.spread}; {beside}", marker="o", linestyle="-"))
-    if any(row.gbps and matrix.doubtful(row) for row in rows):
+    if any(row.gbps and row.doubtful for row in rows):
         handles.append(axes.sign("doubtful: see the labels", marker="o", markerfacecolor=PAPER))
     return handles
 
@@ -101,7 +101,7 @@ def _point(panel: Axes, line: int, drawn: Style, row: Row, shown: Quantity, gid:
     if value is not None:
         low, high = shown.ends(row) or (value, value)
         panel.plot([low, high], [line, line], color=drawn.colour, linewidth=1.2)
-        face = PAPER if matrix.doubtful(row) else drawn.colour
+        face = PAPER if row.doubtful else drawn.colour
         marker = drawn.marker if drawn.named else "o"
         panel.plot(value, line, marker=marker, color=drawn.colour, markerfacecolor=face, markersize=4.5, gid=gid)
         panel.text(0.985, line, figure_data.number_text(shown, row), transform=across, fontsize=6.5, ha="right", va="center")

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from softbench.core.case import DTYPES, pass_name
 from softbench.core.errors import UsageError
-from softbench.core.outcome import Grade, Status
+from softbench.core.outcome import Grade
 from softbench.core.text import bandwidth_unit, percent, ratio, unknown
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import Row
 
 Shape = tuple[int, int, str]
 """M, N, and the shape of an N-D case, which is a point of no line."""
@@ -183,7 +183,7 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
     Raises:
         UsageError: no row has the backend, or none is given and the rows have no reference backend.
     """
-    timed = [row for row in rows if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels]
+    timed = [row for row in rows if row.timed]
     names = tuple(dict.fromkeys(row.backend for row in timed))
     over = over or next((row.relative_to for row in rows if row.relative_to in names), "")
     if not over:

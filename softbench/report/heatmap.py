@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import ResultsError
 from softbench.core.text import count
-from softbench.report import axes, matrix, style
+from softbench.report import axes, style
 from softbench.report.figure_data import Group, group_name
-from softbench.report.standings import Standing, standing
+from softbench.report.standings import Standing, crossover, standing
 from softbench.report.style import COLOURS, INK, LINE_COLOURS, MARKERS, OTHER, Drawing, Style
-from softbench.results.rows import Row
+from softbench.results.rows import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,11 +44,12 @@ def figure(rows: Sequence[Row], group: Group, styles: Mapping[str, Style]) -> Dr
     if max(len(down), len(across)) > MOST:
         some = "softbench show FILE --M ... --N ... --csv - | softbench plot - --kind heatmap -o NAME.png"
         raise ResultsError(f"plot --kind heatmap: {max(len(down), len(across))} shapes in a line, at most {MOST}; select some: {some}")
-    cells: dict[tuple[int, int], list[Row]] = {}
-    for row in kept:
+
+    def place_of(row: Row) -> tuple[int, int]:
         place = (row.shape, "") if shaped else (row.N, row.M) if down_n else (row.M, row.N)
-        cells.setdefault((down.index(place[0]), across.index(place[1])), []).append(row)
-    standings = {place: standing(some) for place, some in cells.items()}
+        return down.index(place[0]), across.index(place[1])
+
+    standings = {place: standing(some) for place, some in grouped(kept, place_of).items()}
     looks = _looks(standings.values(), styles)
     size = (CELL_INCHES[0] * len(across) + 0.9, CELL_INCHES[1] * len(down) + 0.6)
     made, ((panel,),) = style.subplots(1, 1, size)
@@ -108,7 +109,7 @@ def _cell(panel: Axes, place: tuple[int, int], found: Standing, looks: Mapping[s
     if len(found.tied) > MARKS:
         text = f"tie of {len(found.tied)}"
     text = f"({text})" if lead is not None and len(found.tied) == 1 and not found.parted else text
-    text += "!" if any(matrix.doubtful(row) for row in found.rows[:2]) else ""
+    text += "!" if any(row.doubtful for row in found.rows[:2]) else ""
     panel.text(x + 0.46 - 0.058 * len(lost) - 0.03 * bool(lost), y, text, fontsize=6.5, ha="right", va="center")
     if lost:
         panel.text(x + 0.46, y, lost, fontsize=5.5, ha="right", va="center", color=COLOURS[1] if found.failed else INK)
@@ -120,9 +121,7 @@ def _crossovers(panel: Axes, standings: Mapping[tuple[int, int], Standing]) -> N
     for (y, x), found in standings.items():
         for down, right in ((0, 1), (1, 0)):
             other = standings.get((y + down, x + right))
-            if other is None or not (found.rows and other.rows):
-                continue
-            if not (found.beats(other.rows[0].backend) and other.beats(found.rows[0].backend)):
+            if not crossover(found, other):
                 continue
             xs = [x + 0.5, x + 0.5] if right else [x - 0.5, x + 0.5]
             ys = [y - 0.5, y + 0.5] if right else [y + 0.5, y + 0.5]

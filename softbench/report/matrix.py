@@ -19,8 +19,7 @@ from softbench.core import text as units
 from softbench.core.case import TIMERS
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.report import markup, rich_tables
-from softbench.results import labels
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
 SIGNS = "~*!"
 DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth, % of copy, speed-up
@@ -56,9 +55,9 @@ class Section:
         self.fastest: dict[Extent, Row] = {}
         """The fastest backend of each shape. The yardstick and implausible cells do not count."""
         for row in rows:
-            if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels and row.grade != Grade.YARDSTICK:
+            if row.timed and row.grade != Grade.YARDSTICK:
                 best = self.fastest.get(self.shape(row))
-                if best is None or row.median_us < (best.median_us or 0):
+                if best is None or (row.median_us or 0) < (best.median_us or 0):
                     self.fastest[self.shape(row)] = row
 
     def shape(self, row: Row) -> Extent:
@@ -109,25 +108,12 @@ class _Grid:
 
 def sections(rows: Sequence[Row]) -> list[Section]:
     """A section per pass, dtype and M. Where each M has the same single N, one section holds all of them. N-D cases have a section."""
-    by_m: dict[tuple[str, str, int], list[Row]] = {}
-    shaped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.shape:
-            shaped.setdefault((row.of_pass, row.dtype), []).append(row)
-        else:
-            by_m.setdefault((row.of_pass, row.dtype, row.M), []).append(row)
-    extents: dict[tuple[str, str], tuple[set[int], set[int]]] = {}
-    for of_pass, dtype, M in by_m:
-        Ms, Ns = extents.setdefault((of_pass, dtype), (set(), set()))
-        Ms.add(M)
-        Ns.update(row.N for row in by_m[of_pass, dtype, M])
-    merged: dict[tuple[str, str, int | None, int | None], list[Row]] = {}
-    for (of_pass, dtype, M), some in by_m.items():
-        Ms, Ns = extents[of_pass, dtype]
-        scan = len(Ms) > 1 and len(Ns) == 1
-        merged.setdefault((of_pass, dtype, None, some[0].N) if scan else (of_pass, dtype, M, None), []).extend(some)
-    found = [Section(some, "M" if key[2] is None else "N") for key, some in merged.items()]
-    return found + [Section(some, "shape") for some in shaped.values()]
+    plain, shaped = ([row for row in rows if bool(row.shape) is some] for some in (False, True))
+    of_dtype = grouped(plain, lambda row: (row.of_pass, row.dtype))
+    scans = {key for key, some in of_dtype.items() if len({row.M for row in some}) > 1 and len({row.N for row in some}) == 1}
+    by_m = grouped(plain, lambda row: (row.of_pass, row.dtype, None if (row.of_pass, row.dtype) in scans else row.M))
+    found = [Section(some, "M" if M is None else "N") for (*_, M), some in by_m.items()]
+    return found + [Section(some, "shape") for some in grouped(shaped, lambda row: (row.of_pass, row.dtype)).values()]
 
 
 def tables(section: Section, console: Console) -> list[RenderableType]:
@@ -188,17 +174,12 @@ def _aligned(cells: Sequence[_Cell], least: int) -> list[Text]:
     return texts
 
 
-def doubtful(row: Row) -> bool:
-    """True if the cell has a label that is not harmless. L2-resident is harmless."""
-    return bool(set(row.labels.split()) - labels.HARMLESS)
-
-
 def _cell(row: Row | None, detail: int, best: Row | None, factor: float) -> _Cell:
     if row is None:
         return _Cell(("-",), style="dim", word=True)
     if row.status != Status.OK:
         return _Cell((row.status,), style="red" if row.status in FAILURES else "dim", word=True)
-    signs = "!" * doubtful(row)
+    signs = "!" * row.doubtful
     if IMPLAUSIBLE in row.labels:
         return _Cell((IMPLAUSIBLE,), signs, "red", word=True)
     numbers = [units.three_digits(factor * row.gbps) if row.gbps else units.micros(row.median_us or 0)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,8 @@ def _begin(row: Row) -> float:
 def standing(rows: Sequence[Row]) -> Standing:
     """Who is fastest in one case. The order is that of the medians; equal ones keep the order of the rows."""
     others = [row for row in rows if row.grade != Grade.YARDSTICK]
-    timed = [row for row in others if row.status == Status.OK and row.median_us and IMPLAUSIBLE not in row.labels]
-    lost = [row for row in others if row not in timed and row.status != Status.UNAVAILABLE]
+    timed = [row for row in others if row.timed]
+    lost = [row for row in others if not row.timed and row.status != Status.UNAVAILABLE]
     failed = sum(row.status in FAILURES for row in lost)
     worst = sorted(lost, key=lambda row: row.status not in FAILURES)
     status = worst[0].status if worst and worst[0].status != Status.OK else IMPLAUSIBLE if worst else Status.UNAVAILABLE
@@ -87,10 +87,7 @@ def standing(rows: Sequence[Row]) -> Standing:
 
 def standings(rows: Sequence[Row]) -> dict[CaseKey, Standing]:
     """The standing of each case that has a result, in the order of the rows."""
-    cases: dict[CaseKey, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(row.case, []).append(row)
-    return {case: found for case, some in cases.items() if (found := standing(some)).rows}
+    return {case: found for case, some in grouped(rows, lambda row: row.case).items() if (found := standing(some)).rows}
 
 
 def names(found: Standing) -> tuple[str, ...]:
@@ -100,4 +97,6 @@ def names(found: Standing) -> tuple[str, ...]:
 
 def crossover(a: Standing | None, b: Standing | None) -> bool:
     """True if the fastest backend differs between two cases, and the intervals part these two backends in both."""
-    return a is not None and b is not None and a.beats(b.rows[0].backend) and b.beats(a.rows[0].backend)
+    if not (a and b and a.rows and b.rows):
+        return False
+    return a.beats(b.rows[0].backend) and b.beats(a.rows[0].backend)

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from softbench.core.errors import UsageError
 from softbench.core.files import not_written
 from softbench.core.outcome import FAILURES, LIMITED, Grade
-from softbench.results.rows import Row
+from softbench.results.rows import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,9 +168,7 @@ def _named(rows: Sequence[Row], names: Sequence[str]) -> set[str]:
     """All backends if they are few; else the peers, the best of each direction and dtype, and the best of all."""
     if len(names) <= FEW:
         return set(names)
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.of_pass, row.dtype), []).append(row)
+    groups = grouped(rows, lambda row: (row.of_pass, row.dtype))
     wanted = [name for name in (*PEERS, *dict.fromkeys(row.relative_to for row in rows)) if name in names]
     wanted += [ranked(some)[0] for some in groups.values() if ranked(some)]
     return set(list(dict.fromkeys([*wanted, *ranked(rows)]))[:NAMED])

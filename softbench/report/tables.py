@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,15 +17,31 @@ from softbench.report import markup, matrix, rich_tables
 from softbench.results import labels
 from softbench.results.compare import SAME, Pair
 from softbench.results.parts import apart
-from softbench.results.rows import Row
+from softbench.results.rows import Row, grouped
 
-CELL = (
-    *("backend", "direction", "dtype", "M", "N", "status", "class"),
-    *("median", "p20..p80", "n", "GB/s", "device", "host", "kernels", "build", "error/bound", "labels"),
-)
-"""The columns of `cells`."""
-NUMBERS = frozenset({3, 4, *range(7, len(CELL) - 1)})
-"""The indexes of the right-aligned columns of CELL."""
+CELL: dict[str, Callable[[Row], str]] = {
+    "backend": lambda row: row.backend,
+    "direction": lambda row: row.of_pass,
+    "dtype": lambda row: row.dtype,
+    "M": lambda row: str(row.M),
+    "N": lambda row: f"{row.N} ({row.shape})" if row.shape else str(row.N),
+    "status": lambda row: row.status,
+    "class": lambda row: row.grade,
+    "median": lambda row: _us(row.median_us),
+    "p20..p80": lambda row: f"{_us(row.p20_us)}..{_us(row.p80_us)}" if row.p20_us and row.p80_us else "",
+    "n": lambda row: str(row.n or ""),
+    "GB/s": lambda row: units.three_digits(row.gbps) if row.gbps else "",
+    "device": lambda row: _us(row.device_us),
+    "host": lambda row: _us(row.host_us),
+    "kernels": lambda row: str(row.kernels or ""),
+    "build": lambda row: f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
+    "error/bound": lambda row: f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
+    "labels": lambda row: row.labels,
+    "unit": lambda row: row.unit,
+}
+"""The columns of `cells`, and the text of a row in each. Only several cards have the column `unit`."""
+WORDS = frozenset({"backend", "direction", "dtype", "status", "class", "labels", "unit"})
+"""The left-aligned columns of CELL."""
 PAIR = ("backend", "case", "A, GB/s", "B, GB/s", "B/A", "verdict")
 """The columns of `comparison`."""
 PAIR_NUMBERS = frozenset({2, 3, 4})
@@ -54,11 +70,8 @@ def failures(rows: Sequence[Row]) -> list[str]:
 
 def _by_reason(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     """The rows of each status and reason, except cells that are fine."""
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if row.status != Status.OK or row.reason.startswith("no device time"):
-            grouped.setdefault((row.status, row.reason), []).append(row)
-    return grouped
+    told = (row for row in rows if row.status != Status.OK or row.reason.startswith("no device time"))
+    return grouped(told, lambda row: (row.status, row.reason))
 
 
 def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True) -> list[Text]:
@@ -72,7 +85,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True)
         legend.append(f"{limited}low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
     if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows):
         legend.append(f"{limited}{FINITE_ONLY}")
-    if signs and any(matrix.doubtful(row) for row in rows):
+    if signs and any(row.doubtful for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if legend and any(row.median_us for row in rows) else []
     lines += [*_cards(rows), *_limited(rows)]
@@ -116,58 +129,36 @@ def _span(rows: Sequence[Row]) -> str:
 
 def _limited(rows: Sequence[Row]) -> list[Text]:
     """A line per backend that is finite-only, or of low precision in fp32, with the reason of its worst cell."""
-    grouped: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        told = row.grade == Grade.FINITE_ONLY or (row.grade == Grade.LOW_PRECISION and row.dtype == "fp32")
-        if told and row.status == Status.OK and row.reason:
-            grouped.setdefault((row.backend, row.grade), []).append(row)
-    worst = {which: max(some, key=lambda row: row.error_over_bound or 0) for which, some in grouped.items()}
-    return [Text(f"{name}: {grade} ({_span(some)}): {worst[name, grade].reason}") for (name, grade), some in grouped.items()]
+    told = [row for row in rows if row.grade == Grade.FINITE_ONLY or (row.grade == Grade.LOW_PRECISION and row.dtype == "fp32")]
+    limited = grouped((row for row in told if row.status == Status.OK and row.reason), lambda row: (row.backend, row.grade))
+    worst = {which: max(some, key=lambda row: row.error_over_bound or 0) for which, some in limited.items()}
+    return [Text(f"{name}: {grade} ({_span(some)}): {worst[name, grade].reason}") for (name, grade), some in limited.items()]
 
 
 def cells(rows: Sequence[Row]) -> RenderableType:
     """One line per cell, with its latency, spread, build and check."""
-    table = rich_tables.table(_cell_head(rows), NUMBERS)
-    for line in _cell_lines(rows):
+    head, lines, numbers = _cells(rows)
+    table = rich_tables.table(head, numbers)
+    for line in lines:
         table.add_row(*line)
     found = notes(rows, all_reasons=True, signs=False)
     return Group(table, *([Text(), *found] if found else []))
 
 
-def _cell_head(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The columns of `cells`; several cards have a column."""
-    return (*CELL, "unit") if len({row.unit for row in rows}) > 1 else CELL
-
-
-def _columns(row: Row) -> str:
-    """N, with the shape of an N-D case."""
-    return f"{row.N} ({row.shape})" if row.shape else str(row.N)
-
-
-def _cell_lines(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], set[int]]:
+    """The names of the columns, the lines, and the indexes of the right-aligned columns."""
     several = len({row.unit for row in rows}) > 1
-    for row in rows:
-        yield (
-            *(row.backend, row.of_pass, row.dtype, str(row.M), _columns(row), row.status, row.grade),
-            units.micros(row.median_us) if row.median_us else "",
-            f"{units.micros(row.p20_us)}..{units.micros(row.p80_us)}" if row.p20_us and row.p80_us else "",
-            str(row.n or ""),
-            units.three_digits(row.gbps) if row.gbps else "",
-            *(units.micros(us) if us else "" for us in (row.device_us, row.host_us)),
-            str(row.kernels or ""),
-            f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
-            f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
-            row.labels,
-            *([row.unit] if several else []),
-        )
+    head = [name for name in CELL if several or name != "unit"]
+    return head, [[CELL[name](row) for name in head] for row in rows], {i for i, name in enumerate(head) if name not in WORDS}
+
+
+def _us(us: float | None) -> str:
+    return units.micros(us) if us else ""
 
 
 def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
     """The tables of `results`, or of `cells` if `long`, as Markdown; below them the notes as a list."""
-    if long:
-        parts = [markup.table(_cell_head(rows), list(_cell_lines(rows)), NUMBERS)]
-    else:
-        parts = [matrix.as_markdown(section) for section in _sections(rows)]
+    parts = [markup.table(*_cells(rows))] if long else [matrix.as_markdown(section) for section in _sections(rows)]
     below = [f"- {markup.safe(note.plain)}" for note in notes(rows, all_reasons=long, signs=not long)]
     return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
 
@@ -175,20 +166,21 @@ def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
 def comparison(pairs: Sequence[Pair]) -> RenderableType:
     """One line per cell: both bandwidths, their ratio, and a sign if it is beyond the noise of both."""
     table = rich_tables.table(PAIR, PAIR_NUMBERS)
-    for pair, line in zip(pairs, map(_pair_line, pairs), strict=True):
+    for pair, line in zip(pairs, map(pair_texts, pairs), strict=True):
         style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == SAME else "yellow")
         table.add_row(*line[:-1], Text(line[-1], style=style))
     return table
 
 
-def _pair_line(pair: Pair) -> tuple[str, ...]:
+def pair_texts(pair: Pair) -> tuple[str, ...]:
+    """The texts of PAIR."""
     bandwidths = (units.three_digits(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
     return (pair.backend, f"{pair.case} {pair.unit}".strip(), *bandwidths, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
 
 
 def comparison_markdown(pairs: Sequence[Pair]) -> str:
     """The table of `comparison` as Markdown."""
-    return markup.table(PAIR, [_pair_line(pair) for pair in pairs], PAIR_NUMBERS)
+    return markup.table(PAIR, list(map(pair_texts, pairs)), PAIR_NUMBERS)
 
 
 def info(backend: BackendInfo) -> tuple[str, str, str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from softbench.core import statistics as stats
 from softbench.core.case import OPERATION, Case, CaseKey, pass_name
 from softbench.core.json_types import JsonObject
-from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
+from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Status, Timing
 from softbench.ops.registry import operation
 from softbench.results import labels
 from softbench.results.document import device_name, units_of
@@ -121,9 +122,30 @@ class Row:
         """The operation and the direction, as in `log_softmax forward`; for softmax the direction."""
         return pass_name(self.op, self.direction)
 
+    @property
+    def timed(self) -> bool:
+        """True if the cell has a plausible time."""
+        return self.status == Status.OK and bool(self.median_us) and IMPLAUSIBLE not in self.labels
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the cell has a label that is not harmless."""
+        return bool(set(self.labels.split()) - labels.HARMLESS)
+
 
 IMPLAUSIBLE = "implausible"
 """Cells with this label publish no bandwidth."""
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items with each key, in the order of the first items with that key."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def row(

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from softbench.core import text as units
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.core.text import few
-from softbench.report import matrix
 from softbench.report.page.source import Source
+from softbench.report.tables import CELL
 from softbench.results.rows import Row
 
-NUMBERS = frozenset({"median", "95 % interval", "GB/s", "of copy", "speed-up", "device time", "error / bound"})
-"""The right-aligned columns."""
-COLUMNS = {
-    **{"pass": "pass", "dtype": "dtype", "shape": "shape", "status": "status", "class": "class"},
-    **{"median": "median_us", "95 % interval": "low_us", "GB/s": "gbps", "of copy": "of_copy", "speed-up": "speedup"},
-    **{"device time": "device_us", "error / bound": "error_over_bound", "labels": "labels"},
-}
-"""The columns beside the backend and the file, and what each sorts by: a column of the CSV, the pass, or the shape by M and N."""
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of cells."""
+
+    name: str
+    sort: str
+    """What it sorts by: a column of the CSV, the file, the pass, or the shape by M and N."""
+    text: Callable[[Row], str]
+    number: bool = False
+    """True if it is right-aligned."""
+
+
+COLUMNS = (
+    Column("pass", "pass", lambda row: row.of_pass),
+    Column("dtype", "dtype", lambda row: row.dtype),
+    Column("shape", "shape", lambda row: row.case.size),
+    Column("status", "status", lambda row: row.status),
+    Column("class", "class", lambda row: row.grade),
+    Column("median", "median_us", CELL["median"], number=True),
+    Column("95 % interval", "low_us", lambda row: interval(row), number=True),
+    Column("GB/s", "gbps", CELL["GB/s"], number=True),
+    Column("of copy", "of_copy", lambda row: units.percent(row.of_copy) if row.of_copy else "", number=True),
+    Column("speed-up", "speedup", lambda row: f"{units.ratio(row.speedup)}x" if row.speedup else "", number=True),
+    Column("device time", "device_us", CELL["device"], number=True),
+    Column("error / bound", "error_over_bound", CELL["error/bound"], number=True),
+    Column("labels", "labels", lambda row: row.labels),
+)
+"""The columns beside the backend and the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +57,17 @@ class Line:
 def lines(sources: Sequence[Source]) -> list[Line]:
     """A line per cell, in the order of the page's data."""
     pairs = [(source.name, row) for source in sources for row in source.rows]
-    several = len(sources) > 1
-    return [Line(number, (row.backend, *([file] if several else []), *_texts(row)), _kind(row)) for number, (file, row) in enumerate(pairs)]
+    files = len(sources) > 1
+    return [
+        Line(number, (row.backend, *([file] if files else []), *(column.text(row) for column in COLUMNS)), _kind(row))
+        for number, (file, row) in enumerate(pairs)
+    ]
 
 
-def columns(sources: Sequence[Source]) -> dict[str, str]:
-    """The columns of the table, and what each sorts by. Of several files, the file stands beside the backend."""
-    return {"backend": "backend", **({"file": "file"} if len(sources) > 1 else {}), **COLUMNS}
+def columns(sources: Sequence[Source]) -> list[Column]:
+    """The columns of the table. Of several files, the file stands beside the backend."""
+    names = ("backend", "file") if len(sources) > 1 else ("backend",)
+    return [*(Column(name, name, str) for name in names), *COLUMNS]
 
 
 def _kind(row: Row) -> str:
@@ -50,22 +75,7 @@ def _kind(row: Row) -> str:
         return "bad"
     if row.status != Status.OK:
         return "plain"
-    return "warn" if matrix.doubtful(row) or row.grade in LIMITED else ""
-
-
-def _texts(row: Row) -> tuple[str, ...]:
-    """The texts of COLUMNS."""
-    return (
-        *(row.of_pass, row.dtype, row.case.size, row.status, row.grade),
-        units.micros(row.median_us) if row.median_us else "",
-        interval(row),
-        units.three_digits(row.gbps) if row.gbps else "",
-        units.percent(row.of_copy) if row.of_copy else "",
-        f"{units.ratio(row.speedup)}x" if row.speedup else "",
-        units.micros(row.device_us) if row.device_us else "",
-        f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
-        row.labels,
-    )
+    return "warn" if row.doubtful or row.grade in LIMITED else ""
 
 
 def interval(row: Row) -> str:

@@ -14,6 +14,7 @@ from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report.page.source import Key, Source
 from softbench.report.page.table import Line, Table
 from softbench.report.standings import ends
+from softbench.report.tables import pair_texts
 from softbench.results.compare import SAME, cards_note, pairs, summary
 from softbench.results.rows import Row
 
@@ -41,11 +42,9 @@ def compare(a: Source, b: Source) -> Comparison:
     first, second = ({(row.backend, row.case): row for row in source.rows} for source in (a, b))
     lines = []
     for pair in sorted(found, key=lambda pair: (pair.missing, not pair.changed, pair.ratio or math.inf)):
-        key = (pair.backend, pair.case)
-        bandwidths = (units.three_digits(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
-        ratio = units.ratio(pair.ratio, 3) if pair.ratio else ""
+        *texts, verdict = pair_texts(pair)
         kind = {"slower": "bad", "faster": "good", SAME: ""}.get(pair.verdict, "plain")
-        lines.append(Line((pair.backend, str(pair.case), *bandwidths, ratio, _interval(key, first, second), pair.verdict), kind))
+        lines.append(Line((*texts, _interval((pair.backend, pair.case), first, second), verdict), kind))
     notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
     if a.device == b.device:
         if apart := _environments_apart(a, b):

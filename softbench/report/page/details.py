@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from softbench.core import statistics
 from softbench.core.case import AT_DIM, OPERATION, TIMERS, YARDSTICK, parse_op, value_text
 from softbench.core.json_types import JsonObject
 from softbench.core.outcome import Batch, Checked, Failed, Measured, Record, Skipped
 from softbench.core.text import printable
+from softbench.gate.command_line import options, python_files, words
 from softbench.report.page.source import Source
 from softbench.results.csv import COLUMNS
 from softbench.results.rows import Row
@@ -113,47 +113,27 @@ def command(row: Row, header: JsonObject) -> str:
     """The command line that measures the cell again, beside the yardstick and the reference backend, with the run's plugins and timer."""
     name, parameters = parse_op(row.op)
     backends = ",".join(dict.fromkeys((YARDSTICK, *filter(None, [row.relative_to]), row.backend)))
-    words = ["softbench", "run", "--backends", backends]
+    found = ["softbench", "run", "--backends", backends]
     if row.shape:
         sizes, _, dim = row.shape.partition(AT_DIM)
-        words += ["--shape", sizes, *(["--dim", dim] if dim else [])]
+        found += ["--shape", sizes, *(["--dim", dim] if dim else [])]
     else:
-        words += ["--M", str(row.M), "--N", str(row.N)]
-    words += ["--dtype", row.dtype, "--direction", row.direction]
+        found += ["--M", str(row.M), "--N", str(row.N)]
+    found += ["--dtype", row.dtype, "--direction", row.direction]
     if row.op != OPERATION:
-        words += ["--op", _file_of(name, header) or name]
+        found += ["--op", _file_of(name, header) or name]
     if parameters:
-        words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())]
+        found += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())]
     if row.timer in TIMERS[1:]:
-        words += ["--timer", row.timer]
+        found += ["--timer", row.timer]
     if row.l2 == "warm":
-        words += ["--l2", "warm"]
-    return shlex.join([*words, *_of_the_run(header)])
-
-
-def _of_the_run(header: JsonObject) -> list[str]:
-    """The options of COMMAND_FLAGS in the run's own command line."""
-    found = []
-    for word, following in pairwise([*_given(header), ""]):
-        flag, equals, _ = word.partition("=")
-        if flag in COMMAND_FLAGS:
-            found += [word] if equals else [word, following]
-    return found
+        found += ["--l2", "warm"]
+    return shlex.join([*found, *options(words(str(header.get("command", ""))), COMMAND_FLAGS)])
 
 
 def _file_of(op: str, header: JsonObject) -> str:
     """The Python file of a user's operation, as the run's command line has it; empty if there is none, or which one is unknown."""
     environment = header.get("environment")
     hashes = environment.get("operations") if isinstance(environment, dict) else None
-    words = pairwise([*_given(header), ""])
-    values = [word.removeprefix("--op=") if word != "--op" else following for word, following in words if word.startswith("--op")]
-    files = list(dict.fromkeys(name for value in values for name in value.split(",") if name.endswith(".py")))
+    files = python_files(words(str(header.get("command", ""))), "--op")
     return files[0] if len(files) == 1 and isinstance(hashes, dict) and op in hashes else ""
-
-
-def _given(header: JsonObject) -> list[str]:
-    """The words of the run's own command line; none if a quotation mark is open."""
-    try:
-        return shlex.split(str(header.get("command", "")))
-    except ValueError:
-        return []

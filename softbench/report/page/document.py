@@ -17,7 +17,7 @@ from softbench import __version__
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
 from softbench.core.text import count, one_line
-from softbench.report import gate_figures, matrix, style
+from softbench.report import gate_figures, style
 from softbench.report.page import cells, comparison, details, figures, heat, overview, trend
 from softbench.report.page.source import Source
 from softbench.results.labels import MEANING
@@ -116,7 +116,7 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
     shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
     every = [row for source in shown for row in source.rows]
     data = details.data(shown)
-    data["doubtful"] = [i for i, row in enumerate(every) if row.median_us and matrix.doubtful(row)]
+    data["doubtful"] = [i for i, row in enumerate(every) if row.median_us and row.doubtful]
     more = _compared(sources, gate)
     return {
         "title": f"softbench: {last.device}",
@@ -190,7 +190,7 @@ def _cells(sources: Sequence[Source]) -> dict[str, Any]:
     choices = {"file": list(dict.fromkeys(source.name for source in sources)), **choices}
     used = {label for row in rows for label in row.labels.split()}
     return {
-        "head": [{"name": name, "sort": sort, "number": name in cells.NUMBERS} for name, sort in cells.columns(sources).items()],
+        "head": cells.columns(sources),
         "cells": cells.lines(sources),
         "filters": [{"name": name, "choices": found} for name, found in choices.items() if len(found) > 1],
         "missing": [source.missing for source in sources if source.missing],

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from softbench.core import text as units
 from softbench.core.case import CaseKey
-from softbench.report import matrix
 from softbench.report.figure_data import groups
 from softbench.report.standings import Standing, crossover, names, standings
 from softbench.results.rows import Row
@@ -92,6 +91,6 @@ def _cell(case: CaseKey, found: Standing | None, index: Mapping[tuple[str, CaseK
     tied = " or ".join(names(found)) if len(found.tied) <= 2 else f"{best.backend} or {len(found.tied) - 1} others"
     lead = f"+{units.percent(found.lead)}" if found.lead is not None and len(found.tied) == 1 else ""
     lead = f" ({lead})" if found.unknown else f" {lead}" if lead else ""
-    doubt = " !" if any(map(matrix.doubtful, found.rows[:2])) else ""
+    doubt = " !" if any(row.doubtful for row in found.rows[:2]) else ""
     title = f"{case}: {tied}, {units.micros(best.median_us or 0)}"
     return HeatCell(index[best.backend, case], f"{tied}{lead}{doubt}", title, best.backend, " ".join(edges))

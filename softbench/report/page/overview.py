@@ -11,7 +11,6 @@ from statistics import median
 from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count, few, one_line, percent
-from softbench.report import matrix
 from softbench.report.figure_data import Slice, slices
 from softbench.report.page.source import Source
 from softbench.report.standings import Standing, names, standings
@@ -75,7 +74,7 @@ def _fastest(found: Sequence[Standing]) -> str:
 def _closeness(best: Sequence[Row]) -> str:
     if not best:
         return "No cell has a fraction of the yardstick."
-    sure = [row for row in best if not matrix.doubtful(row)]
+    sure = [row for row in best if not row.doubtful]
     ordered = sorted(sure or best, key=lambda row: row.of_copy or 0)
     low, high = ordered[0], ordered[-1]
     middle = percent(median(row.of_copy or 0 for row in ordered))
@@ -94,7 +93,7 @@ def _trouble(rows: Sequence[Row]) -> str:
     without = [
         f"{number} {status}" for status in (Status.SKIPPED, Status.UNAVAILABLE) if (number := sum(row.status == status for row in rows))
     ]
-    doubtful = [row for row in rows if row.median_us and matrix.doubtful(row)]
+    doubtful = [row for row in rows if row.median_us and row.doubtful]
     names = Counter(label for row in doubtful for label in row.labels.split() if label not in HARMLESS)
     head = f"Of {count(len(rows), 'cell')}, {', '.join(parts)}"
     tail = f"; {', '.join(without)}" if without else ""
@@ -109,7 +108,7 @@ def counts(rows: Sequence[Row]) -> list[Count]:
         if number := sum(row.status == status for row in rows):
             kind = "bad" if status in FAILURES else "good" if status == Status.OK else "warn" if status == Status.UNVERIFIED else "plain"
             found.append(Count(status.value, number, kind))
-    doubtful = sum(bool(row.median_us) and matrix.doubtful(row) for row in rows)
+    doubtful = sum(bool(row.median_us) and row.doubtful for row in rows)
     implausible = sum(IMPLAUSIBLE in row.labels.split() for row in rows)
     return found + [Count(name, number, "warn") for name, number in (("doubtful", doubtful), (IMPLAUSIBLE, implausible)) if number]
 

@@ -15,7 +15,7 @@ from softbench.core.text import one_line
 from softbench.gate.inference import holm, moderate, t_upper
 from softbench.gate.unpaired import MARGIN, SITTING_SD
 from softbench.gate.verdicts import Rules
-from softbench.report import axes, matrix, style
+from softbench.report import axes, style
 from softbench.report.page import figures
 from softbench.report.page.figures import Entry
 from softbench.report.page.source import Source
@@ -67,7 +67,7 @@ def logs(runs: Runs) -> dict[CellGroup, list[dict[CaseKey, float]]]:
     values = {}
     for group, cells in found.items():
         common = set.intersection(*(set(some) for some in cells if some))
-        steady = {case for case in common if not any(matrix.doubtful(some[case]) for some in cells if some)}
+        steady = {case for case in common if not any(some[case].doubtful for some in cells if some)}
         if kept := steady or common:
             values[group] = [{case: math.log(row.of_copy or 1) for case, row in some.items() if case in kept} for some in cells]
     if not values:
