@@ -1,4 +1,4 @@
-"""Kernels of other projects: the message for a missing package, and the calls to a simulated one."""
+"""Kernels of other projects: the message for a missing package, the calls to a simulated one, and which of them need NVIDIA's GPUs."""
 
 import importlib.util
 import sys
@@ -9,10 +9,16 @@ import pytest
 import torch
 from compiling import assert_passes, install
 
+from softbench.backends import dsl, nvidia
 from softbench.backends.calls import EMPTY
+from softbench.backends.cuda import backend as cuda
+from softbench.backends.cudnn import backend as cudnn
 from softbench.backends.flaggems import backend as flaggems
+from softbench.backends.flashinfer import backend as flashinfer
 from softbench.backends.liger import backend as liger
 from softbench.backends.quack import backend as quack
+from softbench.backends.torch_library import CudaOp, TritonAoti
+from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import operation
 from softbench.plugins.load import load, source_hash
@@ -278,3 +284,39 @@ def test_flaggems_is_called_with_rows(monkeypatch, direction, op):
 def test_a_backend_without_log_softmax_is_skipped_for_it(backend):
     found = unsupported(backend, Case(4, 32, "bf16", Direction.FORWARD, op="log_softmax"))
     assert found.startswith("it has no log_softmax, only softmax")
+
+
+ONLY_NVIDIA = [cuda, CudaOp(), TritonAoti(), cudnn, quack, flashinfer, dsl.CuPy(), dsl.Numba()]
+ANY_GPU = [liger, flaggems, dsl.Helion()]
+
+
+@pytest.fixture
+def rocm(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def test_rocm_has_no_nvidia_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert nvidia.missing() is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert nvidia.missing() == "no CUDA GPU here"
+    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
+    assert "built for AMD's (ROCm)" in nvidia.missing()
+
+
+@pytest.mark.parametrize("backend", ONLY_NVIDIA, ids=lambda backend: backend.name)
+def test_backends_of_nvidia_are_unavailable_on_rocm(backend, rocm):
+    assert backend.available() == nvidia.missing()
+
+
+@pytest.mark.parametrize("backend", ANY_GPU, ids=lambda backend: backend.name)
+def test_portable_packages_are_only_not_installed(backend, rocm, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "is not installed" in backend.available()
+
+
+@pytest.mark.parametrize(("op", "refused"), [("softmax", False), ("log_softmax", False), ("cross_entropy", True), ("masked_softmax", True)])
+def test_triton_refuses_operations_whose_kernels_contain_ptx(rocm, op, refused):
+    reason = own.supports(Case(8, 64, "fp32", Direction.FORWARD, "cuda", op))
+    assert (reason is not None and "PTX" in reason) == refused

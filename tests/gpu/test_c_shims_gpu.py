@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 import torch.utils.cpp_extension
-from operands import close, randn
+from operators import close, randn
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.kernels.triton import dispatch, softmax
 from softbench.kernels.triton.c_shims import c_shims, static_launch

@@ -6,8 +6,7 @@ import json
 
 import pytest
 import torch
-from operands import LAYOUTS, LONG, TOLERANCE, close, randn
-from pairs import EVERY_TEST, run_and_differentiate
+from operators import EVERY_TEST, LAYOUTS, LONG, TOLERANCE, close, randn, run_and_differentiate
 from softbench.kernels.cuda import build, launch, launch_plan, log_softmax, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -7,8 +7,7 @@ from statistics import median
 
 import pytest
 import torch
-from judged import confined
-from wrongs import PLUGINS, load
+from wrongs import PLUGINS, confined, load
 
 from softbench.backends import naive
 from softbench.core.case import Case, Direction

@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.utils.cpp_extension
-from operands import LONG, TOLERANCE, close, gradient, randn
-from pairs import LOG_PAIRS, OPS, PAIRS, both, run_and_differentiate
+from operators import LOG_PAIRS, LONG, OPS, PAIRS, TOLERANCE, both, close, gradient, randn, run_and_differentiate
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.kernels.triton import log_softmax, softmax, traceable, user_defined
 from torch._dynamo.testing import CompileCounterWithBackend

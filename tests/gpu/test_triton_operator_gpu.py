@@ -6,10 +6,8 @@ import json
 
 import pytest
 import torch
-from operands import LAYOUTS, LONG, TOLERANCE, close, gradient, randn
-from pairs import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, PAIRS, both, each
+from operators import EVERY_TEST, LAYOUTS, LOG_PAIRS, LONG, OF_FUNCTION, PAIRS, TOLERANCE, Wrapped, both, close, each, gradient, randn
 from softbench.kernels.triton import dispatch, operator, softmax
-from subclass import Wrapped
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -4,10 +4,9 @@ import os
 
 import pytest
 import torch
-from judged import CASE, confined, judged
 from sampled import sampled
 from shared_harness import MOST, SECRET, measured
-from wrongs import PLUGINS, load
+from wrongs import CASE, PLUGINS, confined, judged, load
 
 from softbench.core.case import Case, Direction
 from softbench.plugins.source import origins

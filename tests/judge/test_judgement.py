@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from judged import CASE, confined, judged
 from sampled import sampled
+from wrongs import CASE, confined, judged
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import MakeCalls, QueueCalls, ShareOutputs

@@ -1,10 +1,9 @@
 """The costs of each backend of a results file: medians, mean fractions, and their tables."""
 
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
 import pytest
-from result_rows import result_row
 
 from softbench.core.errors import UsageError
 from softbench.plan import sweep
@@ -16,9 +15,20 @@ from softbench.plugins.source import PluginSource
 from softbench.report import listing
 from softbench.results import by_backend
 from softbench.results.csv import COLUMNS, read_csv, to_csv
+from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / by_backend.COMMITTED
+
+CELL = {"direction": "forward", "M": 4096, "N": 256, "dtype": "bf16", "status": "ok", "device": "NVIDIA H200", "run": "r"}
+TIMES = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0, "timer": "do_bench"}
+
+
+def result_row(backend, **given):
+    """A cell with these fields, and with times if its status is `ok`. All others are None or an empty text."""
+    required = (field for field in fields(Row) if field.default is MISSING)
+    empty = {field.name: "" if field.type == "str" else None for field in required}
+    return Row(**empty | CELL | (TIMES if given.get("status", "ok") == "ok" else {}) | {"backend": backend} | given)
 
 
 def row(backend, N=256, *, status="ok", build=1.0, cache="cold", host=20.0, of_copy=0.5, direction="forward", grade="pass"):

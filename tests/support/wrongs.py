@@ -1,15 +1,20 @@
-"""Runs the wrong plugins on CPU and GPU: bugs on their check case, tricks through building, checking and timing."""
+"""Runs the wrong plugins on CPU and GPU: bugs on their check case, tricks through building, checking and timing, and all before a judge."""
 
+import ctypes
 import importlib.util
+import os
 import time
 from pathlib import Path
+
+import pytest
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import BuildCase, CheckOutputs, RenewInputs, TimeBatch, VerifyOutputs
 from softbench.core.outcome import Grade
-from softbench.plugins.source import PluginSource
+from softbench.plugins.source import FILE, PluginSource
 from softbench.processes.slot import load_request
 from softbench.worker.checking.check_case import CheckCaseRunner
+from softbench.worker.judged import confinement
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 BATCHES = 12  # a fingerprint of few values misses some changes: with this many batches, one changes the values it reads
@@ -71,3 +76,14 @@ def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py"
         return "time", found.grade.value, found.detail
     finally:
         pool.discard(worker)
+
+
+CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
+LANDLOCK = max(0, ctypes.CDLL(None).syscall(confinement.LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
+confined = pytest.mark.skipif(LANDLOCK < 6 or os.uname().machine != "x86_64", reason="this kernel has no landlock 6, or no seccomp table")
+
+
+def judged(judge, file, name, case=CASE):
+    """The judgement of a backend of a file in `tests/plugins`."""
+    path = PLUGINS / file
+    return judge.judge(PluginSource(FILE, path.stem, str(path), path.name), case, name)

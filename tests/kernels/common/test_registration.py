@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from pairs import OPS, both
+from operators import OPS, both
 from softbench.kernels.common import registration
 from softbench.kernels.triton import generic, softmax
 from torch.utils.flop_counter import FlopCounterMode

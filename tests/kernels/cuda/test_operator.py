@@ -7,11 +7,10 @@ import itertools
 
 import pytest
 import torch
-from pairs import EVERY_TEST, run_and_differentiate
+from operators import EVERY_TEST, Wrapped, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.common.softmax import Softmax
 from softbench.kernels.cuda import build, launch, log_softmax, operator, softmax
-from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode

@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from pairs import OPS
+from operators import OPS
 from sampled import sampled
 from softbench.kernels.triton import generic
 from torch._inductor import config

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 import torch
-from pairs import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, both, each, run_and_differentiate
+from operators import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, Wrapped, both, each, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.triton import generic, operator
-from subclass import Wrapped
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 

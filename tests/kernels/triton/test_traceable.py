@@ -10,7 +10,7 @@ import warnings
 
 import pytest
 import torch
-from pairs import OF_FUNCTION, PAIRS, both, run_and_differentiate
+from operators import OF_FUNCTION, PAIRS, both, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.triton import (
     generic,

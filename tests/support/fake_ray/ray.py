@@ -1,7 +1,9 @@
 """As much of Ray as the relay uses, within its process: one node, and actors that are objects of this process."""
 
 import os
+import sys
 import threading
+from types import ModuleType, SimpleNamespace
 
 GPUS = {"GPU": float(os.environ["FAKE_RAY_GPUS"])} if "FAKE_RAY_GPUS" in os.environ else {}
 
@@ -66,3 +68,16 @@ def wait(done, num_returns, timeout):
 
 def kill(actor):
     threading.Thread(target=actor._made.process.kill).start()
+
+
+class NodeAffinitySchedulingStrategy:
+    """Where an actor is placed."""
+
+    def __init__(self, node_id, soft):
+        assert soft is False
+        self.node_id = node_id
+
+
+util = ModuleType("ray.util")
+util.scheduling_strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=NodeAffinitySchedulingStrategy)
+sys.modules |= {"ray.util": util, "ray.util.scheduling_strategies": util.scheduling_strategies}

@@ -1,0 +1,237 @@
+"""Wrong kernels are rejected, each by the rule that is meant for it. Honest ones that do unusual things are accepted."""
+
+import csv
+import itertools
+from fnmatch import fnmatchcase
+
+import pytest
+import torch
+from masked_softmaxes import OPERATION, TOGETHER, named_with
+from sampled import sampled
+from ways import by_cell, slug
+from wrongs import ARITHMETIC, BUGS, CALLS, HABITS, HONEST, PLUGINS, RIGHT_WAYS, TRICKS, VALUES, WRONG_WAYS, grade, tried
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops.softmax import NUMERICS
+from softbench.processes.pool import Pool
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool() as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    "bug", sampled([bug for bug in BUGS if not bug.gpu_only], lambda bug: BUGS.index(bug) % 2 == 0), ids=lambda bug: bug.name
+)
+def test_a_bug_is_wrong_where_correct_implementations_pass(bug):
+    verdict, reason = grade(bug, bug.item, bug.direction, bug.dtype, "cpu")
+    assert verdict == "wrong", (verdict, reason)
+    assert bug.rule in reason, reason
+    if bug.seems_right:
+        assert grade(bug, bug.seems_right, bug.direction, bug.dtype, "cpu") == ("pass", "")
+    for honest in HONEST:
+        assert grade(honest, bug.item, bug.direction, bug.dtype, "cpu") == ("pass", ""), honest.name
+
+
+TRIED = [trick for trick in TRICKS if not trick.cuda]
+FIRST = list({(trick.stage, str(trick.rule)): trick for trick in reversed(TRIED)}.values())
+"""The first trick of each stage and rule that finds it."""
+
+
+@pytest.mark.parametrize("trick", sampled(TRIED, lambda trick: trick in FIRST), ids=lambda trick: trick.name)
+def test_a_trick_is_detected_by_its_stage_and_rule(pool, trick):
+    stage, verdict, reason = tried(pool, trick.name, "cpu", pause=0.05)
+    assert (stage, verdict) == (trick.stage, "wrong"), reason
+    assert any(rule in reason for rule in ([trick.rule] if isinstance(trick.rule, str) else trick.rule)), reason
+
+
+@pytest.mark.parametrize(
+    ("direction", "name"),
+    sampled(
+        itertools.product((Direction.FORWARD, Direction.BACKWARD), [honest.name for honest in HONEST]),
+        lambda direction, name: (direction, name) in ((Direction.FORWARD, HONEST[0].name), (Direction.BACKWARD, HONEST[-1].name)),
+    ),
+)
+def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name, direction):
+    for case in (Case(64, 256, "fp32", direction, "cpu"), Case(1, 4097, "bf16", direction, "cpu"), Case(3, 1, "fp16", direction, "cpu")):
+        assert tried(pool, name, "cpu", case, PLUGINS / "correct" / "variants.py")[:2] == ("time", "pass")
+
+
+def test_there_are_enough_tricks_and_bugs_with_unique_names():
+    assert len(TRICKS) >= 20
+    assert len(BUGS) >= 25
+    assert len(VALUES) >= 40
+    every = (*TRICKS, *BUGS, *VALUES, *CALLS, *HONEST)
+    assert len({(plugin.name, type(plugin).__module__) for plugin in every}) == len(every)
+
+
+CPU = torch.device("cpu")
+
+
+IN_CHECK = sampled(VALUES, lambda bug: not bug.in_run or VALUES.index(bug) % 6 == 1)
+"""By default the bugs that only `check` finds, and a sixth of those that the structured rows of a run find too."""
+
+
+@pytest.mark.parametrize("bug", IN_CHECK, ids=lambda bug: bug.name)
+def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
+    names = [item.name for item in NUMERICS.check_cases("softmax") if item.direction is bug.direction and fnmatchcase(item.name, bug.item)]
+    assert names
+    reasons = [reason for name in names for verdict, reason in [grade(bug, name, bug.direction, bug.dtype, "cpu")] if verdict == "wrong"]
+    assert reasons
+    assert all("x the bound" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "bug", sampled([bug for bug in VALUES if bug.in_run], lambda bug: VALUES.index(bug) % 2 == 0), ids=lambda bug: bug.name
+)
+def test_a_bug_hidden_by_normal_values_is_found_before_timing(bug):
+    case = Case(96, 4096, bug.dtype, bug.direction, "cpu")
+    found = PreCheck(case, bug.function, NUMERICS.make(case, 0, CPU), bug, None).run(3)
+    assert found.grade is Grade.WRONG
+    assert "(structured rows: " in found.detail
+
+
+def test_the_bugs_are_right_on_normal_values():
+    """Except where a bug is so coarse that normal values show it, too."""
+    hidden = 0
+    for bug in VALUES:
+        case = Case(16, 4096, bug.dtype, bug.direction, "cpu")
+        given = NUMERICS.make(case, 0, CPU)
+        outputs = bug.function(*given)
+        hidden += verify_outputs(bug, case, given, outputs if isinstance(outputs, tuple) else (outputs,)).grade is Grade.PASS
+    assert hidden >= 40
+
+
+LOG_SOFTMAX = {
+    *("zeros", "softmax", "over-the-rows", "log-of-softmax", "no-maximum-subtracted", "log2-for-log", "sum-without-the-last-column"),
+    *("sum-in-16-bits", "stale-rows", "first-buffer", "y-for-exp-y", "softmaxs-formula", "gradient-of-softmax"),
+}
+RIGHT = {"two-passes", "online", "float64", "minus-logsumexp", "chunks-of-rows", "torch-jit"}
+NAMED = {*(f"wrong-{name}" for name in LOG_SOFTMAX), *(f"right-{name}" for name in RIGHT)}
+SCALED = {way.name for way in (*WRONG_WAYS, *RIGHT_WAYS) if way.operations == ("softmax(scale,out_dtype)",)}
+
+
+def some(operation):
+    """Ten wrong ways to compute an operation, and the right ones but for sums of one term after the other."""
+    wrong, right = ([way.name for way in ways if way.operations == (operation,)] for ways in (WRONG_WAYS, RIGHT_WAYS))
+    return {*wrong[:10], *(name for name in right if "serial" not in name)}
+
+
+def masked(*, by):
+    """The wrong ways to compute masked softmax that these parameters show, the right ones, and the arguments of a run."""
+    wrong = {f"wrong-masked-{slug(name)}" for name in named_with(by)}
+    right = {way.name for way in RIGHT_WAYS if way.operations == (OPERATION,)}
+    return wrong | right, ("--op", "masked_softmax", "--set", by, "--shape", "2x3x40x65")
+
+
+RUNS = {
+    "log_softmax": (NAMED, ("--op", "log_softmax", "--M", 32, "--N", 1024)),
+    "cross_entropy": (some("cross_entropy"), ("--op", "cross_entropy", "--M", 32, "--N", 257)),
+    "logprob": (some("logprob"), ("--op", "logprob", "--M", 32, "--N", 1024)),
+    "scaled softmax": (SCALED, ("--set", "scale=0.7", "--M", 32, "--N", 257)),
+    **{what: masked(by=text) for what, text in TOGETHER.items()},
+}
+
+
+@pytest.mark.slow  # tests/run/test_operations.py has a run of few plugins
+@pytest.mark.parametrize("what", RUNS)
+def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli, what):
+    names, given = RUNS[what]
+    files = [part for folder in ("wrong", "correct") for part in ("--plugin", PLUGINS / folder / "operations.py")]
+    shape = ("--device", "cpu", "--quick", "--direction", "forward,backward,both,fused")
+    done = cli("run", *given, *files, "--backends", ",".join(sorted(names)), *shape)
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = by_cell(cli.folder / "results" / "latest.csv")
+    expected = [way for way in (*WRONG_WAYS, *RIGHT_WAYS) if way.name in names]
+    assert len(expected) == len(names)
+    assert sum(name.startswith("wrong-") for name in names) >= 10
+    assert sum(name.startswith("right-") for name in names) >= 5
+    for way in expected:
+        for direction in way.makers:
+            row = found[way.name, direction]
+            assert row["status"] == ("wrong" if way.name.startswith("wrong") else "ok"), row
+            assert bool(row["gbps"]) == (row["status"] == "ok"), row
+
+
+OVERFLOW = ("largest and smallest", "all the smallest")
+"""Check cases whose maximum times log2(e) overflows float32, and so makes a fused exponent NaN."""
+CASES = [
+    item
+    for item in NUMERICS.check_cases("softmax")
+    if not item.gpu_only and not item.name.startswith(("shape 65", "shape 5x", "shape 3x", "shape 18", "shape 1x13"))
+]
+"""Without those of many rows or long rows."""
+OF_CALLS = [item for item in CASES if item.repeat or item.name.startswith("shape 37")]
+"""The cases that call a backend in a special way, and small shapes: a habit is about calls, not about values."""
+
+
+shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(12, id="every twelfth")])
+
+
+@shares
+@pytest.mark.parametrize("plugin", ARITHMETIC, ids=lambda plugin: plugin.name)
+def test_honest_arithmetic_gets_its_classes_in_check(plugin, share):
+    for item in dict.fromkeys([*CASES[::share], *(item for item in CASES if item.name in OVERFLOW)]):
+        found, reason = grade(plugin, item.name, item.direction, "fp32", "cpu")
+        if plugin.name == "fused-exponent" and item.name in OVERFLOW:
+            assert (found, " is nan " in reason) == ("wrong", True)
+        else:
+            assert found in plugin.classes, (item.name, reason)
+
+
+def measured(cli, file, *more):
+    """The rows of a run of all backends of a plugin file, without the yardstick."""
+    done = cli("run", "--plugin", PLUGINS / "correct" / file, "--device", "cpu", "--quick", "--M", "32", "--N", "513", *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with (cli.folder / "results" / "latest.csv").open() as latest:
+        return [row for row in csv.DictReader(latest) if row["backend"] != "copy"], done.stdout
+
+
+@pytest.mark.slow
+def test_run_measures_honest_arithmetic(cli):
+    names = ",".join(plugin.name for plugin in ARITHMETIC)
+    rows, shown = measured(cli, "arithmetic.py", "--backends", names, "--dtype", "fp32", "--direction", "forward,backward,both")
+    classes = {plugin.name: plugin.classes for plugin in ARITHMETIC}
+    assert len(rows) == len(ARITHMETIC) * 3
+    for row in rows:
+        assert row["status"] == "ok", row
+        assert float(row["gbps"]) > 0
+        assert row["class"] in classes[row["backend"]], row
+    fused = [row for row in rows if (row["backend"], row["dtype"], row["direction"]) == ("fused-exponent", "fp32", "forward")]
+    assert {row["class"] for row in fused} == {"low-precision"}
+    assert "fused-exponent: low-precision (" in shown
+    assert "in a row whose maximum is 1e+07" in shown
+
+
+@shares
+@pytest.mark.parametrize("plugin", HABITS, ids=lambda plugin: plugin.name)
+def test_honest_habits_pass_in_check(plugin, share):
+    """By default a habit has all special calls of one direction, and the next habit those of the next one."""
+    direction = (Direction.FORWARD, Direction.BACKWARD, Direction.BOTH)[HABITS.index(plugin) % 3]
+    special = (item for item in OF_CALLS if item.repeat and item.direction is direction)
+    for item in dict.fromkeys([*OF_CALLS[::share], *special]):
+        found, reason = grade(plugin, item.name, item.direction, "fp32", "cpu")
+        assert found == "pass", (item.name, reason)
+
+
+def test_a_varying_result_is_a_note_within_the_bound_only():
+    varying = next(plugin for plugin in HABITS if plugin.name == "sums-in-varying-order")
+    assert grade(varying, "twice the same", Direction.FORWARD, "fp32", "cpu") == ("pass", "varies from call to call, within the bound")
+    right = varying.functions[Direction.FORWARD]
+    calls = iter((right, lambda x: right(x) * 1.001))
+    second_is_wrong = type(varying)("second-is-wrong", forward=lambda x: next(calls)(x))
+    verdict, reason = grade(second_is_wrong, "twice the same", Direction.FORWARD, "fp32", "cpu")
+    assert (verdict, "x the bound" in reason) == ("wrong", True)
+
+
+@pytest.mark.slow  # by default a check has them
+def test_run_measures_honest_habits(cli):
+    directions = ("forward", "backward", "both")
+    names = ",".join(plugin.name for plugin in HABITS)
+    rows, _ = measured(cli, "habits.py", "--backends", names, "--dtype", "fp32", "--direction", ",".join(directions))
+    assert len(rows) == len(HABITS) * len(directions)
+    assert {(row["status"], row["class"], float(row["gbps"]) > 0) for row in rows} == {("ok", "pass", True)}, rows
