@@ -117,26 +117,35 @@ def costs() -> str:
 
 
 def commands() -> str:
-    """Every command with its help, arguments and options."""
+    """Every command with its help, arguments and options. An option that an earlier command has, with the same text, is named only."""
     group: Any = typer.main.get_command(app)
     parts = [(group.help or "").strip(), (group.epilog or "").strip()]
+    described: dict[tuple[str, ...], str] = {}
     for name in group.list_commands(None):
         command = group.commands[name]
         nested = getattr(command, "commands", None)
         for title, one in {f"{name} {sub}": found for sub, found in nested.items()}.items() if nested else [(name, command)]:
-            parts += [f"## softbench {title}", *_command(one)]
+            parts += [f"## softbench {title}", *_command(one, title, described)]
     return "\n\n".join(parts)
 
 
-def _command(command: Any) -> list[str]:
+def _command(command: Any, title: str, described: dict[tuple[str, ...], str]) -> list[str]:
     parts = [inspect.cleandoc(command.help or "")]
     panels: dict[str, list[tuple[str, ...]]] = {}
+    known: dict[str, list[str]] = {}
     for param in command.params:
         if param.name != "help":
             names = ", ".join(f"`{opt}`" for opt in param.opts) if param.param_type_name == "option" else f"`{param.name}`"
-            panels.setdefault(panel_of(param), []).append((names, param.help or "", _default(param)))
+            row = (names, param.help or "", _default(param))
+            earlier = described.setdefault(row, title)
+            if earlier == title:
+                panels.setdefault(panel_of(param), []).append(row)
+            else:
+                known.setdefault(earlier, []).append(names)
     for panel, rows in sorted(panels.items(), key=lambda item: (item[0] in LAST, item[0] == OTHERS)):
         parts += [f"**{panel}**", table((panel.lower() if panel == "Arguments" else "option", "meaning", "default"), rows)]
+    for earlier, names_of in known.items():
+        parts.append(f"As in [{earlier}](#softbench-{earlier.replace(' ', '-')}): {', '.join(names_of)}.")
     return parts
 
 

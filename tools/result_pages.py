@@ -15,7 +15,7 @@ from scipy.stats import gmean
 from softbench.api.result import Result
 from softbench.core.outcome import Grade
 from softbench.core.text import count
-from softbench.report import matrix, tables
+from softbench.report import tables
 from softbench.results.document import beside, load, units_of
 from softbench.results.rows import Row
 
@@ -68,7 +68,7 @@ def readme_results() -> str:
         row = cells[N, backend]
         if row.status != "ok" or row.gbps is None:
             return row.status
-        mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if matrix.doubtful(row) else "")
+        mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if row.doubtful else "")
         return f"{row.gbps:.0f}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
 
     rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
