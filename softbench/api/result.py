@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from softbench.api.shown import Pictures, Shown
-    from softbench.core.json_types import JsonObject
+    from softbench.core.json import JsonObject
     from softbench.results.store import Run
 
 

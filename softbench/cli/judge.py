@@ -15,7 +15,7 @@ from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from softbench.core.json_types import JsonObject
+    from softbench.core.json import JsonObject
 
 EPILOG = "Exit codes: 0 right and timed; 1 wrong, failed or not judged, or a wrong signature; 2 usage; 130 interrupted (143 by SIGTERM)."
 

@@ -7,7 +7,7 @@ import select
 import socket
 import time
 
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 
 CHUNK = 1 << 16
 MAX_DESCRIPTORS = 4

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Annotated
 
-from softbench.core.json_types import JsonObject
-from softbench.core.text import one_line, printable
+from msgspec import Meta
+
+from softbench.core.json import JsonObject, to_json
 
 KINDS = ("source", "wrapper", "ttir", "ttgir", "llir", "ptx", "sass", "report")
 """Of code, from what a compiler was given or wrote to what the device runs; `wrapper` is Inductor's
@@ -20,9 +22,9 @@ LANGUAGES = {"ttir": "llvm", "ttgir": "llvm", "llir": "llvm", "ptx": "gas", "sas
 class Artifact:
     """A piece of generated code."""
 
-    name: str
-    """File name."""
-    kind: str
+    name: Annotated[str, Meta(pattern=r"^[^/]*[^/.][^/]*\Z")]
+    """File name: it is in no other folder."""
+    kind: Annotated[str, Meta(pattern=rf"^({'|'.join(KINDS)})\Z")]
     """One of KINDS."""
     language: str
     """The highlighter's language: `python`, `cpp`, `llvm`, ..."""
@@ -58,28 +60,4 @@ class Inspection:
 
     def document(self) -> JsonObject:
         """The inspection as JSON."""
-        return asdict(self)
-
-
-def from_json(data: JsonObject) -> Inspection:
-    """The inverse of `Inspection.document`.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is invalid.
-    """
-    facts = tuple((one_line(str(name)), one_line(str(value), NAME_CHARACTERS)) for name, value in data["facts"])
-    launches = tuple(_launch(launch) for launch in data["launches"])
-    artifacts = tuple(
-        Artifact(one_line(piece["name"]), str(piece["kind"]), one_line(piece["language"]), printable(piece["text"]))
-        for piece in data["artifacts"]
-    )
-    if not all(artifact.kind in KINDS and "/" not in artifact.name and artifact.name.strip(".") for artifact in artifacts):
-        raise ValueError("a piece of code without a kind or a name")
-    return Inspection(facts, launches, artifacts)
-
-
-def _launch(data: JsonObject) -> Launch:
-    grid, block = (tuple(int(extent) for extent in data[key]) for key in ("grid", "block"))
-    counts = ("registers", "spilled_bytes", "shared_bytes", "moved_bytes")
-    registers, spilled, shared, moved = (None if data[key] is None else int(data[key]) for key in counts)
-    return Launch(one_line(data["name"], NAME_CHARACTERS), grid, block, registers, spilled, shared, moved, one_line(data["counted_by"]))
+        return to_json(self)

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from softbench.core.json_types import JsonObject
-
 BOOT, PCI = Path("/proc/sys/kernel/random/boot_id"), Path("/sys/bus/pci/devices")
 
 
@@ -59,15 +57,6 @@ class Machine:
     """Versions and the CPU; results store them."""
     host: str = "host"
     """The label of the host (`softbench.worker.machine_probe.host_label`)."""
-
-
-def machine_from_json(data: JsonObject) -> Machine:
-    """The inverse of `dataclasses.asdict` for a Machine.
-
-    Raises:
-        KeyError, TypeError: it is not a machine.
-    """
-    return Machine(**{**data, "gpus": tuple(Gpu(**gpu) for gpu in data["gpus"])})
 
 
 UNIT = re.compile(r"[A-Za-z0-9._-]{1,40}/[A-Za-z0-9-]{1,20}/[0-9a-f]{8}")

@@ -1,62 +1,178 @@
-"""The requests from parent to worker, a type for each, and the JSON of requests and replies. Each request has one reply."""
+"""The messages between parent and worker: a type for each request, and one for each reply. Each request has one reply."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import cache, reduce
+from operator import or_
+from typing import Annotated, Any, Generic, TypeVar, get_args
+
+from msgspec import Meta, Struct
 
 from softbench.core.case import Case, Direction
-from softbench.core.json_types import JsonObject, to_json
-from softbench.core.replies import (
-    Built,
-    Called,
-    CheckCaseGraded,
-    CheckCases,
-    Confined,
-    Described,
-    Done,
-    Failure,
-    Graded,
-    Inspected,
-    Loaded,
-    Probed,
-    Profiled,
-    Reply,
-    Skip,
-    Timed,
-    Unsupported,
-    Verified,
-)
+from softbench.core.inspection import Inspection
+from softbench.core.json import JsonObject, from_json
+from softbench.core.machine import Machine
+from softbench.core.outcome import Accuracy, Build, ErrorMetrics, Profile, Status, Telemetry, Us
+
+INVALID_REPLY = "the worker sent an invalid reply"
+
+
+class Reply(Struct, frozen=True, forbid_unknown_fields=True, tag_field="reply", tag=True):
+    """A reply. Its JSON has the name of its type as `reply`."""
+
+
+class Failure(Reply, frozen=True):
+    """The request raised an exception."""
+
+    status: Status
+    stage: str
+    reason: str
+    poisoned: bool = False
+    """True if the CUDA context is lost: the worker must not be used again."""
+
+    def __post_init__(self) -> None:
+        if self.status not in (Status.FAILED, Status.OOM):
+            raise ValueError(f"{self.status} is no status of an exception")
+
+
+class Described(Reply, frozen=True):
+    """A user's operation."""
+
+    operation: JsonObject
+    """As `softbench.ops.declaration.to_json` makes it."""
+
+
+class Skip(Reply, frozen=True):
+    """The backend does not support the case."""
+
+    reason: str
+
+
+class Unsupported(Reply, frozen=True):
+    """The cases that backends do not support."""
+
+    places: dict[str, list[int]]
+    """By backend: their places in the request, from 0."""
+
+
+class Done(Reply, frozen=True):
+    """The request succeeded and has no result."""
+
+
+class Probed(Reply, frozen=True):
+    """The machine."""
+
+    machine: Machine
+
+
+class Loaded(Reply, frozen=True):
+    """The backends of a plugin source."""
+
+    infos: list[JsonObject]
+    """One for each backend (`softbench.plugins.info`)."""
+
+
+class Built(Reply, frozen=True):
+    """The build of a case."""
+
+    build: Build
+
+
+class Graded(Reply, frozen=True):
+    """The accuracy of the built case."""
+
+    accuracy: Accuracy
+    untimed: str = ""
+    """Why the case must not be timed here; empty if it may be."""
+
+
+class CheckCases(Reply, frozen=True):
+    """All check cases."""
+
+    cases: list[tuple[str, Direction, bool]]
+    """Name, direction, and whether the case needs the device alone."""
+
+
+class CheckCaseGraded(Reply, frozen=True):
+    """The accuracy of a check case."""
+
+    accuracy: Accuracy
+    metrics: ErrorMetrics | None = None
+    """None if nothing was compared."""
+
+
+class Inspected(Reply, frozen=True):
+    """The code and facts of a case."""
+
+    inspection: Inspection
+
+
+class Timed(Reply, frozen=True):
+    """The samples of a batch."""
+
+    samples_us: Annotated[tuple[Us, ...], Meta(min_length=1)]
+    """Latencies of single calls, microseconds."""
+
+
+class Verified(Reply, frozen=True):
+    """The accuracy of a batch, and the telemetry."""
+
+    accuracy: Accuracy | None
+    """Of the kept outputs; None if the batch kept none."""
+    telemetry: Telemetry | None
+    """After the batch."""
+
+
+class Profiled(Reply, frozen=True):
+    """The profile of a case."""
+
+    profile: Profile
+    unverified: str = ""
+    """Why the case has no result; empty if it has one."""
+    unordered: str = ""
+    """Work of the traced calls that is not ordered with the caller's stream; empty if there is none."""
+
+
+class Confined(Reply, frozen=True):
+    """The rights that were taken from the worker."""
+
+    levels: dict[str, bool]
+    """By level: whether this machine has it."""
+
+
+class Called(Reply, frozen=True):
+    """Calls of a challenge were made, or queued."""
+
+    places: tuple[tuple[int, ...], ...]
+    """For each call: the byte of the shared memory at which each output begins."""
+    device_us: float
+    """Microseconds of the GPU for all calls of the challenge, 0 on a CPU. That of a plugin's process counts for nothing."""
+
 
 Answer_co = TypeVar("Answer_co", bound=Reply, covariant=True)
 Answer = TypeVar("Answer", bound=Reply)
 
 
-class Request(Generic[Answer_co]):
-    """A request whose reply is an `Answer_co` or a `Failure`."""
+class Request(Struct, Generic[Answer_co], frozen=True, forbid_unknown_fields=True, tag_field="op"):
+    """A request whose reply is an `Answer_co` or a `Failure`. Its JSON has its name as `op`."""
 
-    op: ClassVar[str]
-    """Its name in JSON, and in a run document's `seconds`."""
-    replies: ClassVar[tuple[type[Reply], ...]] = (Done,)
+    @property
+    def op(self) -> str:
+        """Its name, also in a run document's `seconds`."""
+        return str(self.__struct_config__.tag)
 
 
-@dataclass(frozen=True)
-class ProbeMachine(Request[Probed]):
+class ProbeMachine(Request[Probed], frozen=True, tag="probe"):
     """Describe the machine."""
 
-    op, replies = "probe", (Probed,)
 
-
-@dataclass(frozen=True)
-class LoadOperation(Request[Described]):
+class LoadOperation(Request[Described], frozen=True, tag="operation"):
     """Import a user's operation, and test it on a small case."""
 
     file: str
-    op, replies = "operation", (Described,)
 
 
-@dataclass(frozen=True)
-class LoadSource(Request[Loaded]):
+class LoadSource(Request[Loaded], frozen=True, tag="load"):
     """Load the users' operations, then a plugin source. The worker then serves the backend `name`, or the first."""
 
     source: dict[str, str]
@@ -65,46 +181,35 @@ class LoadSource(Request[Loaded]):
     name: str | None = None
     operations: tuple[str, ...] = ()
     """Files of users' operations."""
-    op, replies = "load", (Loaded,)
 
 
-@dataclass(frozen=True)
-class ListUnsupported(Request[Unsupported]):
+class ListUnsupported(Request[Unsupported], frozen=True, tag="list_unsupported"):
     """List the cases that backends of the worker's plugin source do not support."""
 
     names: tuple[str, ...]
     cases: tuple[Case, ...]
-    op, replies = "list_unsupported", (Unsupported,)
 
 
-@dataclass(frozen=True)
-class BuildCase(Request[Built | Skip]):
+class BuildCase(Request[Built | Skip], frozen=True, tag="build"):
     """Prepare the backend for a case, and call it once."""
 
     case: Case
     seed: int
-    op, replies = "build", (Built, Skip)
 
 
-@dataclass(frozen=True)
-class CheckOutputs(Request[Graded]):
+class CheckOutputs(Request[Graded], frozen=True, tag="check"):
     """Check the built case against the float64 reference."""
 
-    op, replies = "check", (Graded,)
 
-
-@dataclass(frozen=True)
-class ListCheckCases(Request[CheckCases]):
+class ListCheckCases(Request[CheckCases], frozen=True, tag="list_check_cases"):
     """List the check cases of an operation."""
 
     operation: str
     files: tuple[str, ...] = ()
     """Files of users' operations."""
-    op, replies = "list_check_cases", (CheckCases,)
 
 
-@dataclass(frozen=True)
-class RunCheckCase(Request[CheckCaseGraded | Skip]):
+class RunCheckCase(Request[CheckCaseGraded | Skip], frozen=True, tag="run_check_case"):
     """Run one check case of an operation."""
 
     operation: str
@@ -112,86 +217,63 @@ class RunCheckCase(Request[CheckCaseGraded | Skip]):
     direction: Direction
     dtype: str
     seed: int
-    op, replies = "run_check_case", (CheckCaseGraded, Skip)
 
 
-@dataclass(frozen=True)
-class InspectCase(Request[Inspected | Skip]):
+class InspectCase(Request[Inspected | Skip], frozen=True, tag="inspect"):
     """Collect the code generated for a case."""
 
     case: Case
     seed: int
-    op, replies = "inspect", (Inspected, Skip)
 
 
-@dataclass(frozen=True)
-class RenewInputs(Request[Done]):
+class RenewInputs(Request[Done], frozen=True, tag="renew"):
     """Give the inputs of the next batch new values."""
 
     l2: str
-    op = "renew"
 
 
-@dataclass(frozen=True)
-class TimeBatch(Request[Timed]):
+class TimeBatch(Request[Timed], frozen=True, tag="time"):
     """Time a batch."""
 
     warmup_ms: float
     batch_ms: float
     timer: str
     l2: str
-    op, replies = "time", (Timed,)
 
 
-@dataclass(frozen=True)
-class VerifyOutputs(Request[Verified]):
+class VerifyOutputs(Request[Verified], frozen=True, tag="verify"):
     """Verify the kept outputs of the batch, and read the telemetry."""
 
-    op, replies = "verify", (Verified,)
 
-
-@dataclass(frozen=True)
-class TimeHost(Request[Done]):
+class TimeHost(Request[Done], frozen=True, tag="host"):
     """Measure the host time of calls, before the profiler starts."""
 
     batch_ms: float
     l2: str
-    op = "host"
 
 
-@dataclass(frozen=True)
-class StartTrace(Request[Done]):
+class StartTrace(Request[Done], frozen=True, tag="trace"):
     """Start the profiler."""
 
     l2: str
-    op = "trace"
 
 
-@dataclass(frozen=True)
-class TraceCalls(Request[Done]):
+class TraceCalls(Request[Done], frozen=True, tag="calls"):
     """Run the calls that the profiler records."""
 
     batch_ms: float
     l2: str
-    op = "calls"
 
 
-@dataclass(frozen=True)
-class EndProfile(Request[Profiled]):
+class EndProfile(Request[Profiled], frozen=True, tag="profile"):
     """Stop the profiler, and report the case's profile."""
 
-    op, replies = "profile", (Profiled,)
 
-
-@dataclass(frozen=True)
-class Release(Request[Done]):
+class Release(Request[Done], frozen=True, tag="release"):
     """Free the case's device memory; `RenewInputs` allocates it again."""
 
-    op = "release"
 
-
-@dataclass(frozen=True)
-class ConfineProcess(Request[Confined]):
+class ConfineProcess(Request[Confined], frozen=True, tag="confine"):
     """Take rights from the worker for the rest of its life, before it loads a plugin (`softbench.worker.judged.confinement`)."""
 
     readable: tuple[str, ...]
@@ -201,28 +283,21 @@ class ConfineProcess(Request[Confined]):
     device: str
     sockets: bool = False
     """True while CUDA still needs a socket of its own. Another request without it then forbids sockets."""
-    op, replies = "confine", (Confined,)
 
 
-@dataclass(frozen=True)
-class ShareOutputs(Request[Done]):
+class ShareOutputs(Request[Done], frozen=True, tag="share"):
     """Map the judge's memory for the outputs of the calls of a challenge. Its descriptor comes with the request."""
 
     case: Case
     calls: int
     bytes: int
-    op = "share"
 
 
-@dataclass(frozen=True)
-class QueueCalls(Request[Called]):
+class QueueCalls(Request[Called], frozen=True, tag="queue_of_judge"):
     """Give the GPU calls of the next `MakeCalls`, as many as it takes. It starts them when that has mapped their inputs."""
 
-    op, replies = "queue_of_judge", (Called,)
 
-
-@dataclass(frozen=True)
-class MakeCalls(Request[Called]):
+class MakeCalls(Request[Called], frozen=True, tag="calls_of_judge"):
     """Call the backend once on each set of inputs in the memory whose descriptor comes with the request, but for calls that are queued.
 
     Such requests without a backend show what a challenge costs without its calls. On a CPU they write one element. On a GPU they
@@ -230,57 +305,32 @@ class MakeCalls(Request[Called]):
     """
 
     bytes: int
-    op, replies = "calls_of_judge", (Called,)
 
 
-@dataclass(frozen=True)
-class ReleaseOutputs(Request[Done]):
+class ReleaseOutputs(Request[Done], frozen=True, tag="release_of_judge"):
     """Free the outputs of the last `MakeCalls`, and prepare the next calls: the judge's clock does not run now.
 
     The values of the outputs stay in the judge's memory until the next calls. The inputs stay mapped until others take their place.
     """
 
-    op, replies = "release_of_judge", (Done,)
 
-
-REQUESTS: dict[str, type[Request[Any]]] = {kind.op: kind for kind in Request.__subclasses__()}
-
-
-def request_to_json(request: Request[Any]) -> JsonObject:
-    """The request as JSON."""
-    return {"op": request.op, **to_json(request)}
+_REQUESTS = reduce(or_, Request.__subclasses__())
 
 
 def request_from_json(data: JsonObject) -> Request[Any]:
-    """The inverse of `request_to_json`."""
-    fields = dict(data)
-    kind = REQUESTS[fields.pop("op")]
-    if "case" in fields:
-        fields["case"] = _case(fields["case"])
-    if "cases" in fields:
-        fields["cases"] = tuple(map(_case, fields["cases"]))
-    if "names" in fields:
-        fields["names"] = tuple(fields["names"])
-    if "direction" in fields:
-        fields["direction"] = Direction(fields["direction"])
-    return kind(**fields)
-
-
-def _case(fields: JsonObject) -> Case:
-    return Case(**{**fields, "direction": Direction(fields["direction"])})
-
-
-def reply_to_json(reply: Reply) -> JsonObject:
-    """The reply as JSON."""
-    return {"reply": type(reply).__name__, **to_json(reply)}
+    """A request from its JSON. Raises ValueError if it is invalid."""
+    request: Request[Any] = from_json(_REQUESTS, data)
+    return request
 
 
 def reply_from_json(request: Request[Answer], data: JsonObject) -> Answer | Failure:
-    """The reply to a request.
+    """The reply to a request, from a worker. Raises ValueError if the data is no valid reply to it."""
+    reply: Answer | Failure = from_json(_replies(type(request)), data)
+    return reply
 
-    Raises:
-        An exception of `softbench.core.replies.INVALID`: the data is no valid reply to it.
-    """
-    fields = dict(data)
-    kinds: dict[str, type[Reply]] = {kind.__name__: kind for kind in (*request.replies, Failure)}
-    return kinds[fields.pop("reply")].parse(fields)  # type: ignore[return-value]
+
+@cache
+def _replies(kind: type[Request[Any]]) -> Any:
+    """The types of the replies to a request, as its base class names them."""
+    (base,) = kind.__orig_bases__  # type: ignore[attr-defined]
+    return get_args(base)[0] | Failure

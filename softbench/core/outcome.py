@@ -5,10 +5,22 @@ All are frozen. Raw samples are kept; statistics are derived from them (`softben
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
 
 from softbench.core.case import Case
+
+LARGEST = sys.float_info.max
+Finite = Annotated[float, Meta(ge=-LARGEST, le=LARGEST)]
+"""A number that is neither infinite nor NaN."""
+NotNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
+Us = Annotated[float, Meta(gt=0, le=LARGEST)]
+"""The microseconds of a sample."""
+Count = Annotated[int, Meta(ge=0)]
 
 
 class Grade(StrEnum):
@@ -53,10 +65,10 @@ FAILURES = frozenset({Status.WRONG, Status.FAILED, Status.TIMEOUT, Status.OOM})
 class Build:
     """The build: prepare, first call and synchronization."""
 
-    seconds: float
+    seconds: NotNegative
     cache: str
     """`cold` (a compiler ran), `cached` (its earlier output was found), or empty (nothing is compiled)."""
-    compile_s: float | None = None
+    compile_s: Finite | None = None
     """Seconds of `seconds` in torch.compile; None if it compiled nothing."""
     graph_breaks: int | None = None
     """Places where torch.compile left a part of the function to Python; None if it compiled nothing."""
@@ -86,13 +98,25 @@ class Accuracy:
 
 
 @dataclass(frozen=True, slots=True)
-class Telemetry:
-    """NVML's reading of the GPU after a batch, or how busy the CPU was; an unsupported value is None."""
+class ErrorMetrics:
+    """Error metrics of other tools, over all finite elements of an output. They do not affect the verdict."""
 
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
+    ulp: float
+    """The largest |out - ref| in units in the last place of `ref` in the output's dtype."""
+    row_sum: float
+    """The largest difference between the sum of a row of the output and that of the reference."""
+    frobenius: float
+    """||out - ref|| / ||ref||; 0 if both are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """NVML's reading of the GPU after a batch, or how busy the CPU was; an unsupported value is None, and a whole one stays an int."""
+
+    sm_clock_mhz: int | Finite | None = None
+    memory_clock_mhz: int | Finite | None = None
+    power_w: int | Finite | None = None
+    temperature_c: int | Finite | None = None
     reasons: int | None = None
     """NVML's clocks-event reasons, a bit mask."""
     throttled: str = ""
@@ -103,13 +127,13 @@ class Telemetry:
 class Batch:
     """The samples of one backend in one round."""
 
-    process: int
+    process: Count
     """Number of the process set, from 0."""
-    round: int
+    round: Count
     """Number of the round in that set, from 0."""
-    position: int
+    position: Count
     """The backend's place in the round's order, from 0."""
-    samples_us: tuple[float, ...]
+    samples_us: Annotated[tuple[Us, ...], Meta(min_length=1)]
     """Latencies of single calls in microseconds, in order; on the CPU per call of a block."""
     telemetry: Telemetry | None = None
     """None on the CPU and without NVML."""
@@ -124,7 +148,7 @@ class Batch:
 class Timing:
     """All batches of a cell."""
 
-    batches: tuple[Batch, ...]
+    batches: Annotated[tuple[Batch, ...], Meta(min_length=1)]
     kind: str
     """The timer: one of TIMERS, or CPU_TIMER."""
     l2: str = ""
@@ -137,17 +161,17 @@ class Timing:
 class Profile:
     """Device time, host time, kernels and memory of a call on a GPU."""
 
-    device_us: tuple[float, ...] = ()
+    device_us: tuple[Us, ...] = ()
     """Device times of single calls, microseconds."""
-    host_us: tuple[float, ...] = ()
+    host_us: tuple[Us, ...] = ()
     """Host times of single calls, microseconds."""
     kernels: tuple[str, ...] = ()
     """Names of the kernels, copies and fills of a call, in order."""
     note: str = ""
     """Why the device time is missing; empty if it is not."""
-    peak_bytes: int | None = None
+    peak_bytes: Count | None = None
     """Peak of torch's allocator during a call, with outputs and without inputs, bytes."""
-    recompiles: int | None = None
+    recompiles: Count | None = None
     """Graphs that torch.compile made after the build; None if it made no graph at all."""
 
 
@@ -155,12 +179,12 @@ class Profile:
 class Judged:
     """What the judge of `--judge separate` measured: microseconds of a call, as docs/judge.md defines them."""
 
-    judgements: int
+    judgements: Annotated[int, Meta(ge=1)]
     """How often the cell was judged: twice if the first judgement disputed it. The times are those of the last one."""
-    us: float | None = None
-    low_us: float | None = None
-    high_us: float | None = None
-    at_most_us: float | None = None
+    us: NotNegative | None = None
+    low_us: NotNegative | None = None
+    high_us: NotNegative | None = None
+    at_most_us: NotNegative | None = None
 
 
 @dataclass(frozen=True, slots=True)

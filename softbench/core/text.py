@@ -6,9 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from statistics import median
+from typing import Any
 
 NAMED = 8
 """The most names in one line."""
+LONGEST = 2000
+"""Characters of a text from a worker, at most."""
+CODE = "text"
+"""The key of generated code in a message: its lines stay."""
 _INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
 _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they show a line in another order than it has (CVE-2021-42574)
 _CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}]+")
@@ -116,3 +121,20 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     by_lower = {one.lower(): one for one in known}
     close = [f"'{by_lower[one]}'" for one in get_close_matches(name.lower(), by_lower, n=most)]
     return f"did you mean {' or '.join(close)}? " if close else ""
+
+
+def harmless(value: Any) -> Any:
+    """A worker's message with every text and key cut to one line without control characters; a `text` keeps its lines.
+
+    Raises:
+        RecursionError: the message is nested too deeply.
+        ValueError: an integer has more than 64 bits. Such an integer is no count, and it may not fit a float.
+    """
+    if isinstance(value, int) and abs(value) >= 2**64:
+        raise ValueError("an integer of more than 64 bits")
+    if isinstance(value, str):
+        return one_line(value, LONGEST)
+    if isinstance(value, dict):
+        lines = {key: printable(item) for key, item in value.items() if key == CODE and isinstance(item, str)}
+        return {one_line(key, LONGEST): harmless(item) for key, item in value.items()} | lines
+    return [harmless(item) for item in value] if isinstance(value, list) else value

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from softbench.core.case import NAME
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
 from softbench.core.files import not_written, replace_file
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, unknown
-from softbench.core.validate import NAME
 from softbench.gate import environment_match
 from softbench.gate.power import check_noise
 from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading

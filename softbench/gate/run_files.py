@@ -10,12 +10,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction, parse_op, valid_shape
+from softbench.core.case import DTYPES, NAME, OPERATION, TIMERS, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Measured, Record, Skipped
 from softbench.core.text import micros, one_line
-from softbench.core.validate import NAME
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.results import labels

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from softbench.core.case import OPERATION, YARDSTICK, CaseKey
 from softbench.core.errors import ResultsError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.gate import command_line
 
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.gate import fresh_pairs, paired, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import CellKey, CellSamples, RunSamples, join

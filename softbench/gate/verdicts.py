@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 from softbench.core import text
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import FAILURES, Status
 from softbench.gate.inference import benjamini_hochberg, holm
 from softbench.gate.samples import CellKey, CellSamples

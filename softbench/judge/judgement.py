@@ -18,11 +18,10 @@ from typing import Self
 import torch
 
 from softbench.core.case import Case
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.machine import free_memory
-from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation
+from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation, Skip
 from softbench.core.outcome import Grade, Status
-from softbench.core.replies import Skip
 from softbench.core.statistics import median_interval
 from softbench.core.text import one_line, size
 from softbench.judge import challenge

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from softbench.core.case import Case, Direction
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.plugins.source import PluginSource
 from softbench.processes.session import Session
 from softbench.worker.compile_stats import built_libraries

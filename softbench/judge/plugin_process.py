@@ -11,17 +11,17 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from softbench.core.case import Case
-from softbench.core.messages import MakeCalls, QueueCalls, ReleaseOutputs, Request, ShareOutputs
+from softbench.core.messages import Called, Failure, MakeCalls, QueueCalls, ReleaseOutputs, Reply, Request, ShareOutputs
 from softbench.core.outcome import Accuracy, Status
-from softbench.core.replies import Called, Failure, Reply
 from softbench.judge.challenge import Challenge, OutputReader
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Lost, Pool, Worker

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from softbench.core.case import DIMS, MAX_PARAMETERS, PRESET, Direction, shape_of
-from softbench.core.json_types import JsonObject
-from softbench.core.validate import NAME
+from softbench.core.case import DIMS, MAX_PARAMETERS, NAME, PRESET, Direction, shape_of
+from softbench.core.json import JsonObject
 from softbench.ops import parameters
 from softbench.ops.operation import AXES, CASE_DTYPE, ELEMENT_BYTES, SEEN, Operation, Pass, Preset, Share, TensorSpec
 from softbench.ops.parameters import Parameter, Setting

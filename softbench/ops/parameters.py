@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from softbench.core.case import DTYPES, Value, parse_value, value_text
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.text import unknown
 
 KINDS = {"number": "a number", "whole": "a whole number", "bool": "true or false", "choice": ""}

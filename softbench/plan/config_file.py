@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import cast
 
 from softbench.core.errors import ConfigError, UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.text import unknown
 from softbench.plan import parameters
 from softbench.plan.settings import Layer, Settings, with_fixed_rounds

@@ -8,7 +8,7 @@ from itertools import product
 
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.machine import Gpu, Machine, unit_of
 from softbench.core.outcome import Status
 from softbench.core.text import size, unknown

@@ -8,7 +8,7 @@ from typing import TypedDict, cast
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.plan.sweep import DEFAULTS, LAST, Given, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from softbench.core.case import OPERATION, parse_op
-from softbench.core.json_types import JsonObject
+from softbench.core.case import NAME, OPERATION, parse_op
+from softbench.core.json import JsonObject, from_json, to_json
+from softbench.core.outcome import Finite
 from softbench.core.text import few
-from softbench.core.validate import NAME, typed
 from softbench.plugins.source import PluginSource
 
 
@@ -37,7 +37,7 @@ class BackendInfo:
     """The operations that it has, each with the parameters that it takes: `softmax(scale,out_dtype)`."""
     reuses_output: bool = False
     """True if its next call overwrites the last output."""
-    build_seconds: float = 0.0
+    build_seconds: Finite = 0.0
     """Rough seconds to build one shape, for the estimate of `--dry-run`."""
     loaded: bool = True
     """False after a static scan (`softbench.plugins.static_scan`)."""
@@ -66,16 +66,16 @@ def lacking(operations: Sequence[str], op: str) -> str:
 
 def info_to_json(info: BackendInfo) -> JsonObject:
     """The info as JSON, for the reply of a worker."""
-    return asdict(info)
+    return to_json(info)
 
 
 def info_from_json(data: JsonObject, source: PluginSource) -> BackendInfo:
     """The inverse of `info_to_json` for a backend of `source`; a worker's reply is untrusted data.
 
     Raises:
-        KeyError, TypeError, ValueError: it is invalid.
+        ValueError: it is invalid.
     """
-    info = typed(BackendInfo, {**data, "operations": tuple(map(str, data["operations"])), "origin": source, "loaded": True})
+    info = from_json(BackendInfo, {**data, "origin": to_json(source), "loaded": True})
     if not NAME.fullmatch(info.name):
         raise ValueError("an info without a name")
     return info

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
-from softbench.core.case import OPERATION
+from softbench.core.case import NAME, OPERATION
 from softbench.core.errors import UsageError
 from softbench.core.text import one_line
-from softbench.core.validate import NAME
 from softbench.plugins.backend import Backend
 from softbench.plugins.functions import from_functions, given_function
 from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource

@@ -11,9 +11,9 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from softbench.core.case import NAME
 from softbench.core.errors import UsageError
 from softbench.core.text import one_line
-from softbench.core.validate import NAME
 
 GROUP = "softbench.backends"
 ALL = "all"

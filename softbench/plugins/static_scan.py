@@ -6,9 +6,8 @@ import ast
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from softbench.core.case import OPERATION
+from softbench.core.case import NAME, OPERATION
 from softbench.core.text import one_line
-from softbench.core.validate import NAME
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import FILE, PluginSource, module_file
 

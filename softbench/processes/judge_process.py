@@ -14,7 +14,7 @@ from types import TracebackType
 
 from softbench.core.case import Case
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.text import one_line
 from softbench.ops import registry
 from softbench.plugins.source import PluginSource

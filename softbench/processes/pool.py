@@ -19,11 +19,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from softbench.core.channel import Channel
 from softbench.core.errors import WorkersError
-from softbench.core.messages import Request, reply_from_json, request_to_json
+from softbench.core.json import to_json
+from softbench.core.messages import INVALID_REPLY, Failure, Reply, Request, reply_from_json
 from softbench.core.outcome import Status
-from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Reply
-from softbench.core.text import one_line
-from softbench.core.validate import harmless
+from softbench.core.text import harmless, one_line
 from softbench.processes.activity import Activity
 from softbench.processes.launch import openmp_environment, start_forkserver
 from softbench.processes.worker_log import signal_name, top_frame, useful_line
@@ -143,7 +142,7 @@ class Pool:
     def send_ahead(self, worker: Worker, request: Request[Any]) -> None:
         """Send a request now. `gather` of the same request waits for its reply, and must come before any other request to this worker."""
         with suppress(OSError):  # `gather` reads its death
-            worker.channel.send(request_to_json(request))
+            worker.channel.send(to_json(request))
         worker.ahead, worker.sent = request, time.monotonic()
 
     def ask(self, worker: Worker, request: Request[Answer], seconds: float, phase: str) -> Result[Answer]:
@@ -203,7 +202,7 @@ class Pool:
             return self._invalid(worker, phase)
         try:
             reply = reply_from_json(request, data)
-        except INVALID:
+        except ValueError:
             return replace(self._invalid(worker, phase), invalid=True)
         worker.troubled |= isinstance(reply, Failure)
         return reply

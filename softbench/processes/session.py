@@ -7,8 +7,7 @@ from types import TracebackType
 
 from softbench.core.errors import UsageError, WorkersError
 from softbench.core.machine import Gpu, Machine
-from softbench.core.messages import ProbeMachine
-from softbench.core.replies import Failure
+from softbench.core.messages import Failure, ProbeMachine
 from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from softbench.core.messages import LoadSource
+from softbench.core.json import to_json
+from softbench.core.messages import INVALID_REPLY, Failure, Loaded, LoadSource
 from softbench.core.outcome import Failed, Outcome, Skipped, Status
-from softbench.core.replies import INVALID, INVALID_REPLY, Failure, Loaded
 from softbench.ops import registry
 from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
@@ -49,7 +49,7 @@ class WorkerSlot:
 
 def load_request(source: PluginSource, device: str, name: str | None = None) -> LoadSource:
     """The request that loads a backend in a worker."""
-    return LoadSource(asdict(source), device, name, registry.files())
+    return LoadSource(to_json(source), device, name, registry.files())
 
 
 class Loading:
@@ -118,7 +118,7 @@ def infos_of(source: PluginSource, reply: Loaded | Failure | Lost) -> list[Backe
         return [BackendInfo(source.label, source, broken=f"import: {reply.reason}")]
     try:
         infos = [info_from_json(data, source) for data in reply.infos]
-    except INVALID:
+    except ValueError:
         return [BackendInfo(source.label, source, broken=f"import: {INVALID_REPLY}")]
     return infos or [BackendInfo(source.label, source, broken="import: it offers no backend")]
 

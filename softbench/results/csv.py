@@ -9,12 +9,11 @@ from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
-from softbench.core.case import DTYPES, Direction, parse_op, valid_shape
+from softbench.core.case import DTYPES, NAME, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, size
-from softbench.core.validate import NAME
 from softbench.results.document import GZIP
 from softbench.results.records import unit_text
 from softbench.results.rows import IMPLAUSIBLE, Row

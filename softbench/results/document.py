@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from softbench.core.errors import ResultsError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.text import one_line
 
 SUFFIX = ".json.gz"

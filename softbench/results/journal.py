@@ -11,7 +11,7 @@ from typing import IO
 
 from softbench.core.case import Case
 from softbench.core.files import no_link
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Measured, Record
 from softbench.results.document import device_name, environments, units_of
 from softbench.results.records import record_from_json

@@ -8,7 +8,7 @@ from typing import Any
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import count, few, one_line
 from softbench.results.document import common, device_name, environments, units_of

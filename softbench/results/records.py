@@ -7,31 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from softbench.core import statistics
-from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, Direction, valid_shape
-from softbench.core.json_types import JsonObject, to_json
+from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, valid_shape
+from softbench.core.json import JsonObject, from_json, to_json
 from softbench.core.machine import UNIT
-from softbench.core.outcome import (
-    Batch,
-    Checked,
-    Failed,
-    Judged,
-    Measured,
-    Outcome,
-    Profile,
-    Record,
-    Skipped,
-    Status,
-    Timing,
-)
-from softbench.core.replies import accuracy_from_json, build_from_json, profile_from_json, telemetry_from_json
+from softbench.core.outcome import Checked, Failed, Measured, Outcome, Profile, Record, Skipped, Status
 from softbench.core.stopping import LIMIT
 from softbench.core.text import micros
-from softbench.core.validate import typed
 
 JUDGED_TOLERANCE = 0.03
 """The fraction by which a judged cell's median may be below the judge's `low_us`."""
 SCHEMA = 1
 """Version of the run document."""
+OUTCOMES: dict[str, type[Outcome]] = {kind.__name__.lower(): kind for kind in (Measured, Checked, Skipped, Failed)}
+"""The types of outcomes by their `kind` in JSON."""
 
 
 def merge(records: Sequence[Record]) -> Record:
@@ -94,82 +82,25 @@ def record_from_json(data: JsonObject) -> Record:
     Raises:
         KeyError, TypeError, ValueError: it is not a record.
     """
-    backend, case, source, unit = (
-        _text(data["backend"]),
-        case_from_json(data["case"]),
-        _text(data["source"]),
-        unit_text(data.get("unit", "")),
-    )
-    return Record(backend, case, _outcome(data["outcome"]), source, unit)
-
-
-def _outcome(data: JsonObject) -> Outcome:
-    outcome = dict(data)
-    kind = outcome.pop("kind")
-    if kind == "skipped":
-        return Skipped(_text(outcome["reason"]), bool(outcome["unavailable"]))
-    build = build_from_json(outcome["build"]) if outcome["build"] else None
-    accuracy = accuracy_from_json(outcome["accuracy"]) if outcome["accuracy"] else None
-    if kind == "failed":
-        return Failed(Status(outcome["status"]), _text(outcome["stage"]), _text(outcome["reason"]), build, accuracy)
-    if build is None or accuracy is None:
-        raise ValueError("a cell without build or accuracy")
-    if kind == "checked":
-        return Checked(build, accuracy, _text(outcome["reason"]))
-    if kind != "measured":
-        raise ValueError("an unknown kind of outcome")
-    timing = dict(outcome["timing"])
-    batches = tuple(_batch(batch) for batch in timing["batches"])
-    if not batches:
-        raise ValueError("a cell without samples")
-    words = (_text(timing.get(name, "")) for name in ("kind", "l2", "stopped"))
-    profile, judged = profile_from_json(outcome.get("profile", {})), outcome.get("judged")
-    return Measured(build, accuracy, Timing(batches, *words), profile, None if judged is None else _judged(judged))
-
-
-def _judged(data: JsonObject) -> Judged:
-    judged = typed(Judged, data)
-    times = (judged.us, judged.low_us, judged.high_us, judged.at_most_us)
-    if judged.judgements < 1 or any(us is not None and us < 0 for us in times):
-        raise ValueError("an invalid judgement")
-    return judged
+    outcome = dict(data["outcome"])
+    kind = OUTCOMES[outcome.pop("kind")]
+    if accuracy := outcome.get("accuracy"):
+        outcome["accuracy"] = {**accuracy, "worst": float(accuracy["worst"])}
+    backend, source = from_json(str, data["backend"]), from_json(str, data["source"])
+    return Record(backend, case_from_json(data["case"]), from_json(kind, outcome), source, unit_text(data.get("unit", "")))
 
 
 def unit_text(value: object) -> str:
-    """A unit from a file, or an empty text. Raises TypeError or ValueError for any other value."""
-    if _text(value) and not UNIT.fullmatch(str(value)):
-        raise ValueError(f"'{str(value)[:60]}' is no unit; one is HOST/INDEX/HASH")
-    return str(value)
+    """A unit from a file, or an empty text. Raises ValueError for any other value."""
+    if (text := from_json(str, value)) and not UNIT.fullmatch(text):
+        raise ValueError(f"'{text[:60]}' is no unit; one is HOST/INDEX/HASH")
+    return text
 
 
 def case_from_json(data: JsonObject) -> Case:
-    """A case of a file or a message. Raises KeyError, TypeError or ValueError for an invalid one."""
-    case = Case(**{**data, "direction": Direction(data["direction"])})
+    """A case of a file or a message. Raises ValueError for an invalid one."""
+    case = from_json(Case, data)
     known = OP.fullmatch(case.op) and len(case.op) <= LONGEST_OP and case.dtype in DTYPES and case.device in ("cpu", "cuda")
-    known = known and valid_shape(case.shape, case.M, case.N)
-    if not known or not all(0 < _count(size) < 2**63 for size in (case.M, case.N)):
+    if not known or not valid_shape(case.shape, case.M, case.N) or not all(0 < size < 2**63 for size in (case.M, case.N)):
         raise ValueError("an invalid case")
     return case
-
-
-def _batch(data: JsonObject) -> Batch:
-    samples = tuple(data["samples_us"])
-    types = set(map(type, samples))
-    if not samples or not types <= {int, float} or not (min(samples) > 0 and max(samples) < math.inf) or math.isnan(sum(samples)):
-        raise ValueError("invalid samples")
-    if types != {float}:
-        samples = tuple(map(float, samples))
-    process, turn, position = (_count(data[name]) for name in ("process", "round", "position"))
-    return Batch(process, turn, position, samples, telemetry_from_json(data.get("telemetry")))
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError("not a count")
-    return value

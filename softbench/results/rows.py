@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from softbench.core import statistics as stats
 from softbench.core.case import OPERATION, Case, CaseKey, pass_name
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Status, Timing
 from softbench.ops.registry import operation
 from softbench.results import labels

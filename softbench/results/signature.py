@@ -12,7 +12,7 @@ from tempfile import NamedTemporaryFile
 
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 
 SIGNATURE = "signature"
 KEY_BYTES = 32

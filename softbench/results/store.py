@@ -23,7 +23,7 @@ from typing import IO, Protocol
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.files import no_link, not_written, replace_file
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line, printable
 from softbench.results.csv import to_csv

@@ -11,10 +11,9 @@ from glob import escape
 
 from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import Interrupted, UsageError, WorkersError
-from softbench.core.json_types import JsonObject
-from softbench.core.messages import ListCheckCases, RunCheckCase
-from softbench.core.outcome import Grade
-from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure, Skip
+from softbench.core.json import JsonObject
+from softbench.core.messages import CheckCaseGraded, Failure, ListCheckCases, RunCheckCase, Skip
+from softbench.core.outcome import ErrorMetrics, Grade
 from softbench.core.text import did_you_mean
 from softbench.ops import registry
 from softbench.plan import sweep

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softbench.core.case import YARDSTICK, Case
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo

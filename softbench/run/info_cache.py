@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import softbench
 from softbench.core.files import replace_file
-from softbench.core.machine import Machine, boot_id, machine_from_json
+from softbench.core.json import from_json, to_json
+from softbench.core.machine import Machine, boot_id
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.source import PluginSource
@@ -59,7 +60,7 @@ def read(device: str, sources: Iterable[PluginSource]) -> Known | None:
             return None
         data = json.loads(path.read_text("utf-8"))
         found = tuple(info_from_json(info, own[label]) for label, infos in data["infos"].items() for info in infos)
-        machine = machine_from_json(data["machine"])
+        machine = from_json(Machine, data["machine"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return Known(machine, found) if {info.origin.label for info in found} == set(own) else None
@@ -81,7 +82,7 @@ def write(device: str, machine: Machine, sources: Iterable[PluginSource], infos:
         for old in path.parent.glob("*.json"):
             if time.time() - old.stat().st_mtime > SECONDS:
                 old.unlink(missing_ok=True)
-        replace_file(path, json.dumps({"machine": asdict(machine), "infos": by_label}))
+        replace_file(path, json.dumps({"machine": to_json(machine), "infos": by_label}))
 
 
 def read_machine() -> Machine | None:
@@ -90,7 +91,7 @@ def read_machine() -> Machine | None:
     try:
         if not 0 <= time.time() - path.stat().st_mtime < SECONDS:
             return None
-        machine = machine_from_json(json.loads(path.read_text("utf-8")))
+        machine = from_json(Machine, json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return machine if machine.gpus else None
@@ -102,7 +103,7 @@ def write_machine(machine: Machine) -> None:
         path = _machine_path()
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(asdict(machine)))
+            replace_file(path, json.dumps(to_json(machine)))
 
 
 def forget_machine() -> None:

@@ -10,8 +10,7 @@ from softbench.core.case import Case
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.files import not_written
 from softbench.core.inspection import KINDS, Artifact, Inspection
-from softbench.core.messages import InspectCase
-from softbench.core.replies import Failure, Skip
+from softbench.core.messages import Failure, InspectCase, Skip
 from softbench.core.text import unknown
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select

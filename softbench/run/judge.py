@@ -12,7 +12,7 @@ from typing import Any
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Status
 from softbench.plan import sweep
 from softbench.plan.flags import from_flags

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from softbench.core.case import YARDSTICK
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import FAILURES, Failed, Judged, Measured, Record, Status
 from softbench.plan.plan import Plan
 from softbench.processes.activity import Activity

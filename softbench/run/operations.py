@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from softbench.core.errors import UsageError
-from softbench.core.messages import LoadOperation
-from softbench.core.replies import INVALID, INVALID_REPLY, Failure
+from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation
 from softbench.ops import registry
 from softbench.ops.declaration import from_json
 from softbench.plan.parameters import from_flags
@@ -54,6 +53,6 @@ def _read(pool: Pool, file: str, at: str, seconds: float) -> str:
     try:
         operation = from_json(reply.operation)
         registry.add(operation, str(path.resolve()))
-    except INVALID as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{at} {file}: {error if isinstance(error, ValueError) else INVALID_REPLY}") from None
     return operation.name

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from softbench.core.case import Direction
-from softbench.core.json_types import JsonObject, to_json
+from softbench.core.json import JsonObject, to_json
 from softbench.plan.config_file import DEFAULT_CONFIG, load
 from softbench.plan.deal import Shard
 from softbench.plan.settings import AXES, Layer, Settings

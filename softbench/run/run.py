@@ -20,11 +20,10 @@ from typing import NamedTuple, Protocol
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.machine import free_memory
-from softbench.core.messages import ListUnsupported
+from softbench.core.messages import ListUnsupported, Unsupported
 from softbench.core.outcome import FAILURES, Record, Status
-from softbench.core.replies import Unsupported
 from softbench.plan.plan import Plan, cases_of
 from softbench.plan.settings import Settings
 from softbench.plugins import static_scan

@@ -12,14 +12,21 @@ from softbench.core.case import YARDSTICK, Case
 from softbench.core.messages import (
     BuildCase,
     CheckOutputs,
+    Done,
     EndProfile,
+    Failure,
+    Graded,
+    Profiled,
     Release,
     RenewInputs,
+    Reply,
     Request,
+    Skip,
     StartTrace,
     TimeBatch,
     TimeHost,
     TraceCalls,
+    Verified,
     VerifyOutputs,
 )
 from softbench.core.outcome import (
@@ -37,7 +44,6 @@ from softbench.core.outcome import (
     Status,
     Timing,
 )
-from softbench.core.replies import Done, Failure, Graded, Profiled, Reply, Skip, Verified
 from softbench.plan.plan import Plan
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot, revive

@@ -20,7 +20,7 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.inspection import LANGUAGES, NAME_CHARACTERS, Artifact, Inspection, Launch
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.text import count, one_line, size
 from softbench.ops.registry import operation
 from softbench.plugins.backend import Backend, Generated

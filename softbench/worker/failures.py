@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from softbench.core.errors import SoftbenchError
+from softbench.core.messages import Failure
 from softbench.core.outcome import Status
-from softbench.core.replies import Failure
 from softbench.core.text import one_line
 from softbench.plugins.source import PluginSource
 from softbench.worker.error_location import compiler_error, user_line

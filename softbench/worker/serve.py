@@ -7,10 +7,9 @@ from typing import Any
 
 from softbench.core import messages
 from softbench.core.channel import Channel
-from softbench.core.messages import Request, reply_to_json, request_from_json
-from softbench.core.replies import CheckCases, Described, Probed, Reply
-from softbench.ops import user_file
-from softbench.ops.declaration import to_json
+from softbench.core.json import to_json
+from softbench.core.messages import CheckCases, Described, Probed, Reply, Request, request_from_json
+from softbench.ops import declaration, user_file
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
 from softbench.worker.failures import failure
@@ -33,9 +32,9 @@ def serve(channel: Channel) -> None:
         of_judge = isinstance(request, JUDGE_REQUESTS)
         with paused() if isinstance(request, messages.MakeCalls) else nullcontext():  # the judge's clock runs
             try:
-                reply = reply_to_json(judged.handle(request) if of_judge else handle(server, request))
+                reply = to_json(judged.handle(request) if of_judge else handle(server, request))
             except Exception as error:  # the boundary of a request: an exception of a plugin becomes a reply
-                reply = reply_to_json(failure(request.op, error, server.source))
+                reply = to_json(failure(request.op, error, server.source))
             channel.send(reply)
         if isinstance(request, messages.QueueCalls):
             channel.wait_busily(SOON_SECONDS)  # a process that sleeps answers some .2 ms later, and the judge's clock would run
@@ -50,7 +49,7 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return Probed(probe())
         case messages.LoadOperation(file):
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
-            return Described(to_json(user_file.load(file)))
+            return Described(declaration.to_json(user_file.load(file)))
         case messages.LoadSource(source, device, name, operations):
             with seldom():
                 return server.load(PluginSource(**source), device, name, operations)

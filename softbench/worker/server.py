@@ -14,20 +14,8 @@ import torch
 
 from softbench.core import text
 from softbench.core.case import Case, Direction
+from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
 from softbench.core.outcome import Build, Profile, Telemetry
-from softbench.core.replies import (
-    Built,
-    CheckCaseGraded,
-    Done,
-    Graded,
-    Inspected,
-    Loaded,
-    Profiled,
-    Skip,
-    Timed,
-    Unsupported,
-    Verified,
-)
 from softbench.core.text import one_line
 from softbench.ops import user_file
 from softbench.ops.registry import declarations

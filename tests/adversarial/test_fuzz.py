@@ -15,10 +15,10 @@ from rich.console import Console
 
 from softbench.core.case import Direction
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.messages import RunCheckCase, reply_to_json
-from softbench.core.outcome import Status
-from softbench.core.replies import CheckCaseGraded, ErrorMetrics, Failure
-from softbench.core.validate import harmless
+from softbench.core.json import to_json
+from softbench.core.messages import CheckCaseGraded, Failure, RunCheckCase
+from softbench.core.outcome import ErrorMetrics, Status
+from softbench.core.text import harmless
 from softbench.gate import run_files
 from softbench.plan import sweep
 from softbench.plan.config_file import from_table
@@ -69,7 +69,7 @@ def damaged(draw, value):
 @pytest.mark.parametrize("integer", [2**64, -(10**400), 10**4000], ids=["2**64", "-10**400", "10**4000"])
 def test_an_integer_of_more_than_64_bits_is_refused(integer):
     for reply in GOOD.values():
-        whole = json.loads(json.dumps(reply_to_json(reply)))
+        whole = json.loads(json.dumps(to_json(reply)))
         harmless(whole)
         with pytest.raises(ValueError, match="64 bits"):
             harmless({**whole, "more": [{"count": integer}]})
@@ -77,7 +77,7 @@ def test_an_integer_of_more_than_64_bits_is_refused(integer):
 
 @pytest.mark.parametrize("status", sorted(set(Status) - {Status.FAILED, Status.OOM}))
 def test_an_exception_has_no_other_status_than_failed_and_oom(status):
-    reply = harmless(reply_to_json(Failure(status, "build", "r")))
+    reply = {**to_json(Failure(Status.FAILED, "build", "r")), "status": status.value}
     found = measure(make(("copy", "a", "b")), FakePool({("a", "build"): reply}))
     assert found["a"].outcome.status is Status.FAILED
     assert found["a"].outcome.reason == "build: the worker sent an invalid reply"
@@ -109,7 +109,7 @@ def rendered(found):
 def test_a_bad_reply_of_a_worker_fails_only_its_cell(data):
     op = data.draw(st.sampled_from(list(GOOD)))
     whole = GOOD[op] if data.draw(st.booleans()) else Failure(Status.OOM, op, "r", poisoned=True)
-    reply = data.draw(damaged(json.loads(json.dumps(reply_to_json(whole)))))
+    reply = data.draw(damaged(json.loads(json.dumps(to_json(whole)))))
     try:  # as the pool reads a reply
         reply = harmless(json.loads(json.dumps(reply)))
     except ValueError:
@@ -123,7 +123,7 @@ def test_a_bad_reply_of_a_worker_fails_only_its_cell(data):
 
 
 @few
-@given(damaged(json.loads(json.dumps(reply_to_json(CheckCaseGraded(PASS, ErrorMetrics(1.0, math.inf, math.nan)))))))
+@given(damaged(json.loads(json.dumps(to_json(CheckCaseGraded(PASS, ErrorMetrics(1.0, math.inf, math.nan)))))))
 def test_a_bad_reply_to_a_check_case_is_a_finding(reply):
     try:  # as the pool reads a reply
         reply = harmless(json.loads(json.dumps(reply)))

@@ -15,10 +15,10 @@ import typer
 
 import softbench
 from softbench.cli import actions
+from softbench.core.case import NAME
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Record, Skipped
 from softbench.core.text import one_line, printable
-from softbench.core.validate import NAME
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, safe_name

@@ -10,8 +10,8 @@ import torch
 from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs, request_to_json
-from softbench.core.replies import Called
+from softbench.core.json import to_json
+from softbench.core.messages import Called, MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs
 from softbench.worker import serve
 from softbench.worker.judged import calls as judged_calls, memory, shared_memory
 from softbench.worker.judged.calls import WARM_CALLS, JudgedCalls
@@ -124,7 +124,7 @@ def test_no_collector_runs_from_the_request_to_the_reply(call, monkeypatch):
     outputs, size = shared_memory.create(output_bytes(CASE, CALLS), "cpu"), CALLS * input_layout(CASE)[1]
     inputs, running = shared_memory.create(size, "cpu", read_only=True), []
     requests = [ShareOutputs(CASE, CALLS, output_bytes(CASE, CALLS)), ReleaseOutputs(), MakeCalls(size), ReleaseOutputs()]
-    left = iter([*map(request_to_json, requests), None])
+    left = iter([*map(to_json, requests), None])
 
     def watched(x):
         running.append(("call", gc.isenabled(), gc.get_freeze_count() > 0))

@@ -12,8 +12,7 @@ from sampled import sampled
 from wrongs import CASE, confined, judged
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import MakeCalls, QueueCalls, ShareOutputs
-from softbench.core.replies import Called
+from softbench.core.messages import Called, MakeCalls, QueueCalls, ShareOutputs
 from softbench.judge import challenge, judgement, plugin_process
 from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judgement, calls_of

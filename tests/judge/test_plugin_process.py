@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import QueueCalls
+from softbench.core.messages import Done, QueueCalls
 from softbench.core.outcome import Status
-from softbench.core.replies import Done
 from softbench.judge import plugin_process
 from softbench.judge.plugin_process import EndedError, PluginProcess
 from softbench.processes.pool import Lost

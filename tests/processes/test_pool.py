@@ -12,7 +12,8 @@ import pytest
 from sampled import sampled
 
 from softbench.core.errors import WorkersError
-from softbench.core.messages import LoadSource, ProbeMachine, request_to_json
+from softbench.core.json import to_json
+from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
 from softbench.plugins.source import PluginSource
 from softbench.processes.launch import END_SECONDS
@@ -200,7 +201,7 @@ raise ValueError("met")
 def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
     with Pool() as pool:
         workers = [pool.spawn(str(i)) for i in range(2)]
-        workers[0].channel.send(request_to_json(plugin(tmp_path, "import time\ntime.sleep(3600)")))
+        workers[0].channel.send(to_json(plugin(tmp_path, "import time\ntime.sleep(3600)")))
         forkserver = pool._forkserver.pid
     assert all(gone(worker.pid) for worker in workers)
     assert gone(forkserver)

@@ -15,9 +15,8 @@ import torch
 from pretended import PASS, FakePool, make
 
 from softbench.core.case import Direction
-from softbench.core.messages import RunCheckCase
+from softbench.core.messages import CheckCaseGraded, RunCheckCase
 from softbench.core.outcome import Grade
-from softbench.core.replies import CheckCaseGraded
 from softbench.plan.settings import Settings
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot, revive
 from softbench.run.check import _Checker

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from pretended import GOOD, FakePool, info, make, measure, scheduler_of
+from pretended import GOOD, PASS, FakePool, info, make, measure, scheduler_of
 
-from softbench.core.messages import reply_to_json
+from softbench.core.json import to_json
+from softbench.core.messages import Failure, Graded, Profiled, Skip, Timed, Verified
 from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Profile, Skipped, Status, Telemetry
-from softbench.core.replies import Failure, Graded, Profiled, Skip, Timed, Verified
 from softbench.processes.pool import Lost
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.run import scheduler
@@ -90,7 +90,7 @@ def test_without_profiles_only_memory_and_recompilations_are_asked_for(profile, 
 
 def reading(throttled=""):
     fields = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 500.0, "temperature_c": 60, "reasons": 0}
-    return replace(GOOD["verify"], telemetry=Telemetry(**fields, throttled=throttled))
+    return Verified(PASS, Telemetry(**fields, throttled=throttled))
 
 
 def patient(pool, rounds=2):
@@ -212,7 +212,7 @@ def test_only_cases_in_a_row_count(make_record):
         ("verify", {"verified": True}),
         ("profile", {"profile": {"device_us": [-1.0]}}),
         ("profile", {"profile": {"device_us": [True]}}),
-        ("profile", {"profile": {"speed": 1}}),
+        ("profile", {"speed": 1}),
         ("profile", {"profile": {"peak_bytes": "much"}}),
         ("profile", {"profile": {"peak_bytes": False}}),
         ("profile", {"profile": {"recompiles": -1}}),
@@ -223,7 +223,7 @@ def test_only_cases_in_a_row_count(make_record):
     ],
 )
 def test_an_invalid_reply_fails_its_cell_only(op, fields):
-    invalid = {**reply_to_json(GOOD[op]), **fields} if op != "verify" or "verified" not in fields else {"reply": "Verified", **fields}
+    invalid = {**to_json(GOOD[op]), **fields} if op != "verify" or "verified" not in fields else {"reply": "Verified", **fields}
     pool = FakePool({("a", op): invalid})
     records = measure(make(free=2 * 2**30) if op == "release" else make(), pool)
     outcome = records["a"].outcome

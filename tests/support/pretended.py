@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import reply_from_json
+from softbench.core.messages import INVALID_REPLY, Built, Done, Graded, Loaded, Profiled, Timed, Verified, reply_from_json
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Status
-from softbench.core.replies import INVALID, INVALID_REPLY, Built, Done, Graded, Loaded, Profiled, Timed, Verified
 from softbench.plan.plan import Plan
 from softbench.plan.settings import Settings
 from softbench.plugins.info import BackendInfo, info_to_json
@@ -71,7 +70,7 @@ class FakePool:
             if isinstance(reply, dict):
                 try:
                     reply = reply_from_json(request, reply)
-                except INVALID:
+                except ValueError:
                     self.discard(worker)
                     reply = Lost(Status.FAILED, f"{phase}: {INVALID_REPLY}", invalid=True)
             replies[key] = reply or GOOD.get(request.op) or Loaded([info_to_json(info(worker.label))])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from softbench.core import statistics
 from softbench.core.case import AT_DIM, OPERATION, TIMERS, YARDSTICK, parse_op, value_text
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Batch, Checked, Failed, Measured, Record, Skipped
 from softbench.core.text import printable
 from softbench.gate.command_line import options, python_files, words

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from softbench.core.case import CaseKey
 from softbench.core.errors import ResultsError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
 from softbench.results.document import beside, load, units_of

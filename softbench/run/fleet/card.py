@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import IO, NoReturn
@@ -34,7 +34,7 @@ from typing import IO, NoReturn
 from softbench import __version__
 from softbench.core.case import Case
 from softbench.core.errors import Interrupted, SoftbenchError, UsageError, WorkersError
-from softbench.core.json_types import JsonObject, to_json
+from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.plan.plan import Plan
 from softbench.plan.settings import WORKER
@@ -197,7 +197,7 @@ def _about(session: Session, prepared: Prepared) -> JsonObject:
     """What the fleet plans with: the machine and its backends, as `softbench.run.info_cache` keeps them."""
     return {
         "softbench": __version__,
-        "machine": asdict(session.machine),
+        "machine": to_json(session.machine),
         "gpu": session.machine.gpus.index(session.gpu) if session.gpu else None,
         "unit": prepared.plan.unit,
         "infos": [{"label": info.origin.label, "info": info_to_json(info)} for info in prepared.plan.infos],

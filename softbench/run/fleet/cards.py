@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from softbench.core.errors import UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.machine import Machine
 from softbench.core.text import one_line
 from softbench.plan.settings import PHASES

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
-from softbench.core.json_types import JsonObject, to_json
+from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Failed, Record, Status
 from softbench.core.text import count
 from softbench.plan.deal import deal

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from softbench.core.case import Case
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.json_types import JsonObject, to_json
-from softbench.core.machine import machine_from_json
+from softbench.core.json import JsonObject, from_json, to_json
+from softbench.core.machine import Machine
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
 from softbench.ops import registry
@@ -213,7 +213,7 @@ class Members:
             self.observer.note(f"{member.name}: {text}")
 
     def _opened(self, member: Member, message: JsonObject, request: RunRequest) -> None:
-        machine = machine_from_json(message["machine"])
+        machine = from_json(Machine, message["machine"])
         gpu = machine.gpus[message["gpu"]] if message["gpu"] is not None else None
         infos = [info_from_json({**one["info"], "origin": None}, self._source(one)) for one in message["infos"]]
         plan = plan_of(request, machine, "cuda" if gpu else "cpu", gpu, infos)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from softbench.core.errors import UsageError
-from softbench.core.json_types import JsonObject
+from softbench.core.json import JsonObject
 from softbench.core.text import one_line, size
 from softbench.ops import registry
 from softbench.plugins.source import FILE, SOURCES, origins

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from softbench.core.case import OPERATION, Case, Direction
-from softbench.core.outcome import Accuracy, Grade
-from softbench.core.replies import ErrorMetrics
+from softbench.core.outcome import Accuracy, ErrorMetrics, Grade
 from softbench.core.text import size
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES

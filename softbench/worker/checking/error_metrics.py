@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from softbench.core.replies import ErrorMetrics
+from softbench.core.outcome import ErrorMetrics
 
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7, torch.float64: 52}
 MIN_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.float64: -1022}

@@ -13,8 +13,7 @@ import torch
 
 from softbench.core import messages
 from softbench.core.case import Case
-from softbench.core.messages import Request
-from softbench.core.replies import Called, Confined, Done, Reply
+from softbench.core.messages import Called, Confined, Done, Reply, Request
 from softbench.plugins.traits import overwrites_output
 from softbench.worker.garbage_collection import settle
 from softbench.worker.judged import confinement, shared_memory

@@ -11,7 +11,7 @@ import pytest
 
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.json_types import to_json
+from softbench.core.json import to_json
 from softbench.ops import registry
 from softbench.plan.config_file import load
 from softbench.plan.deal import Shard

@@ -50,7 +50,7 @@ def test_an_invalid_message_costs_the_card(tmp_path):
     for number, message in enumerate(({"op": "records", "process": 0, "records": [{}]}, {"op": "beat", "doing": "x", "left": "soon"})):
         say(members, number, **message)
     assert [member.lost for member in members.all] == [
-        "it sent an invalid message: KeyError: 'backend'",
+        "it sent an invalid message: KeyError: 'outcome'",
         "it sent an invalid message: ValueError: could not convert string to float: 'soon'",
     ]
     assert members.cards.killed == [0, 1]

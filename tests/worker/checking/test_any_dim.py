@@ -8,8 +8,8 @@ import torch
 
 from softbench.backends import copy, naive, torch_eager
 from softbench.core.case import Case, Direction, Shape, shape_of
+from softbench.core.messages import Built, Skip
 from softbench.core.outcome import Grade
-from softbench.core.replies import Built, Skip
 from softbench.ops.registry import operation
 from softbench.ops.softmax import NUMERICS
 from softbench.plugins.traits import measured_case, unsupported

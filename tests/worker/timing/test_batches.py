@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from softbench.core.case import Case, Direction
-from softbench.core.messages import TimeBatch, VerifyOutputs, request_to_json
+from softbench.core.json import to_json
+from softbench.core.messages import TimeBatch, Timed, Verified, VerifyOutputs
 from softbench.core.outcome import Grade, Telemetry
-from softbench.core.replies import Timed, Verified
 from softbench.ops.softmax import NUMERICS
 from softbench.plugins.source import origins
 from softbench.worker import serve, server
@@ -285,7 +285,7 @@ def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):
 
     class Channel:
         received = ()
-        messages = iter([request_to_json(TimeBatch(1, 1, "", "")), request_to_json(VerifyOutputs()), None])
+        messages = iter([to_json(TimeBatch(1, 1, "", "")), to_json(VerifyOutputs()), None])
 
         def receive(self):
             return next(self.messages)
