@@ -151,7 +151,7 @@ class Stored:
         """The gate's report, with its second look."""
         rules = Rules(margin=margin)
         self.sets += processes
-        first = unpaired.judge(self._sitting(self.keys, processes, new=True), self.base, rules)
+        first = unpaired.compare(self._sitting(self.keys, processes, new=True), self.base, rules)
 
         def fresh(keys: Sequence[CellKey]) -> RunSamples:
             self.sets += power.SECOND_LOOK * processes

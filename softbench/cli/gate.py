@@ -167,7 +167,7 @@ def _new_processes(request: RunRequest, strictness: _Strictness, stored: _Stored
         raise UsageError("gate: --baseline is missing")
     adjusted = baseline_run.baseline_request(request, base)
     measuring = partial(measure, resumable=False, announced=[partial(baseline_run.plan_text, base=base, rules=rules)])
-    report = baseline_run.judge(measuring, adjusted, base, rules, stored.allowed)
+    report = baseline_run.compare(measuring, adjusted, base, rules, stored.allowed)
     return replace(report, next_step=next_step.after_new_processes(report, typed_command(), base, adjusted.settings().processes))
 
 
@@ -212,7 +212,7 @@ def _against_baseline(
                 f"{run.source}: {shared[0]} is part of the baseline {name}; a run cannot be compared with itself: measure again"
             )
     new = samples.join(runs)
-    report = units.judge(new, base, rules, notes, stored.allowed)
+    report = units.compare(new, base, rules, notes, stored.allowed)
     return replace(report, next_step=next_step.after_files(report, typed_command(), files, new, base))
 
 
@@ -239,7 +239,7 @@ def _ab_run(candidate: str, reference: str, request: RunRequest, strictness: _St
         return ab_run.plan_text(plan, rules)
 
     measuring = partial(measure, resumable=False, announced=[announced])
-    report = ab_run.judge(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
+    report = ab_run.compare(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
     return replace(report, next_step=next_step.after_pairs(report, typed_command(), ab_request.settings().processes))
 
 

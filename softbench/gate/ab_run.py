@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -11,7 +10,7 @@ from typing import cast
 from softbench.core import text
 from softbench.core.errors import UsageError
 from softbench.gate import environment_match, fresh_pairs, paired
-from softbench.gate.inference import t_quantile
+from softbench.gate.power import found_in_pairs
 from softbench.gate.run_files import from_run
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.units import own
@@ -29,7 +28,6 @@ DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 
 EXAMPLE_SDS = (0.003, 0.02)
 """Standard deviations between processes for which the plan says what it finds: a quiet GPU, and a busy machine."""
-EXAMPLE_CELLS = 20
 
 Measure = Callable[[RunRequest], store.Run]
 
@@ -91,7 +89,7 @@ def plan_text(plan: Plan, rules: Rules) -> str:
     """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the screening."""
     settings = plan.settings
     looks = fresh_pairs.looks(settings.processes)
-    finds = " and ".join(f"{text.percent(finds_slowdown(rules, looks, sd))} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
+    finds = " and ".join(f"{text.percent(found_in_pairs(rules, looks, sd))} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
     return (
         f"plan: {text.count(settings.rounds, 'round')}, {text.count(settings.processes, 'process pair')}, then undecided cells again in "
         f"{looks[0].pairs} to {looks[-1].pairs} fresh pairs; {times(plan, looks[-1].pairs)}; margin {100 * rules.margin:.3g}%; "
@@ -106,18 +104,7 @@ def times(plan: Plan, more: int) -> str:
     return f"about {text.duration(first)}, and up to {text.duration(last)} if all cells are undecided"
 
 
-def finds_slowdown(rules: Rules, plan: Sequence[fresh_pairs.Look], process_sd: float) -> float:
-    """The slowdown that the last look finds with probability .95 among `EXAMPLE_CELLS` undecided cells.
-
-    `process_sd` is the standard deviation of one backend between processes.
-    """
-    last = plan[-1]
-    df = fresh_pairs.SPREAD_CELLS * (last.pairs - 1)
-    quantiles = t_quantile(1 - rules.alpha * last.share / EXAMPLE_CELLS, df) + t_quantile(0.95, df)
-    return math.expm1(math.log1p(rules.margin) + quantiles * math.sqrt(2 / last.pairs) * process_sd)
-
-
-def judge(
+def compare(
     measure: Measure,
     request: RunRequest,
     candidate: str,

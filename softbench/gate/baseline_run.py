@@ -15,7 +15,7 @@ from softbench.core.errors import UsageError
 from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of, times
 from softbench.gate.fresh_pairs import controls_of
-from softbench.gate.power import SECOND_LOOK, finds_slowdown
+from softbench.gate.power import SECOND_LOOK, found_by_processes
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.units import dealt, own
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
@@ -51,7 +51,7 @@ def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
     return adjusted
 
 
-def judge(measure: Measure, request: RunRequest, base: RunSamples, rules: Rules, allowed: Sequence[str] = ()) -> GateReport:
+def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rules, allowed: Sequence[str] = ()) -> GateReport:
     """Measure new processes, judge them, and give the cells that are not `same` a second look in new processes.
 
     Raises:
@@ -68,7 +68,7 @@ def judge(measure: Measure, request: RunRequest, base: RunSamples, rules: Rules,
     new = samples_of(run)
     mine = own(new, base, allowed)
     notes = [f"measured: {run.csv}", *environment_match.check(new, mine, allowed)]
-    first = unpaired.judge(new, _of_cases(mine, new.cells), rules)
+    first = unpaired.compare(new, _of_cases(mine, new.cells), rules)
 
     def fresh(cells: Sequence[CellKey]) -> RunSamples:
         again = measure(confirmation(request, cells, SECOND_LOOK * request.settings().processes))
@@ -88,7 +88,7 @@ def second_look(first: GateReport, base: RunSamples, rules: Rules, fresh: Callab
     if not suspects:
         return first
     cells = [*suspects, *controls_of(first, len(suspects))]
-    second = unpaired.judge(fresh(cells), _of_cases(base, cells), rules, only=suspects)
+    second = unpaired.compare(fresh(cells), _of_cases(base, cells), rules, only=suspects)
     decided = {verdict.cell: verdict for verdict in second.verdicts}
     verdicts = ranked([decided.get(verdict.cell, verdict) for verdict in first.verdicts])
     notes = (*first.notes, *(f"second look: {note}" for note in second.notes))
@@ -109,7 +109,7 @@ def plan_text(plan: Plan, base: RunSamples, rules: Rules) -> str:
     """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the first look."""
     settings = plan.settings
     more = SECOND_LOOK * settings.processes
-    finds = finds_slowdown(base, more, rules)
+    finds = found_by_processes(base, more, rules)
     return (
         f"plan: {text.count(settings.processes, 'new process set')} of {text.count(settings.rounds, 'round')} against "
         f"{base.processes} processes of the baseline, then undecided cells again in {more} more; {times(plan, more)}; "

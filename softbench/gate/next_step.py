@@ -24,8 +24,8 @@ from softbench.plugins.source import split_alias, split_function
 
 OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--set")
 """The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
-NOTHING_JUDGED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
-"""What to do about a report that judged nothing."""
+NOTHING_TESTED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
+"""What to do about a report that tested nothing."""
 OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
 """Options that `softbench check` and `softbench inspect` take as the gate does."""
 
@@ -43,8 +43,8 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
         return f"if the change is not intended, look at its worst cell alone: {_with(alone, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
-    if report.nothing_judged:
-        return NOTHING_JUDGED
+    if report.nothing_tested:
+        return NOTHING_TESTED
     if report.exit_code:
         more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
         return f"measure in more process pairs, on a machine that does nothing else: {more}"
@@ -59,8 +59,8 @@ def after_new_processes(report: GateReport, command: str, base: RunSamples, proc
         return f"if the change is intended, measure a new baseline: {_new_baseline(base, command)}"
     if dealt := _baseline_of_each_card(report, base, command):
         return dealt
-    if report.nothing_judged:
-        return NOTHING_JUDGED
+    if report.nothing_tested:
+        return NOTHING_TESTED
     if report.exit_code:
         more = _with(command, {"--processes": 2 * processes})
         return f"measure more processes, on a machine that does nothing else: {more}"
@@ -74,8 +74,8 @@ def after_files(report: GateReport, command: str, files: Collection[Path], new: 
         return broken
     if report.exit_code == 3 and (dealt := _baseline_of_each_card(report, base, again)):
         return dealt
-    if report.exit_code == 3 and report.nothing_judged:
-        return NOTHING_JUDGED
+    if report.exit_code == 3 and report.nothing_tested:
+        return NOTHING_TESTED
     if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
         return f"measure the baseline anew on the machine as it is now: {_new_baseline(base, again)}"
     plugins = [flag.removeprefix("--plugin=") for flag in new.plugin_flags if flag != "--plugin"]

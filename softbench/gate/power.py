@@ -1,12 +1,14 @@
-"""What a comparison with a baseline can find. A run in which it finds nothing makes no baseline."""
+"""What a comparison can find: in process pairs, and with a baseline. A run in which it finds nothing makes no baseline."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import median
 
 from softbench.core import text
 from softbench.core.errors import InconclusiveError
+from softbench.gate.fresh_pairs import SPREAD_CELLS, Look
 from softbench.gate.inference import moderate, t_quantile
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.unpaired import MARGIN, MIN_NEW, RECOMMENDED_BASE, process_values, sitting_sd
@@ -17,6 +19,19 @@ SECOND_LOOK = 2
 LARGEST_MARGIN = 1.0
 """The largest margin that the gate takes. A slowdown that is found only beyond it is found with no margin."""
 EXAMPLE_SUSPECTS = 10
+EXAMPLE_CELLS = 20
+"""Undecided cells of a comparison with a baseline, and of one in process pairs, for which the plan says what it finds."""
+
+
+def found_in_pairs(rules: Rules, plan: Sequence[Look], process_sd: float) -> float:
+    """The slowdown that the last look finds with probability .95 among EXAMPLE_CELLS undecided cells.
+
+    `process_sd` is the standard deviation of one backend between processes.
+    """
+    last = plan[-1]
+    df = SPREAD_CELLS * (last.pairs - 1)
+    quantiles = t_quantile(1 - rules.alpha * last.share / EXAMPLE_CELLS, df) + t_quantile(0.95, df)
+    return math.expm1(math.log1p(rules.margin) + quantiles * math.sqrt(2 / last.pairs) * process_sd)
 
 
 def slowdowns_found(base: RunSamples, new_processes: int, rules: Rules) -> dict[CellKey, float]:
@@ -34,7 +49,7 @@ def slowdowns_found(base: RunSamples, new_processes: int, rules: Rules) -> dict[
     return found
 
 
-def finds_slowdown(base: RunSamples, new_processes: int, rules: Rules) -> float:
+def found_by_processes(base: RunSamples, new_processes: int, rules: Rules) -> float:
     """The median of `slowdowns_found` over the cells; NaN if the baseline shows no spread."""
     return median(slowdowns_found(base, new_processes, rules).values() or [math.nan])
 

@@ -140,11 +140,11 @@ def analyse(run: RunSamples, reference: str, rules: Rules) -> SelfTest:
     if len(sets) < MIN_REPETITIONS:
         raise UsageError(f"{run.source}: {len(sets)} A/A repetitions are too few: it needs {MIN_REPETITIONS}, and 59 for a bound of 5 %")
     levels = [s for s in SLOWDOWNS if any(key.backend == name(reference, s) and c.status == "ok" for key, c in run.cells.items())]
-    aa = [_judge_repetition(run, cases, reference, [aa_copy] * len(cases), sets, i, rules) for i in range(len(sets))]
+    aa = [_report_on(run, cases, reference, [aa_copy] * len(cases), sets, i, rules) for i in range(len(sets))]
     aa_ratios = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]
     power, points, bystanders = [], [], 0
     for slowdown in levels:
-        hits, bystander_alarms, measured = _judge_injected(run, cases, reference, slowdown, sets, rules)
+        hits, bystander_alarms, measured = _injected(run, cases, reference, slowdown, sets, rules)
         bystanders += bystander_alarms
         trials = [hit for of_case in hits.values() for hit in of_case]
         slowdowns = measured.values()
@@ -168,7 +168,7 @@ def analyse(run: RunSamples, reference: str, rules: Rules) -> SelfTest:
     )
 
 
-def _judge_injected(
+def _injected(
     run: RunSamples, cases: Sequence[CellKey], reference: str, slowdown: float, sets: Sequence[int], rules: Rules
 ) -> tuple[dict[CellKey, list[bool]], int, dict[CellKey, float]]:
     """Judge every repetition with one injected slowdown.
@@ -185,7 +185,7 @@ def _judge_injected(
     for i in range(len(sets)):
         for chosen in groups:
             candidates = [slow if key in chosen else name(reference, 0) for key in cases]
-            _, report = _judge_repetition(run, cases, reference, candidates, sets, i, rules)
+            _, report = _report_on(run, cases, reference, candidates, sets, i, rules)
             for verdict in report.verdicts:
                 key = verdict.cell.with_backend(reference)
                 if key in chosen and verdict.gated:
@@ -200,7 +200,7 @@ def _measured_slowdown(slow: CellSamples, reference: CellSamples) -> float:
     return math.expm1(median(rounds.value for rounds in paired.pair(slow, reference).values()))
 
 
-def _judge_repetition(
+def _report_on(
     run: RunSamples, cases: Sequence[CellKey], reference: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
 ) -> tuple[bool, GateReport]:
     """Screen repetition `i` with one candidate per case, and settle its undecided cells in the next sets.
@@ -269,7 +269,7 @@ def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Ru
     Raises:
         InconclusiveError: a run has too few processes, or the sittings have one process each.
     """
-    reports = [unpaired.judge(family, base, rules) for family in families]
+    reports = [unpaired.compare(family, base, rules) for family in families]
     estimate = unpaired.sitting_sd_of(join([base, *families]))
     if estimate is None:
         raise InconclusiveError(f"{base.source}: no sitting has two processes, so the variance between sittings is unknown")

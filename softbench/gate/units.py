@@ -56,24 +56,24 @@ def own(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> RunSa
     )
 
 
-def judge(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str], allowed: Sequence[str]) -> GateReport:
+def compare(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str], allowed: Sequence[str]) -> GateReport:
     """Judge each unit of `new` against its own part of the baseline. The units share the error rate.
 
     Cells of the baseline on units that `new` lacks are not missing. A cell that was dealt to another card is ambiguous: see `dealt`.
 
     Raises:
-        InconclusiveError: a unit has no baseline, or `softbench.gate.unpaired.judge` raises it.
+        InconclusiveError: a unit has no baseline, or `softbench.gate.unpaired.compare` raises it.
     """
     parts = split(new)
     pairs = [(part, own(part, base, allowed)) for part in parts]
     checks = [text for part, of in pairs for text in environment_match.check(part, of, allowed)]
     notes = tuple(dict.fromkeys([*checks, *notes]))
     if len(parts) == 1:
-        return dealt(unpaired.judge(*pairs[0], rules, notes), *pairs[0], new, base)
+        return dealt(unpaired.compare(*pairs[0], rules, notes), *pairs[0], new, base)
     shared = replace(rules, alpha=rules.alpha / len(parts))
     verdicts = []
     for part, of in pairs:
-        report = dealt(unpaired.judge(part, of, shared), part, of, new, base)
+        report = dealt(unpaired.compare(part, of, shared), part, of, new, base)
         unit = str(part.environment.get("unit", ""))
         verdicts += [replace(verdict, cell=verdict.cell._replace(unit=unit)) for verdict in report.verdicts]
         notes += tuple(f"{unit}: {note}" for note in report.notes)

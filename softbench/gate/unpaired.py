@@ -51,7 +51,7 @@ SITTING_SD = 0.003
 """The assumed standard deviation between sittings if the baseline has one sitting: as much as between processes of a quiet GPU."""
 
 
-def judge(
+def compare(
     new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = (), only: Collection[CellKey] | None = None
 ) -> GateReport:
     """Judge every cell of either side. `softbench.gate.environment_match` checks that the two may be compared.

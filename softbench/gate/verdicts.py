@@ -152,7 +152,7 @@ class GateReport:
         return 3 if self._why_inconclusive() else 0
 
     def _why_inconclusive(self) -> str:
-        if self.nothing_judged:
+        if self.nothing_tested:
             return "no cell could be judged"
         if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
             ratio = max((ratio for ratio in (slow[0].ratio, slow[0].raw_ratio) if ratio is not None), default=math.nan)
@@ -179,17 +179,17 @@ class GateReport:
                 return f"INCONCLUSIVE: {self._why_inconclusive()}: {listed}"
 
     @property
-    def nothing_judged(self) -> bool:
+    def nothing_tested(self) -> bool:
         """True if no gated cell was tested, so that nothing is known."""
-        return not self._judged()
+        return not self._tested()
 
-    def _judged(self) -> list[Verdict]:
+    def _tested(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.gated and verdict.state in TESTED]
 
     def _share_ambiguous(self) -> float:
         """The share of the gated cells that are ambiguous and may be slower than the margin."""
-        judged = self._judged()
-        return sum(verdict.may_be_slower for verdict in judged) / len(judged) if judged else 1.0
+        tested = self._tested()
+        return sum(verdict.may_be_slower for verdict in tested) / len(tested) if tested else 1.0
 
     def document(self) -> JsonObject:
         """As JSON."""

@@ -261,7 +261,7 @@ def test_no_change_of_a_runs_values_causes_a_traceback(data):
     try:
         new = run_files.from_document(document, "hostile.json")
         environment_match.check(new, base, environment_match.strict_fields())
-        report = unpaired.judge(new, base, Rules(margin=0.05))
+        report = unpaired.compare(new, base, Rules(margin=0.05))
     except SoftbenchError as error:
         assert "\n" not in str(error)
     else:

@@ -11,7 +11,7 @@ from simulate_gate import NOISES, families
 
 from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.text import duration
-from softbench.gate import ab_run, fresh_pairs, next_step, paired
+from softbench.gate import ab_run, fresh_pairs, next_step, paired, power
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules, State
 from softbench.plan import estimate
@@ -94,7 +94,7 @@ def asked_for(tmp_path, **flags):
     return ab_run.ab_request(request, "new", "old")
 
 
-def judge(tmp_path, *runs, base=None, **flags):
+def compare(tmp_path, *runs, base=None, **flags):
     """The report over synthetic runs, and the requests of its measurements."""
     asked, answers = [], iter(runs)
 
@@ -102,7 +102,7 @@ def judge(tmp_path, *runs, base=None, **flags):
         asked.append(request)
         return stored_run(tmp_path, next(answers))
 
-    return ab_run.judge(measure, asked_for(tmp_path, **flags), "new", "old", RULES, base), asked
+    return ab_run.compare(measure, asked_for(tmp_path, **flags), "new", "old", RULES, base), asked
 
 
 def slow(i):
@@ -112,7 +112,7 @@ def slow(i):
 def test_a_regression_stands_if_fresh_processes_agree(tmp_path):
     first = interleaved(dice(1), 10, slowdown=slow)
     again = interleaved(dice(2), 10, slowdown=lambda i: 0.08 if i == 2 else 0, processes=3)
-    report, asked = judge(tmp_path, first, again)
+    report, asked = compare(tmp_path, first, again)
     assert report.exit_code == 1
     assert [v.cell.N for v in report.verdicts if v.fails] == [3]
     assert {(3,), (6,)} < {sweep.N for sweep in asked[1].config["sweep"]}  # and same cells, which show the spread
@@ -140,7 +140,7 @@ def half_faster(seed, *, processes, slower=()):
 def test_half_of_the_cells_may_be_much_faster(tmp_path, slower):
     """With one process pair all 200 cells were measured again, because their differences looked like those of processes."""
     runs = [half_faster(seed, processes=3, slower=slower) for seed in (2, 3)]
-    report, asked = judge(tmp_path, *runs, processes=3, rounds=8)
+    report, asked = compare(tmp_path, *runs, processes=3, rounds=8)
     again = {verdict.cell.N for verdict in report.verdicts if "fresh" in verdict.n}
     assert (report.exit_code, len(asked)) == ((1, 2) if slower else (0, 1))
     assert again == {i + 1 for i in slower}
@@ -150,7 +150,7 @@ def test_half_of_the_cells_may_be_much_faster(tmp_path, slower):
 
 
 def test_one_process_pair_measures_faster_cells_again(tmp_path):
-    report, asked = judge(
+    report, asked = compare(
         tmp_path, *[interleaved(dice(i), 20, processes=p, slowdown=lambda i: -0.3 * (i == 4)) for i, p in ((1, 1), (2, 3))]
     )
     assert [(v.cell.N, v.n) for v in report.verdicts if v.state is State.FASTER] == [(5, "3 fresh process pairs")]
@@ -158,7 +158,7 @@ def test_one_process_pair_measures_faster_cells_again(tmp_path):
 
 
 def test_an_inconclusive_report_names_the_next_command(tmp_path):
-    report, asked = judge(tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.04) for i, p in enumerate((1, 3, 3, 6))])
+    report, asked = compare(tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.04) for i, p in enumerate((1, 3, 3, 6))])
     assert (report.exit_code, [request.flags.get("processes", 1) for request in asked]) == (3, [1, 3, 3, 6])
     step = next_step.after_pairs(report, "softbench gate --candidate new --processes=2", 2)
     assert step.endswith(": softbench gate --candidate new --processes 10")
@@ -167,14 +167,14 @@ def test_an_inconclusive_report_names_the_next_command(tmp_path):
 def test_a_baseline_shows_how_much_processes_differ(tmp_path):
     base = interleaved(dice(4), 10, processes=10, process_sd=0.03)
     answers = [interleaved(dice(i), 10, processes=p) for i, p in enumerate((1, 3))]
-    report, asked = judge(tmp_path, *answers, base=base)
+    report, asked = compare(tmp_path, *answers, base=base)
     assert (report.exit_code, len(asked)) == (0, 2)  # without the baseline one measurement is enough
     with pytest.raises(InconclusiveError, match="gpu was"):
-        judge(tmp_path, interleaved(dice(3), 10), base=replace(base, environment={**base.environment, "gpu": "another"}))
+        compare(tmp_path, interleaved(dice(3), 10), base=replace(base, environment={**base.environment, "gpu": "another"}))
 
 
 def test_without_undecided_cells_there_is_one_measurement(tmp_path):
-    report, asked = judge(tmp_path, interleaved(dice(3), 10))
+    report, asked = compare(tmp_path, interleaved(dice(3), 10))
     assert (report.exit_code, len(asked), next_step.after_pairs(report, "", 1)) == (0, 1, "")
 
 
@@ -185,7 +185,7 @@ def test_the_plan_says_what_it_finds_and_its_time():
     assert f"; about {duration(seconds)}, and up to {duration(13 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
     assert "finds a slowdown of 4% if" in plan
     assert "; margin 0.5%; " in ab_run.plan_text(screening, Rules(margin=0.005))
-    found = ab_run.finds_slowdown(RULES, fresh_pairs.looks(), 0.02)
+    found = power.found_in_pairs(RULES, fresh_pairs.looks(), 0.02)
     assert f"{found:.0%} if processes differ by 2.0%" in plan
     result = families(20, NOISES["tau 2 %"], 20, found + 0.01, 1, RULES.margin, seed=1)
     assert result.found >= 0.9 * result.slow

@@ -27,17 +27,17 @@ def test_slowdowns_are_found_as_often_as_said():
     base = Stored(np.random.default_rng(1), Noise(tau=0.02), 40).base
     found = power.slowdowns_found(base, 6, RULES)
     assert len(found) == 40
-    assert power.finds_slowdown(base, 6, RULES) == pytest.approx(np.median(list(found.values())))
-    result = families(15, Noise(tau=0.02), 40, power.finds_slowdown(base, 6, RULES) + 0.005, 3, RULES.margin, 1, Stored)
+    assert power.found_by_processes(base, 6, RULES) == pytest.approx(np.median(list(found.values())))
+    result = families(15, Noise(tau=0.02), 40, power.found_by_processes(base, 6, RULES) + 0.005, 3, RULES.margin, 1, Stored)
     assert result.found >= 0.9 * result.slow
 
 
 def test_more_noise_and_fewer_processes_find_larger_slowdowns_only():
-    finds = [power.finds_slowdown(stored(dice(1), 10, process_sd=sd, outliers=0), 6, RULES) for sd in (0.003, 0.02, 0.1, 0.5)]
+    finds = [power.found_by_processes(stored(dice(1), 10, process_sd=sd, outliers=0), 6, RULES) for sd in (0.003, 0.02, 0.1, 0.5)]
     assert finds == sorted(finds)
     assert finds[0] < 0.08
     assert finds[-1] > 1
-    assert power.finds_slowdown(stored(dice(1), 10), 3, RULES) > power.finds_slowdown(stored(dice(1), 10), 6, RULES)
+    assert power.found_by_processes(stored(dice(1), 10), 3, RULES) > power.found_by_processes(stored(dice(1), 10), 6, RULES)
 
 
 def test_a_run_of_too_noisy_processes_makes_no_baseline(main, tmp_path):

@@ -250,7 +250,7 @@ def test_a_baseline_of_several_runs_shows_how_sittings_differ():
 
 def test_the_sitting_widens_the_interval():
     """Without the term, sittings that differ by 2 % made cells slower that have not changed."""
-    few, many = (unpaired.judge(stored(dice(1), 3), simulated_base(sitting), BASELINE_RULES) for sitting in (0.0, 0.02))
+    few, many = (unpaired.compare(stored(dice(1), 3), simulated_base(sitting), BASELINE_RULES) for sitting in (0.0, 0.02))
     assert width(many) > 3 * width(few)
 
 

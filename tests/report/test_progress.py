@@ -36,10 +36,6 @@ def test_a_log_gets_lines_while_one_request_lasts(log, monkeypatch):
     assert log.getvalue() == ended
 
 
-def test_log_lines_are_ten_seconds_apart():
-    assert progress.LOG_SECONDS == 10
-
-
 def test_a_terminal_shows_phase_cells_and_time(log):
     with progress.Progress(Console(file=log, force_terminal=True, width=200)) as watching:
         watching.begin(PLAN, PACE, "run-1")

@@ -67,7 +67,7 @@ def test_options_of_the_user_replace_those_of_the_tool(main, monkeypatch, tmp_pa
     asked = []
     monkeypatch.setattr(ab.subprocess, "run", lambda command, check: SimpleNamespace(returncode=main(*command[3:])[0]))
     monkeypatch.setattr(
-        "softbench.gate.ab_run.judge", lambda measure, request, *_: asked.append(request.settings()) or GateReport("", (), _[2])
+        "softbench.gate.ab_run.compare", lambda measure, request, *_: asked.append(request.settings()) or GateReport("", (), _[2])
     )
     assert ab.main(["--l2", "cold", "--output", str(tmp_path), *given]) == 3
     (settings,) = asked

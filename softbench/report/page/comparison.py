@@ -107,13 +107,13 @@ def of_others(report: GateReport, rows: Sequence[Row]) -> str:
     )
 
 
-def judged(a: Source, b: Source) -> tuple[GateReport | None, str]:
+def gate_report(a: Source, b: Source) -> tuple[GateReport | None, str]:
     """The gate's report on two files, the first as the baseline; or why the gate cannot judge them."""
     if not (a.records and b.records):
         return None, "The gate needs the samples of both files."
     try:
         old, new = (run_files.from_run(source.header, source.records.values(), source.name) for source in (a, b))
         notes = environment_match.check(new, old, ())
-        return unpaired.judge(new, old, Rules(unpaired.MARGIN), tuple(notes)), ""
+        return unpaired.compare(new, old, Rules(unpaired.MARGIN), tuple(notes)), ""
     except (InconclusiveError, ResultsError, KeyError, TypeError, ValueError) as error:
         return None, f"The gate does not judge these files: {units.one_line(str(error))}."

@@ -149,7 +149,7 @@ def _compared(sources: Sequence[Source], gate: GateReport | None) -> dict[str, A
     if len(sources) >= COMPARED:
         found["comparison"] = comparison.compare(*sources[-COMPARED:])
         if gate is None:
-            gate, missing = comparison.judged(*sources[-COMPARED:])
+            gate, missing = comparison.gate_report(*sources[-COMPARED:])
     if len(sources) > COMPARED:
         found["trend"] = trend.make(sources)
     if gate or missing:
