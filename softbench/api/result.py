@@ -182,7 +182,7 @@ class Result:
         """
         from softbench.report.page import document
         from softbench.report.page.source import read_source
-        from softbench.results.parts import apart
+        from softbench.results.select import apart
 
         if not self.rows:
             raise ResultsError(f"{self.csv}: has no row, so there is nothing to show")

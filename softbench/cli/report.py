@@ -49,7 +49,7 @@ def report(
     from softbench.gate.run_files import read_report
     from softbench.report.page.document import check_name, write
     from softbench.report.page.source import names, read_source
-    from softbench.results.parts import apart, file_of
+    from softbench.results.select import apart, file_of
 
     files = files or [LATEST]
     if "-" in map(str, files):
@@ -78,7 +78,7 @@ def write_page(measured: Run) -> Path:
     """Write the page of a run beside its CSV, and as `latest.html` if the run is `latest`."""
     from softbench.report.page.document import html
     from softbench.report.page.source import Source
-    from softbench.results.parts import apart
+    from softbench.results.select import apart
 
     records = {(record.backend, record.case.identity): record for record in measured.records()}
     rows = measured.rows()

@@ -131,7 +131,7 @@ def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> No
     from softbench.cli import output
     from softbench.report import listing, tables
     from softbench.results.by_backend import by_backend
-    from softbench.results.parts import apart
+    from softbench.results.select import apart
 
     console = output.console()
     if costs:

@@ -16,8 +16,8 @@ from softbench.report import curves, dots, heatmap, style
 from softbench.report.figure_data import Quantity, groups, slices, speedup
 from softbench.report.style import COLOURS, Drawing
 from softbench.results.by_backend import by_backend
-from softbench.results.parts import apart, file_of
 from softbench.results.rows import Row
+from softbench.results.select import apart, file_of
 
 KINDS = ("curves", "heatmap", "speedup", "costs")
 ONE_FILE = ("heatmap", "costs")

@@ -207,7 +207,7 @@ def check_format(out: Path, flag: str) -> None:
 
 
 def model(row: Row) -> str:
-    """The GPU model of a row whose `device` may end with its card (`softbench.results.parts`)."""
+    """The GPU model of a row whose `device` may end with its card (`softbench.results.select`)."""
     return row.device.removesuffix(row.unit).strip()
 
 

@@ -16,8 +16,8 @@ from softbench.plugins.info import BackendInfo
 from softbench.report import markup, matrix, rich_tables
 from softbench.results import labels
 from softbench.results.compare import SAME, Pair
-from softbench.results.parts import apart
 from softbench.results.rows import Row, grouped
+from softbench.results.select import apart
 
 CELL: dict[str, Callable[[Row], str]] = {
     "backend": lambda row: row.backend,

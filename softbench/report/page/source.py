@@ -66,7 +66,7 @@ def names(files: Sequence[Path]) -> list[str]:
 def read_source(path: Path, rows: Sequence[Row], name: str = "") -> Source:
     """A results file with the JSON of its name. A JSON that is missing, damaged or of another run gives no samples, and a reason.
 
-    `rows` are those of the file, or one of its parts (`softbench.results.parts.apart`). `name` is what the page calls the file, by default
+    `rows` are those of the file, or one of its parts (`softbench.results.select.apart`). `name` is what the page calls the file, by default
     the name of the path.
     """
     document_path = beside(path)

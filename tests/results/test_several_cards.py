@@ -11,7 +11,7 @@ from softbench.report import plots
 from softbench.results.compare import pairs
 from softbench.results.csv import read_csv, to_csv
 from softbench.results.document import load, packed
-from softbench.results.parts import apart, file_of
+from softbench.results.select import apart, file_of
 
 ROOT = Path(__file__).parents[2]
 A, B = "node1/0/0000000a", "node1/1/0000000b"
