@@ -71,11 +71,12 @@ class Result:
         """
         from softbench.results.csv import read_csv
         from softbench.results.document import SUFFIXES, csv_of
+        from softbench.results.records import records_of
 
         file = options.path(path, "path")
         if file.name.endswith(SUFFIXES):
             document = _document(file)
-            records = _records(document, file)
+            records = records_of(document, file)
             try:
                 return cls(rows_of_run(records, document), csv_of(file), (), records)
             except (KeyError, TypeError, ValueError) as error:
@@ -104,13 +105,15 @@ class Result:
         Raises:
             ResultsError: the JSON is not beside the CSV, is damaged, or is of another run.
         """
+        from softbench.results.records import records_of
+
         if self._records is None:
             document = _document(self.json)
             if self.rows and document.get("run") != self.rows[0].run:
                 raise ResultsError(
                     f"{self.csv}: is of {self.rows[0].run}, but {self.json.name} is of another run; take both files of one run"
                 )
-            self._records = _records(document, self.json)
+            self._records = records_of(document, self.json)
         return tuple(
             Sample(record.backend, case.op, case.direction.value, case.dtype, case.M, case.N, case.shape, *where, us, batch.throttled)
             for record in self._records
@@ -122,17 +125,11 @@ class Result:
         )
 
     def frame(self) -> DataFrame:
-        """The rows as a tidy pandas table: a line per cell, and the columns of the CSV (docs/results-format.md).
+        """The rows as a tidy pandas table: a line per cell, and the columns of the CSV (docs/results-format.md)."""
+        from pandas import DataFrame  # takes a quarter of a second to import, longer than most commands compute
 
-        Raises:
-            UsageError: pandas is not installed.
-        """
         from softbench.results.csv import COLUMNS
 
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            raise UsageError("frame() needs pandas: pip install pandas") from None
         values = {name: [getattr(row, "grade" if name == "class" else name) for row in self.rows] for name in COLUMNS}
         return DataFrame(values)
 
@@ -212,16 +209,3 @@ def _document(file: Path) -> JsonObject:
     if not isinstance(document.get("cells"), list):
         raise ResultsError(f"{file}: is not a softbench run: it lacks cells")
     return document
-
-
-def _records(document: JsonObject, file: Path) -> list[Record]:
-    """The records of a run document. Raises ResultsError for a damaged cell."""
-    from softbench.results.records import record_from_json
-
-    found = []
-    for number, cell in enumerate(document["cells"], 1):
-        try:
-            found.append(record_from_json(cell))
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ResultsError(f"{file}: cell {number} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
-    return found

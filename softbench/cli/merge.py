@@ -62,7 +62,7 @@ def _part(file: Path) -> Part:
     from softbench.plan.deal import parse_shard
     from softbench.results.document import beside, load
     from softbench.results.merge import Part
-    from softbench.results.records import record_from_json
+    from softbench.results.records import records_of
 
     rows, path = read(file), beside(file)
     if not path.is_file():
@@ -70,7 +70,6 @@ def _part(file: Path) -> Part:
             f"{file}: {path.name} is not in its folder, and that file has the samples; an interrupted run gets it after --resume"
         )
     document = load(path)
-    place = "header"
     try:
         if document["run"] != rows[0].run:
             raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of {one_line(str(document['run']), 60)}")
@@ -78,10 +77,8 @@ def _part(file: Path) -> Part:
             if shard := source.get("shard"):
                 parse_shard(str(shard), "shard")
             dict(source.get("fingerprint") or {})
-        cells, records = document.pop("cells"), []
-        for number, cell in enumerate(cells, 1):
-            place = f"cell {number}"
-            records.append(record_from_json(cell))
+        records = records_of(document, path)
+        del document["cells"]
         if unknown := {record.unit for record in records} - {one["unit"] for one in document.get("units", ())}:
             raise ResultsError(f"{file}: does not say which card measured {unknown.pop() or 'its cells'}; measure it again")
         part = Part(one_line(str(file)), document, records)
@@ -89,5 +86,5 @@ def _part(file: Path) -> Part:
     except ResultsError:
         raise  # the file is not damaged
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, UsageError) as error:
-        raise ResultsError(f"{path}: {place} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+        raise ResultsError(f"{path}: header is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
     return part

@@ -105,7 +105,7 @@ def _one_or_all(values: Iterable[object]) -> object:
 
 
 def units_of(header: JsonObject) -> dict[str, JsonObject]:
-    """The facts of each unit of a run document. Documents of earlier versions have one unit without a name."""
+    """The facts of each unit of a run document. Without `units` there is one without a name."""
     shared = dict(header.get("environment") or {})
     return {str(own["unit"]): {**shared, **own} for own in header.get("units") or ()} or {"": shared}
 

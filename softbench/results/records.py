@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from softbench.core import statistics
 from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, valid_shape
+from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject, from_json, to_json
 from softbench.core.machine import UNIT
 from softbench.core.outcome import Checked, Failed, Measured, Outcome, Profile, Record, Skipped, Status
 from softbench.core.stopping import LIMIT
-from softbench.core.text import micros
+from softbench.core.text import micros, one_line
 
 JUDGED_TOLERANCE = 0.03
 """The fraction by which a judged cell's median may be below the judge's `low_us`."""
@@ -87,7 +89,22 @@ def record_from_json(data: JsonObject) -> Record:
     if accuracy := outcome.get("accuracy"):
         outcome["accuracy"] = {**accuracy, "worst": float(accuracy["worst"])}
     backend, source = from_json(str, data["backend"]), from_json(str, data["source"])
-    return Record(backend, case_from_json(data["case"]), from_json(kind, outcome), source, unit_text(data.get("unit", "")))
+    return Record(backend, case_from_json(data["case"]), from_json(kind, outcome), source, unit_text(data["unit"]))
+
+
+def records_of(document: JsonObject, file: Path) -> list[Record]:
+    """The records of a run document, which was read from `file`.
+
+    Raises:
+        ResultsError: a cell is damaged; with its number.
+    """
+    found = []
+    for number, cell in enumerate(document["cells"], 1):
+        try:
+            found.append(record_from_json(cell))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ResultsError(f"{file}: cell {number} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+    return found
 
 
 def unit_text(value: object) -> str:

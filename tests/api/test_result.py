@@ -117,9 +117,3 @@ def test_samples_of_another_run_are_refused(tmp_path):
     (tmp_path / "x.json.gz").write_text(damaged(lambda document: document.update(run="run-1")))
     with pytest.raises(ResultsError, match="of another run; take both files of one run"):
         _ = Result.load(tmp_path / "x.csv").samples
-
-
-def test_without_pandas_a_frame_says_what_to_install(strategies, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(UsageError, match="frame\\(\\) needs pandas: pip install pandas"):
-        strategies.frame()

@@ -1,7 +1,14 @@
-"""What a run document records of each unit."""
+"""Run documents: compressed beside their CSV, and what they record of each unit."""
 
+import gzip
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import ResultsError
 from softbench.core.machine import UNIT, Gpu, Machine, same_card, unit_of
-from softbench.results.document import device_name, environments, units_of
+from softbench.results import document
+from softbench.results.document import beside, csv_of, device_name, environments, load, packed, units_of
 
 A, B = "node1/0/0000000a", "node2/3/0000000b"
 
@@ -11,16 +18,54 @@ def machine(**about):
     return Machine("2.13", "", gpus, "EPYC", 9, {}, **about)
 
 
+def test_a_document_lies_compressed_beside_its_csv():
+    assert beside(Path("a/run-1.csv")) == Path("a/run-1.json.gz")
+    assert [csv_of(Path(name)) for name in ("a/run.1.json.gz", "a/run.1.json")] == [Path("a/run.1.csv")] * 2
+
+
+def test_equal_documents_have_equal_bytes_and_are_read_back(tmp_path):
+    found = {"run": "run-1", "cells": [{"us": [1.5, 2.25]}]}
+    assert packed(found) == packed(dict(found))
+    assert packed(found)[4:8] == bytes(4)  # no time of writing
+    for name, content in (("a.json.gz", packed(found)), ("b.json", gzip.decompress(packed(found)))):
+        (tmp_path / name).write_bytes(content)
+        assert load(tmp_path / name) == found
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (packed({"cells": [1, 2, 3]})[:-9], "is a damaged gzip file: .*; copy it again, or measure again"),
+        (packed({"cells": [1, 2, 3]})[:20] + bytes(30), "is a damaged gzip file: "),
+        (gzip.compress(b"no JSON"), "is damaged or not JSON"),
+        (gzip.compress(b"[1]"), "is not a softbench file: its JSON is not an object"),
+    ],
+    ids=["torn", "damaged", "no JSON", "no object"],
+)
+def test_a_damaged_file_is_one_line(tmp_path, content, message):
+    (tmp_path / "x.json.gz").write_bytes(content)
+    with pytest.raises(ResultsError, match=rf"x\.json\.gz: {message}") as found:
+        load(tmp_path / "x.json.gz")
+    assert "\n" not in str(found.value)
+
+
+def test_a_small_file_of_a_huge_document_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(document, "MAX_BYTES", 1000)
+    (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2000)))
+    with pytest.raises(ResultsError, match="too large to be a softbench file"):
+        load(tmp_path / "x.json.gz")
+
+
 def test_environments_keep_shared_facts_once():
     facts = {A: {"unit": A, "gpu": "H200", "driver": "1"}, B: {"unit": B, "gpu": "H200", "driver": "2", "ecc": True}}
-    document = environments(facts)
-    assert document == {"environment": {"gpu": "H200"}, "units": [{"unit": A, "driver": "1"}, {"unit": B, "driver": "2", "ecc": True}]}
-    assert units_of(document) == facts
+    found = environments(facts)
+    assert found == {"environment": {"gpu": "H200"}, "units": [{"unit": A, "driver": "1"}, {"unit": B, "driver": "2", "ecc": True}]}
+    assert units_of(found) == facts
     one = environments({A: facts[A]})
     assert (one["environment"], one["units"]) == ({"gpu": "H200", "driver": "1"}, [{"unit": A}])
 
 
-def test_documents_of_earlier_versions_have_one_unit_without_a_name():
+def test_a_document_without_units_has_one_without_a_name():
     assert units_of({"environment": {"gpu": "H200"}}) == {"": {"gpu": "H200"}}
     assert units_of({}) == {"": {}}
 

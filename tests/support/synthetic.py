@@ -73,7 +73,7 @@ def from_baseline(baseline):
             "timing": {"batches": batches, "kind": "do_bench", "l2": "cold", "stopped": "fixed"},
             "profile": {"device_us": [], "host_us": [], "kernels": [], "note": "", "peak_bytes": None, "recompiles": None},
         }
-        cells.append({"backend": cell["backend"], "case": case, "outcome": outcome, "source": ""})
+        cells.append({"backend": cell["backend"], "case": case, "outcome": outcome, "source": "", "unit": ""})
     kept = {name: baseline[name] for name in ("schema", "device_name", "settings", "environment")}
     return {**kept, "cells": cells}
 
