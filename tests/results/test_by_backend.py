@@ -116,14 +116,6 @@ def test_the_committed_run_is_found_and_may_be_absent(tmp_path, monkeypatch):
     assert by_backend.committed()["cudnn"].host_us == pytest.approx(8.0)
 
 
-@pytest.mark.skipif(not COMMITTED.is_file(), reason=f"no {by_backend.COMMITTED} yet: softbench run --config strategies on an H200")
-def test_docs_have_the_costs_of_the_committed_run():
-    rows, warnings = read_csv(COMMITTED)
-    assert warnings == []
-    table = listing.markdown(by_backend.by_backend(rows)).split("\n\n")[0]
-    assert table in (ROOT / "docs" / "backends.md").read_text()
-
-
 def test_the_strategies_configuration_takes_every_backend_and_few_cells():
     settings = Settings.from_sources(load_config("strategies"), {})
     assert settings.backends == ("*",)
