@@ -39,7 +39,7 @@ SLOW_FILES = (
     "ops/log_softmax/test_tolerance.py",
     "ops/masked_softmax/test_tolerance.py",
     "kernels/triton/test_operator.py",
-    "kernels/cuda/test_simulated_losses.py",
+    "kernels/cuda/test_losses.py",
     "adversarial/test_correct_plugins.py",
     "processes/test_pool.py",
     "test_packaging.py",

@@ -31,6 +31,8 @@ MAY_IMPORT = {
     "cli": "core plugins ops results plan gate run report",
 }
 """A package imports from itself and from these."""
+KERNELS_MAY_IMPORT = {"common": "", "cuda": "common", "triton": "common", "automatic": "common cuda triton"}
+"""The same of the packages in kernels/, which import nothing of softbench/."""
 TORCH = {"ops", "backends", "worker", "judge"}
 """Packages whose modules run in workers or in the judge's process; the parent process never imports torch."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}
@@ -86,6 +88,39 @@ def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
     for name in order.static_order():
         depth[name] = 1 + max((depth[other] for other in arrows.get(name, ())), default=0)
     return depth
+
+
+def kernel_modules() -> dict[str, Path]:
+    """The modules of kernels/, such as `triton.dispatch`; a package is its `__init__.py`."""
+    folder = ROOT / "kernels"
+    return {".".join(path.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): path for path in folder.rglob("*.py")}
+
+
+def kernels_imported(path: Path, *, top: bool = False) -> set[str]:
+    """Modules of kernels/ that one of them imports, which is by relative imports; `top`: as for `imported`."""
+    known, package, tree = kernel_modules(), path.parent.name, ast.parse(path.read_text())
+    found: set[str] = set()
+    for node in iter(tree.body) if top else ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join(([package] if node.level == 1 else []) + ([node.module] if node.module else []))
+            found |= {name if name in known else base for name in (f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
+    return found
+
+
+def test_kernels_import_only_what_they_may():
+    assert {path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py")} == {*KERNELS_MAY_IMPORT}
+    for path in kernel_modules().values():
+        package = path.parent.name
+        assert {name.split(".")[0] for name in kernels_imported(path)} <= {package, *KERNELS_MAY_IMPORT[package].split()}, path
+
+
+@pytest.mark.parametrize("top", [True, False])
+def test_kernels_have_nine_layers_at_most_and_no_circle(top):
+    """Imports inside functions count in the second case: they delay a circle and do not remove it. There may be more layers of them."""
+    depth = layers(
+        {name: kernels_imported(path, top=top) - {name} for name, path in kernel_modules().items() if path.name != "__init__.py"}
+    )
+    assert not top or {name: layer for name, layer in depth.items() if layer > 9} == {}
 
 
 def test_modules_have_nine_layers_at_most_and_no_circle():

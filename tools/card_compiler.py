@@ -44,7 +44,7 @@ class Operand:
 def compiled(card: Card, kernel: Any, operands: list[Any], arguments: tuple[Any, ...], options: dict[str, int]) -> Any:
     """A Triton kernel for a card, specialized as a launch with these arguments would be. Replaces this process's Triton driver."""
     import triton
-    from softbench.kernels.triton.cache_keys import with_stable_key
+    from softbench.kernels.triton.dispatch import with_stable_key
     from triton.runtime.jit import JITFunction
 
     triton.runtime.driver._active = _Driver(card)

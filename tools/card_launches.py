@@ -85,7 +85,7 @@ def clusters(card: Card) -> bool:
 @contextmanager
 def on(card: Card) -> Iterator[None]:
     """While the rules are asked, the device is the card. No table of measured plans has its name."""
-    from softbench.kernels.triton import dispatch, scores, traceable
+    from softbench.kernels.triton import dispatch, masked_softmax as scores, traceable
 
     hopper = card.capability == 90 and not card.amd
     traits = "", card.sms, clusters(card), 0.0 if card.amd else 2.0, hopper
@@ -215,7 +215,7 @@ def of_traced(card: Card, dice: random.Random) -> list[Launch]:
 
 
 def of_losses(card: Card, dice: random.Random) -> list[Launch]:
-    from softbench.kernels.triton import loss_launch
+    from softbench.kernels.triton import losses
 
     if card.amd:
         return []
@@ -224,12 +224,12 @@ def of_losses(card: Card, dice: random.Random) -> list[Launch]:
     pad, first = _layout(dice, N)
     options = dice.choice(
         (
-            loss_launch.Options(),
-            loss_launch.Options(label_smoothing=0.1),
-            loss_launch.Options(z_loss=1e-4),
-            loss_launch.Options(softcap=30.0),
-            loss_launch.Options(label_smoothing=0.1, z_loss=1e-4, softcap=30.0),
-            loss_launch.Options(logprob=True),
+            losses.Options(),
+            losses.Options(label_smoothing=0.1),
+            losses.Options(z_loss=1e-4),
+            losses.Options(softcap=30.0),
+            losses.Options(label_smoothing=0.1, z_loss=1e-4, softcap=30.0),
+            losses.Options(logprob=True),
         )
     )
     if name == "fused":
@@ -239,7 +239,7 @@ def of_losses(card: Card, dice: random.Random) -> list[Launch]:
     given = {"reduction": (x, target, row, row, third), "gradient": (x, target, row, third, row, third, x), "fused": (x, target, x, row)}[
         name
     ]
-    ready = loss_launch.prepare(name, given, options)
+    ready = losses.prepare(name, given, options)
     if ready is None:
         return []
     scratch = [Operand(torch.float32, 16) if ready.floats else None, Operand(torch.int64, 16) if ready.counters else None][: ready.places]
@@ -248,7 +248,7 @@ def of_losses(card: Card, dice: random.Random) -> list[Launch]:
 
 
 def of_scores(card: Card, dice: random.Random) -> list[Launch]:
-    from softbench.kernels.triton import scores
+    from softbench.kernels.triton import masked_softmax as scores
 
     if card.amd:
         return []

@@ -207,8 +207,8 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
 
 def triton_launches(function: str) -> Iterator[tuple[Run, Operands]]:
     from softbench.kernels.triton import dispatch
+    from softbench.kernels.triton.candidates import staged_plans
     from softbench.kernels.triton.launch_plan import Plan
-    from softbench.kernels.triton.staged_candidates import staged_plans
 
     def by(plan: Plan | None = None) -> Run:
         def run(tensors: Tensors, *scale: Scale) -> str:

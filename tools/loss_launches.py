@@ -209,7 +209,7 @@ def of_any_plan(function: str, losses: Any, named: Named, dtypes: Sequence[torch
 
 def cuda_launches(function: str) -> Iterator[Launch]:
     from softbench.kernels.cuda import losses
-    from softbench.kernels.cuda.launch_plan import TIERS, Plan
+    from softbench.kernels.cuda.launch import TIERS, Plan
 
     tier = {name: number for number, name in enumerate(TIERS)}
 
@@ -262,10 +262,10 @@ def fused_plans(V: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
 
 
 def triton_launches(function: str) -> Iterator[Launch]:
-    from softbench.kernels.triton import loss_launch, losses
+    from softbench.kernels.triton import losses
 
     names: list[str] = []
-    prepare = loss_launch.prepare
+    prepare = losses.prepare
 
     def recorded(*given: Any) -> Any:
         found = prepare(*given)
@@ -273,11 +273,11 @@ def triton_launches(function: str) -> Iterator[Launch]:
             names.append(found.kernel.__name__)
         return found
 
-    loss_launch.prepare = recorded
+    losses.prepare = recorded
 
     def named(call: Callable[..., Any], plan: None) -> tuple[Any, str]:
         names.clear()
-        loss_launch._cache.clear()
+        losses._cache.clear()
         return call(), " and ".join(names)
 
     yield from of_any_plan(function, losses, named, (FULL, BRAIN), (7, 333, 5003, 33000))  # each takes Triton about a second

@@ -128,7 +128,7 @@ def called(function: Any, asked: Asked, given: Tensors) -> Tensors:
 def cuda_launches(_: str) -> Iterator[Launch]:
     from softbench.kernels.common.masked_softmax import MaskedSoftmax
     from softbench.kernels.cuda import masked_softmax as kernels
-    from softbench.kernels.cuda.launch_plan import TIERS, Plan
+    from softbench.kernels.cuda.launch import TIERS, Plan
 
     def launch(asked: Asked, numbers: tuple[Any, ...] = ()) -> Launch:
         tiers = ["softmax"]
@@ -150,7 +150,7 @@ def cuda_launches(_: str) -> Iterator[Launch]:
 
 
 def triton_launches(_: str) -> Iterator[Launch]:
-    from softbench.kernels.triton import causal_rows, scores
+    from softbench.kernels.triton import causal_rows, masked_softmax as scores
     from softbench.kernels.triton.masked_softmax import masked_softmax
 
     names: list[str] = []

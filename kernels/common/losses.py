@@ -1,194 +1,56 @@
-"""`cross_entropy` and `logprob` of logits by the fastest kernels that work here, as differentiable PyTorch operators.
+"""Losses over rows with a target: what `losses.py` of each kind of kernels computes, and checks of what the kernels are given.
 
-`choices.py` has the rule by which the logits choose. torch computes float64 in float64, and other dtypes in float32.
+All functions take x of (M, N), the logits, in float32, float16 or bfloat16. `target` is int64 of shape (M,). Other tensors of a row are
+float32 of shape (M,), and so are all results but dx. Rows whose elements are adjacent are read in place. Arithmetic is float32.
 
-The operators are `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V). torch.compile sees opaque calls.
-The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits.
+With z = x, or softcap * tanh(x / softcap), lse = log(sum_j exp(z_j)), p = exp(z - lse), the target t and e = label_smoothing:
+
+    loss = (1 - e) (lse - z_t) + e (lse - mean(z)) + z_loss lse^2
+    dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2)
+
+Where the target is `ignore_index`, loss and dx are 0. Another target out of range makes the results of its row NaN. Nothing is read or
+written out of range, and there is no device assertion.
 """
 
-import importlib
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.library import custom_op
 
-from .choices import choice
-from .rows import check_no_tangent
+from .rows import DTYPES
 
-REDUCTIONS = ("mean", "sum", "none")
-LOWEST = torch.finfo(torch.float32).min
+MOST_COLUMNS = 2**31 - 4096
+"""The longest row, in elements: an index within a row has 32 bits."""
 
 
-def cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    *,
-    reduction: str = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-) -> Tensor:
-    """The cross entropy of logits (..., V) and class numbers `target` (...) of int64, as `torch.nn.functional.cross_entropy` has it.
-
-    - Options: z_loss adds z_loss * lse^2 to the loss of each row (PaLM, arXiv:2204.02311, section 5). With a softcap, the logits are
-      softcap * tanh(logits / softcap). 0 turns each off.
-    - Result: a number, or for reduction="none" a tensor of target's shape. It is float32, or float64 for logits in float64. Autocast
-      changes nothing. "mean" is over the rows that are not ignored.
-    - Gradients: once, with respect to the logits, whose gradient has their dtype. Kept for it are the logits and lse.
-    - Targets out of range other than ignore_index: torch raises IndexError on the CPU. On a CUDA device our kernels make the loss and the
-      gradient of the row NaN, without an error, where torch stops the device by an assertion.
-    - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Rows without adjacent elements are copied.
+def logits_and_targets(x: torch.Tensor, target: torch.Tensor, device_types: Sequence[str] = ("cuda",)) -> tuple[torch.Tensor, torch.Tensor]:
+    """x of (M, N) with adjacent elements in each row, and the targets of (M,), each a copy where it has other strides.
 
     Raises:
-        ValueError: the shapes do not fit, or an option is out of range.
-        TypeError: target is not int64.
-        NotImplementedError: the logits have a tangent of forward mode.
+        TypeError: a dtype or a device does not fit, or target has another shape.
+        ValueError: x has another number of dimensions, or no columns, or too many.
     """
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-    if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
-        raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
-    rows, classes = _rows(logits, target)
-    check_no_tangent("cross_entropy", rows)
-    loss: Tensor = _cross_entropy(rows, classes, ignore_index, label_smoothing, z_loss, softcap)[0]
-    if reduction == "none":
-        return loss.view(target.shape)
-    return loss.sum() if reduction == "sum" else loss.sum() / (classes != ignore_index).sum()
+    if x.dim() != 2 or not 0 < x.shape[1] <= MOST_COLUMNS:
+        raise ValueError(f"x is {tuple(x.shape)}; it must be (M, N) with an N from 1 to {MOST_COLUMNS}")
+    if x.dtype not in DTYPES or x.device.type not in device_types:
+        raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on {' and '.join(device_types)}")
+    _require(target, x, "target", torch.int64)
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous(), target.contiguous()
 
 
-def logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(logprob, entropy) of logits (..., V) and class numbers `target` (...) of int64, each of target's shape.
-
-    logprob is log_softmax(logits) at the target, and entropy is -sum(p log p) of the row. Both are differentiable once. No target is
-    ignored. Otherwise as `cross_entropy`, except that torch raises RuntimeError for a target out of range on the CPU.
-    """
-    rows, classes = _rows(logits, target)
-    check_no_tangent("logprob", rows)
-    found, entropy, _lse = _logprob(rows, classes)
-    return found.view(target.shape), entropy.view(target.shape)
+def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
+    """`given`, a float32 number for each row of x, contiguous. Raises TypeError, with its name, if it is something else."""
+    _require(given, x, name, torch.float32)
+    return given.contiguous()
 
 
-def _kernels(function: str, x: Tensor) -> Any:
-    """The module with our kernels of a function for x, or None: torch."""
-    found = choice(function, x).kernels
-    return None if found == "torch" or x.shape[-1] == 0 else importlib.import_module(f"..{found}.losses", __package__)
+def result_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """An empty float32 result for each row of x."""
+    return x.new_empty(x.shape[0], dtype=torch.float32)
 
 
-def _rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """(M, V) logits and (M,) targets."""
-    if logits.dim() == 0 or target.shape != logits.shape[:-1]:
-        raise ValueError(f"target is {tuple(target.shape)}; it must have the shape of the logits, {tuple(logits.shape)}, without the last")
-    if target.dtype is not torch.int64:
-        raise TypeError(f"target is {target.dtype}; it must be int64")
-    return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype is torch.float64 else x.float()
-
-
-def _each(x: Tensor) -> Tensor:
-    """An empty result for each row."""
-    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
-
-
-@custom_op("softbench::cross_entropy", mutates_args=())
-def _cross_entropy(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
-) -> tuple[Tensor, Tensor]:
-    """(loss, lse)."""
-    if (kernels := _kernels("cross_entropy", x)) is not None:
-        loss, lse = kernels.cross_entropy_forward(
-            x, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
-        )
-        return loss, lse
-    z = softcap * torch.tanh(_wide(x) / softcap) if softcap else _wide(x)
-    lse = torch.logsumexp(z, dim=-1)
-    loss = torch.nn.functional.cross_entropy(
-        z, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
-    )  # fmt: skip
-    if z_loss:
-        loss = loss + torch.where(target == ignore_index, 0.0, z_loss * lse.square())
-    return loss, lse
-
-
-@custom_op("softbench::cross_entropy_backward", mutates_args=())
-def _cross_entropy_backward(
-    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
-) -> Tensor:
-    """dx, with x's dtype."""
-    if (kernels := _kernels("cross_entropy", x)) is not None:
-        dx: Tensor = kernels.cross_entropy_backward(
-            x, target, lse, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
-        )
-        return dx
-    u = torch.tanh(_wide(x) / softcap) if softcap else None
-    z = _wide(x) if u is None else softcap * u
-    dz = torch.exp(z - lse[:, None]) * (1 + 2 * z_loss * lse)[:, None] - label_smoothing / x.shape[1]
-    ignored = target == ignore_index
-    at = torch.where(ignored, 0, target)[:, None]
-    dz = dz.scatter_add(1, at, dz.new_full(at.shape, label_smoothing - 1))
-    if u is not None:
-        dz = dz * (1 - u.square())
-    return torch.where(ignored[:, None], 0.0, dz * dloss[:, None]).to(x.dtype)
-
-
-@custom_op("softbench::logprob", mutates_args=())
-def _logprob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob, entropy, lse)."""
-    if (kernels := _kernels("logprob", x)) is not None:
-        found, entropy, lse = kernels.logprob_forward(x, target)
-        return found, entropy, lse
-    wide = _wide(x)
-    y = torch.log_softmax(wide, dim=-1)
-    entropy = -(torch.exp(y) * y.clamp(min=LOWEST)).sum(dim=-1)
-    return y.gather(1, target[:, None])[:, 0], entropy, torch.logsumexp(wide, dim=-1)
-
-
-@custom_op("softbench::logprob_backward", mutates_args=())
-def _logprob_backward(x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor) -> Tensor:
-    """dx, with x's dtype."""
-    if (kernels := _kernels("logprob", x)) is not None:
-        dx: Tensor = kernels.logprob_backward(x, target, lse, entropy, dlogprob, dentropy)
-        return dx
-    y = _wide(x) - lse[:, None]
-    p = torch.exp(y)
-    of_entropy = torch.where(p == 0, 0.0, p * (y + entropy[:, None])) * dentropy[:, None]
-    return (-p * dlogprob[:, None] - of_entropy).scatter_add(1, target[:, None], dlogprob[:, None]).to(x.dtype)
-
-
-@_cross_entropy.register_fake
-def _(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float) -> tuple[Tensor, Tensor]:
-    return _each(x), _each(x)
-
-
-@_logprob.register_fake
-def _(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _each(x), _each(x), _each(x)
-
-
-@_cross_entropy_backward.register_fake
-@_logprob_backward.register_fake
-def _(x: Tensor, *_others: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, target, *ctx.options = inputs
-    *_, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(x, target, *(output[1:] if len(output) == 2 else (lse, output[1])))
-
-
-def _of_loss(ctx: Any, dloss: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
-    return _cross_entropy_backward(*ctx.saved_tensors, dloss, *ctx.options), None, None, None, None, None
-
-
-def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
-    return _logprob_backward(*ctx.saved_tensors, dlogprob, dentropy), None
-
-
-_cross_entropy.register_autograd(_of_loss, setup_context=_save)
-_logprob.register_autograd(_of_logprob, setup_context=_save)
+def _require(given: torch.Tensor, x: torch.Tensor, name: str, dtype: torch.dtype) -> None:
+    if given.dtype is not dtype or given.shape != x.shape[:1] or given.device != x.device:
+        wanted = str(dtype).removeprefix("torch.")
+        raise TypeError(f"{name} is {tuple(given.shape)} {given.dtype} on {given.device}; it must be ({len(x)},) {wanted} on {x.device}")

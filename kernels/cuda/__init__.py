@@ -1,10 +1,9 @@
 """softbench's CUDA C++ kernels of softmax, log_softmax, attention scores and losses over rows. They import nothing of the benchmark.
 
 - operator.py: `softmax` and `log_softmax`: PyTorch operators, differentiable and compilable
-- launch.py: launches of the kernels, and both functions without an operator
-- losses.py: cross entropy and logprob, without autograd; loss_operators.py has them as PyTorch operators
+- launch.py: launches of the kernels, the plan that a launch takes, and both functions without an operator
+- losses.py: cross entropy and logprob, without autograd, as functions and as PyTorch operators
 - masked_softmax.py: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of scores.cuh
-- launch_plan.py: the launch plan that a launch takes
 - build.py: compiles the kernels by nvcc on first use, a library for each function
 - disassemble.py: machine code, PTX and resources of the built library
 - softmax.cu: the kernels, and which header has which tier; cross_entropy.cu and logprob.cu: the losses; masked_softmax.cu

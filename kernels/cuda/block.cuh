@@ -6,7 +6,6 @@
 // 12 and 16 vectors have 72 and 96.
 #pragma once
 
-#include "block_reduce.cuh"
 #include "row_access.cuh"
 
 namespace softbench {

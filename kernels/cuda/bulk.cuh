@@ -12,7 +12,6 @@
 // travel in registers.
 #pragma once
 
-#include "block_reduce.cuh"
 #include "cluster_exchange.cuh"
 #include "grid_exchange.cuh"
 

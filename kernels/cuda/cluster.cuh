@@ -4,7 +4,6 @@
 // waits shorter.
 #pragma once
 
-#include "block_reduce.cuh"
 #include "cluster_exchange.cuh"
 
 namespace softbench {

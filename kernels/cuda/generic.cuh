@@ -2,7 +2,6 @@
 // or more. A warp or a CTA has a row. It reads the row twice, element by element.
 #pragma once
 
-#include "block_reduce.cuh"
 #include "row_access.cuh"
 
 namespace softbench {

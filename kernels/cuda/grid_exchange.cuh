@@ -13,7 +13,6 @@
 // the input. That is slow, but its result is correct and it always ends.
 #pragma once
 
-#include "block_reduce.cuh"
 #include "row_access.cuh"
 
 namespace softbench {

@@ -1,5 +1,5 @@
 // The heuristics: they choose a launch plan from the length of the rows, their number and their layout. They are arithmetic: they neither time nor
-// compile anything. Numbers without a source were fitted to sweeps on an H200; docs/kernels/cuda.md has what the sweeps showed.
+// compile anything. Numbers without a source were fitted to sweeps on an H200.
 #pragma once
 
 #include "bulk.cuh"
@@ -265,8 +265,8 @@ inline int stagger_cycles(const Plan& p, int64_t M, int64_t bytes, int R) {
 }
 
 // Whether the lines that a launch reads leave L2 first. They do in the split tiers, if the device holds nearly all rows at once. What earlier kernels
-// wrote then stays in L2, which does not write it to memory meanwhile. Other sizes and loss operations were slower with it, or not measured:
-// docs/kernels/triton.md, Policies for L2. One row may be read twice, and two to four were not measured. Fewer SMs hold less.
+// wrote then stays in L2, which does not write it to memory meanwhile. Other sizes and loss operations were slower with it, or not measured.
+// One row may be read twice, and two to four were not measured. Fewer SMs hold less.
 template <typename Op> bool leaves_first(const Plan& p, int64_t M, int64_t read_bytes) {
     const bool split = (p.tier == SPLIT || p.tier == SPLIT_BULK) && p.per_row > 1;
     const int64_t least = Op::READS == 1 ? ONE_WAVE_FORWARD_BYTES : ONE_WAVE_GRADIENT_BYTES;

@@ -58,8 +58,8 @@ template <typename Op> int64_t staged_bytes(const Plan& p, int64_t N, int stride
 }
 
 // Whether contiguous rows are faster in tier staged than in sub_warp. Fitted to sweeps over 140 lengths, of tensors of 4, 20 and 128 MB. Those of
-// 16-bit rows are fitted to 257 cells. Small tensors prefer sub_warp, which makes only one trip to memory.
-// At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of other
+// 16-bit rows are fitted to 257 cells. Small tensors prefer sub_warp, which makes only one trip
+// to memory. At 20 MB, float32 gains .05 to .1 even for rows of whole vectors. At 128 MB, it gains nothing beyond 160 columns, and rows of other
 // lengths lose .01 to .03 there. Of 16-bit rows with an odd number of vectors, every second one begins in the middle of a sector. Of those with an
 // even number, 48, 96 and 240 columns gained nothing. Of their gradients, only those of 72 columns gained more than .02 with a million rows. Longer
 // gradients are on 16 lanes. Some of their lengths have no distance between the two rows of a warp that keeps them in different banks.

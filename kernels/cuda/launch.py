@@ -17,14 +17,27 @@ from ..common.allocation import persistent_zeros
 from ..common.rows import DTYPES, Scale
 from ..common.softmax import Softmax
 from . import build
-from .launch_plan import Plan
 
+TIERS = ("sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk", "warp")
+"""The names of the tiers, by their number in `Plan.tier`."""
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 _MIN_WORKSPACE_BYTES = 1 << 20  # enough for nearly every launch, so that a workspace hardly ever grows
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
 _libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.ALL}  # by function and device
+
+
+class Plan(ctypes.Structure):
+    """How a launch is done: SoftbenchPlan of launch_plan.cuh, which describes the fields.
+
+    The heuristics fill in `Plan(-1)`. A launch carries out any other plan, or refuses it.
+    """
+
+    _fields_ = [
+        (name, ctypes.c_int)
+        for name in ("tier", "vectors", "threads", "per_row", "tier_option", "base_alignment", "max_polls", "stagger_cycles")
+    ]
 
 
 def launch_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None, *, plan: Plan | None = None) -> None:

@@ -1,33 +1,41 @@
 """Losses over rows with a target by softbench's CUDA C++ kernels: cross entropy, and log-probability with entropy.
 
-All functions take x of (M, N), the logits, in float32, float16 or bfloat16, on a CUDA device. `target` is int64 of shape (M,). Other
-tensors of a row are float32 of shape (M,), and so are all results but dx. Rows whose elements are adjacent are read in place. Arithmetic is
-float32.
-
-With z = x, or softcap * tanh(x / softcap), lse = log(sum_j exp(z_j)), p = exp(z - lse), the target t and e = label_smoothing:
-
-    loss = (1 - e) (lse - z_t) + e (lse - mean(z)) + z_loss lse^2
-    dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2)
-
-Where the target is `ignore_index`, loss and dx are 0. Another target out of range makes loss and logprob of its row NaN, and dx too. No
-address out of range is read or written. `cross_entropy_fused` sees the lower 32 bits of a target only.
+`softbench.kernels.common.losses` says what they compute. x is on a CUDA device. `cross_entropy_fused` sees
+the lower 32 bits of a target only.
 
 `out` receives dx. It has x's shape, dtype and device, adjacent elements in each row, and may be x itself. All functions raise TypeError or
 ValueError for other arguments, BuildError if the kernels cannot be compiled, and RuntimeError if a launch fails.
+
+The passes are also PyTorch operators, so that compilers see one opaque call. They record no gradient. Arguments and results are those of
+the functions, without `out` and `plan`. Results are fresh.
+
+- `softbench::cuda_cross_entropy_forward`, `softbench::cuda_cross_entropy_backward` and `softbench::cuda_cross_entropy_fused`
+- `softbench::cuda_logprob_forward` and `softbench::cuda_logprob_backward`
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..common.loss_rows import logits_and_targets, number_of_rows, result_of_rows
-from .launch import launch_function
-from .launch_plan import Plan
+from ..common.losses import logits_and_targets, number_of_rows, result_of_rows
+from .launch import Plan, launch_function
 
 NOT_SUPPORTED = 801
 """cudaErrorNotSupported: the kernels of one pass do not take these rows."""
+OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap")
+SETTINGS = "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0"
+SCHEMAS = {
+    "cross_entropy_forward": f"(Tensor x, Tensor target, {SETTINGS}) -> (Tensor, Tensor)",
+    "cross_entropy_backward": f"(Tensor x, Tensor target, Tensor lse, Tensor dloss, {SETTINGS}) -> Tensor",
+    "cross_entropy_fused": f"(Tensor x, Tensor target, {SETTINGS}) -> (Tensor, Tensor)",
+    "logprob_forward": "(Tensor x, Tensor target) -> (Tensor, Tensor, Tensor)",
+    "logprob_backward": "(Tensor x, Tensor target, Tensor lse, Tensor entropy, Tensor dlogprob, Tensor dentropy) -> Tensor",
+}
+"""Arguments and results of the operators, by the name of the function."""
 
 
 def cross_entropy_forward(
@@ -176,3 +184,33 @@ def _gradient(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
         got = f"{tuple(out.shape)} {out.dtype} on {out.device} with strides {out.stride()}"
         raise TypeError(f"out is {got}; it must be {tuple(x.shape)} {x.dtype} on {x.device} with adjacent elements in each row")
     return out
+
+
+def _kernel(name: str) -> Callable[..., Any]:
+    """The function with its options by position, as an operator passes them."""
+    function: Callable[..., Any] = globals()[name]
+    tensors = SCHEMAS[name].count("Tensor ")
+
+    def kernel(*arguments: Any) -> Any:
+        return function(*arguments[:tensors], **dict(zip(OPTIONS, arguments[tensors:], strict=False)))
+
+    return kernel
+
+
+def _fake(name: str) -> Callable[..., Any]:
+    """The results' shapes: numbers of rows come first, and dx is the only or the second result of a pass with a gradient."""
+    results = SCHEMAS[name].partition(" -> ")[2].count("Tensor")
+
+    def fake(x: Tensor, *arguments: Any) -> Any:
+        of_rows = tuple(x.new_empty(x.shape[:1], dtype=torch.float32) for _ in range(results))
+        dx = x.new_empty(x.shape)
+        return of_rows if name.endswith("forward") else (of_rows[0], dx) if name.endswith("fused") else dx
+
+    return fake
+
+
+_library = torch.library.Library("softbench", "FRAGMENT")
+for _name, _schema in SCHEMAS.items():
+    _library.define(f"cuda_{_name}{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(f"cuda_{_name}", _kernel(_name), "CUDA")
+    torch.library.register_fake(f"softbench::cuda_{_name}", _fake(_name), lib=_library)

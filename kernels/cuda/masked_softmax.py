@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 
 from ..common.masked_softmax import MaskedSoftmax
-from .launch import launch_function, softmax
-from .launch_plan import Plan
+from .launch import Plan, launch_function, softmax
 
 MAX_COLUMNS = 16384
 """A row is at most 512 threads of 128 bytes each, or of 64."""

@@ -23,7 +23,7 @@ template <typename Op> struct Tensors : Op::Inputs {
 };
 
 // Loads with KEEP_IN_L2 have a policy. With evict_last their lines leave L2 after the lines that are written. Written lines then leave L2 early and
-// presumably in the order of the writes, which memory handles faster (docs/kernels/triton.md, Policies for L2). Launches that read little
+// presumably in the order of the writes, which memory handles faster. Launches that read little
 // do not use evict_last. Their inputs would survive a flush of L2 such as do_bench's, and the launch would only seem fast. A kernel makes the policy
 // once. At each load it would take five instructions, whose registers wait for the load before. `leave_first`: the policy is evict_first;
 // `leaves_first` says when.

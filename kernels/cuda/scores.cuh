@@ -17,7 +17,6 @@
 //   computed once. Without one, a thread computes them twice, and an SM has 48 warps in place of 32.
 #pragma once
 
-#include "block_reduce.cuh"
 #include "launch_plan.cuh"
 
 namespace softbench {

@@ -16,7 +16,7 @@
 //
 // sm_80 has neither clusters nor bulk copies: split replaces cluster, cluster_bulk and split_bulk there.
 // softmax_ops.cuh has the arithmetic, row_access.cuh the loads of a row, heuristics.cuh the launch plans, and dispatch.cuh the launches.
-// docs/kernels/cuda.md describes the design, and what was tried.
+// docs/kernels/cuda.md has the reasons for the choices, and what was tried and does not work.
 
 #include "dispatch.cuh"
 

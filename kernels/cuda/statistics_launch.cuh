@@ -11,7 +11,7 @@ constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 K
 constexpr int64_t CLUSTER_ROW = 8192;        // vectors from which a cluster has a row, if rows are fewer than SMs and more than a quarter of them
 constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there is at most one for two SMs
 
-// The limits were fitted to device times on an H200 and an H100.
+// The limits were fitted to timings on an H200.
 inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     const int64_t sms = device().sms;
     const bool one_wave = M <= 40 * sms;  // of warps that have a row each

@@ -2,9 +2,10 @@
 
 - `operator.py`: `softmax` and `log_softmax` as PyTorch operators, differentiable, compiled and exported.
 - `dispatch.py`: the same kernels without an operator. Heuristics and measured tables choose tiers and plans.
-- `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of `scores.py`
-  and `causal_rows.py`.
-- `traceable.py`: the launches that compilers trace.
+- `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable, with its kernels; `causal_rows.py` has
+  those of long causal rows.
+- `losses.py`: cross entropy and logprob, without autograd.
+- `traceable.py`: the launches that compilers trace; `row_operators.py`: the operators that compiled graphs call elsewhere.
 - `c_shims.py`: C functions that launch the same kernels in packages of AOTInductor.
 - `user_defined.py`: raw kernels as functions for torch.compile.
 - `tutorial.py`: Triton's fused-softmax tutorial, a row per program on a persistent grid.

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
-from .block_reduce import block_reduce
 from .launch_plan import VECTOR_BYTES
 from .packed_io import load_tiles, pack, packed_max, padding, unpack_high, unpack_low, word_pointers
-from .softmax_ops import finite_or_zero, normalized, rematerialize, thread_dot, tile_exp_sum
+from .softmax_ops import block_reduce, finite_or_zero, normalized, rematerialize, thread_dot, tile_exp_sum
 
 VECTOR = tl.constexpr(VECTOR_BYTES // 2)
 WORDS = tl.constexpr(4)

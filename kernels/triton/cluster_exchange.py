@@ -10,8 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .block_reduce import LOG2E_BITS, REGISTERS, merge_lanes
-from .softmax_ops import exp_factor
+from .softmax_ops import LOG2E_BITS, REGISTERS, exp_factor, merge_lanes
 
 
 def _arrive(ctas: int, pairs: bool) -> tl.constexpr:

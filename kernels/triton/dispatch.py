@@ -11,23 +11,23 @@ choice of a plan take several times as long as a kernel on few rows. The GPU wou
 from __future__ import annotations
 
 import functools
+import inspect
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
+from triton.runtime.jit import JITFunction
 
 from ..common.rows import Launch, Scale
 from ..common.softmax import Softmax
-from . import carveout
 from .backward import backward_cluster, backward_rows, backward_split
-from .cache_keys import with_stable_key
-from .devices import device_traits
+from .devices import device_traits, prefer_shared_memory
 from .forward import forward_cluster, forward_rows, forward_split
 from .generic import (
     CONTRACTION,
-    INTERPRETED,
     LOOP_COLUMNS,
     block_m,
     block_n,
@@ -37,13 +37,12 @@ from .generic import (
     tile_of_rows,
     warps,
 )
-from .grid_exchange import SLOT_WORDS
+from .grid_exchange import SLOT_WORDS, workspace
 from .heuristics import choose
-from .interpreter import interpreted_number, round_to_nearest
+from .interpreter import INTERPRETED, interpreted_number, round_to_nearest
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_layout
 from .staged import backward_staged, forward_staged
 from .staggered_start import stagger
-from .workspace import workspace
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -52,6 +51,34 @@ MAX_CACHED = 4096  # launches
 LINE_BYTES = 128
 IN_SHARED_MEMORY = (forward_split, backward_split, forward_staged, backward_staged)
 """The kernels that keep rows in shared memory."""
+
+
+_keyed: dict[int, JITFunction[Any]] = {}  # by id, since a JITFunction's hash is computed from its key
+_keys_lock = threading.Lock()
+
+
+def with_stable_key(kernel: Any) -> Any:
+    """Computes the keys of the functions that the kernel calls, then its own, and returns the kernel.
+
+    So its key in Triton's cache does not depend on what the process has compiled before. Triton computes a kernel's key from those of the
+    functions that it calls, and from the constants that these use. Triton 3.6 leaves out the constants of a function whose own key is not
+    computed yet. Source: `JITFunction.cache_key` and `DependenciesFinder._update_hash` in triton/runtime/jit.py. Triton 3.9 computes the
+    called function's key first.
+
+    What is not a `JITFunction` has no key, such as a kernel of Triton's interpreter. It is returned as it is.
+    """
+    if isinstance(kernel, JITFunction) and id(kernel) not in _keyed:
+        with _keys_lock:
+            _compute_keys(kernel)
+    return kernel
+
+
+def _compute_keys(kernel: JITFunction[Any]) -> None:
+    for called in inspect.getclosurevars(kernel.fn).globals.values():
+        if isinstance(called, JITFunction) and id(called) not in _keyed:
+            _compute_keys(called)
+    _ = kernel.cache_key
+    _keyed[id(kernel)] = kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +217,7 @@ def compiled_call(
 
 def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
     if launch.kernel in IN_SHARED_MEMORY:
-        carveout.prefer_shared_memory(compiled, tensors[0].device)
+        prefer_shared_memory(compiled, tensors[0].device)
     return compiled[(launch.programs, 1, 1)]
 
 

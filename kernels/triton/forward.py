@@ -7,12 +7,12 @@
   longest rows, and for few rows of any length above. With one program a row, for rows that registers alone do not hold well.
 
 Each kernel loads its part of a row (`packed_io.py`), and reduces it to one (max, sum) a thread (`softmax_ops.py`). It merges those over the
-program (`block_reduce.py`) and over the programs of the row. Then it writes the result from the registers.
+program (`block_reduce`) and over the programs of the row. Then it writes the result from the registers.
 
 LOG and `scale` are as in `softmax_ops.py`; here `scale` is None, a number, or a pointer to one number a row. y has x's dtype, or is float32
 where x has 16 bits. Then a vector has 8 bytes of x.
 
-`docs/kernels/triton.md` describes the design, and what was tried.
+`docs/kernels/triton.md` has the reasons for the design, and what was tried and does not work.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .block_reduce import block_reduce
-from .cached_exponentials import exponential_sum, exponentials, init_partial_cached, row_max, write_exponentials
 from .cluster_exchange import cluster_arrive, cluster_exchange
 from .grid_exchange import SLOT_WORDS, count_program, grid_exchange, launch_tag, prefetch_slot, publish
 from .packed_io import edge_columns, load_tiles, output_pointers, padding, rounded, row_vectors, word_pointers
@@ -30,16 +28,22 @@ from .softmax_ops import (
     MINUS_INFINITY,
     accumulate_online,
     barrier_zero,
+    block_reduce,
     exp_fast,
+    exponential_sum,
+    exponentials,
     finite_or_zero,
     init_partial,
+    init_partial_cached,
     init_partial_online,
     merge,
     norm_of,
     normalized,
     rematerialize,
+    row_max,
     tile_exp_sum,
     tile_max,
+    write_exponentials,
     write_normalized,
 )
 from .staggered_start import staggered_start

@@ -14,18 +14,16 @@ Arithmetic is float32, and float64 for float64 rows. Row offsets are 64-bit, bec
 
 from __future__ import annotations
 
-import os
-
 import torch
 import triton
 import triton.language as tl
+
+from .interpreter import INTERPRETED
 
 TILE_COLUMNS = 16384  # 64 KiB of float32, 16 elements a thread at 32 warps: a quarter of an SM's registers.
 TILE_ELEMENTS = 2048  # of a tile of short rows: 16 a thread at 4 warps.
 LOOP_COLUMNS = 8192
 ELEMENTS_PER_THREAD = 16
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 CONTRACTION = {} if INTERPRETED else {"enable_fp_fusion": True}
 """The option of every launch for floating-point contraction: a product and a sum become one operation. Triton announces another default.

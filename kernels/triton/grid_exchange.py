@@ -11,12 +11,24 @@ in place.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
-from .block_reduce import FINITE_OR_ZERO, LOG2E_BITS, REGISTERS, merge_lanes, merge_warps, rescale
+from ..common.allocation import persistent_zeros
 from .packed_io import INTERPRETED
-from .softmax_ops import MINUS_INFINITY, exp_factor, exp_fast, finite_or_zero
+from .softmax_ops import (
+    FINITE_OR_ZERO,
+    LOG2E_BITS,
+    MINUS_INFINITY,
+    REGISTERS,
+    exp_factor,
+    exp_fast,
+    finite_or_zero,
+    merge_lanes,
+    merge_warps,
+    rescale,
+)
 
 MAX_POLLS = tl.constexpr(1 if INTERPRETED.value else 1 << 15)
 
@@ -192,3 +204,30 @@ def grid_exchange_sum(slots, tag, ctas, MAX_CTAS: tl.constexpr, THREADS: tl.cons
 def or_and_add(a_timed_out, a_sum, b_timed_out, b_sum):
     """Reduces `timed_out` together with the sums, because all threads must take the same branch."""
     return a_timed_out | b_timed_out, a_sum + b_sum
+
+
+_workspaces: dict[tuple[int, int, str], tuple[int, torch.Tensor, torch.Tensor]] = {}
+"""By device, stream and purpose: the number of words, and the two views of them. Slicing again would cost each launch some microseconds."""
+COUNTER_WORDS = SLOT_WORDS.value  # the counter has cache lines for itself, as each slot
+MIN_WORDS = 1 << 17
+
+
+def workspace(device: torch.device, words: int, purpose: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    """(counter, slots) of `words` int64 slots, zero at first and never cleared, for launches on the current stream.
+
+    Launches with one `purpose` leave the same kind of values in the slots.
+
+    Launches on one stream follow each other, so they can share the workspace. A launch captured into a CUDA graph may be replayed beside
+    others. It gets its own workspace from the graph's pool, which the graph zeroes.
+    """
+    size = COUNTER_WORDS + words
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        fresh = torch.zeros(size, dtype=torch.int64, device=device)
+        return fresh[:1], fresh[COUNTER_WORDS:]
+    index = torch.cuda.current_device() if device.index is None else device.index
+    key = index, torch._C._cuda_getCurrentRawStream(index), purpose  # as in Triton's launcher, without a Stream object
+    found = _workspaces.get(key)
+    if found is None or found[0] < size:
+        fresh = persistent_zeros(index, max(size, MIN_WORDS), torch.int64)
+        found = _workspaces[key] = fresh.numel(), fresh[:1], fresh[COUNTER_WORDS:]
+    return found[1:]

@@ -11,10 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
-from .long_rows import FULL, long_forward_plan, long_row_plan, unlisted_plan, waves
-from .staged_candidates import fit_staged, staged_plans
-from .tier_candidates import (
+from .candidates import (
     CLUSTER_CTAS,
     IN_FLIGHT,
     MANY_ROWS,
@@ -22,12 +19,16 @@ from .tier_candidates import (
     SHORT_ROW,
     SMEM_BYTES,
     cluster_plans,
+    fit_staged,
     generic_plan,
     power_of_two_plans,
     rows_plans,
     short_row_plans,
     split_plans,
+    staged_plans,
 )
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
+from .long_rows import FULL, long_forward_plan, long_row_plan, unlisted_plan, waves
 
 MAX_WARPS = 8  # of an enlarged program.
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
@@ -35,7 +36,7 @@ LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
-STAGED_COLUMNS = 256  # Up to here the tier staged has priority: docs/kernels/triton.md, Short rows.
+STAGED_COLUMNS = 256  # Up to here the tier staged has priority.
 STAGED_ALIGNED_ROWS = {2: (80, 144), 4: (80, 112, 336)}  # by element size: bytes
 # The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
 # Otherwise PROGRAM_BYTES are the fewest.
@@ -108,7 +109,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
 def enlarged(problem: Problem, plan: Plan) -> Plan:
     """The plan with more rows a program, if there are many programs that each move few bytes.
 
-    An SM starts a program in 160 to 190 cycles. In that time memory moves 2.6 to 3.1 KB for it (docs/kernels/triton.md, Short rows).
+    An SM starts a program in 160 to 190 cycles. In that time memory moves 2.6 to 3.1 KB for it.
     If a thread has whole rows, the program gets more warps, and each thread as much work as before. If threads share a row, each thread
     gets more rows: more warps would add barriers to unaligned rows. A plan that was measured for such a problem stays as it is (`choose`).
     """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import triton
 
-from .generic import INTERPRETED
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 Result = TypeVar("Result")
 

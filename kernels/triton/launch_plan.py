@@ -66,8 +66,8 @@ class Problem:
     def keep_in_l2(self) -> bool:
         """Whether the lines that the kernel reads shall stay in L2 longer than the lines that it writes.
 
-        Written lines then leave L2 soon after the write, presumably in that order, which memory takes faster
-        (`docs/kernels/triton.md`). This has been measured on Hopper only. Small launches go without: their inputs would survive a
+        Written lines then leave L2 soon after the write, presumably in that order, which memory takes faster.
+        This has been measured on Hopper only. Small launches go without: their inputs would survive a
         flush such as do_bench's, and the kernel would only seem fast. Some plans of the split tier have another policy: `policy`.
         """
         return self.hopper and self.input_bytes >= KEEP_IN_L2_BYTES
@@ -85,8 +85,7 @@ class Problem:
         """The policy for L2 of the loads of a plan's kernel.
 
         In split plans of gradients between two sizes, and of forwards of at most LEAVE_FIRST_WAVES, lines that are read leave L2 first.
-        What earlier kernels wrote then stays in L2, which does not write it to memory meanwhile
-        (`docs/kernels/triton.md`, Policies for L2).
+        What earlier kernels wrote then stays in L2, which does not write it to memory meanwhile.
         """
         if plan.tier == "split" and self._may_leave_first and (self.backward or self._nearly_one_wave(plan)):
             return LEAVE_FIRST

@@ -8,9 +8,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from .candidates import (
+    LONG_PROGRAMS,
+    LONG_SMEM_TILES,
+    LONG_THREADS,
+    MAX_SPLIT_CTAS,
+    SHORT_ROW,
+    Layout,
+    fewest_programs_plan,
+    programs_plan,
+    register_tiles,
+    vector_layouts,
+)
 from .launch_plan import LEAVE_FIRST, VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
-from .long_forward import PROGRAMS, SMEM_TILES, THREADS, Layout, fewest_programs_plan, programs_plan, register_tiles
-from .tier_candidates import MAX_SPLIT_CTAS, SHORT_ROW, vector_layouts
 
 # With LARGEST_GRADIENT ptxas spills 8 to 16 bytes of aligned float32 rows, and of all rows for sm_100. With FLOAT32_GRADIENT, ptxas of
 # Triton 3.9 spills 8 bytes of unaligned rows; that of 3.6 does not for sm_90.
@@ -43,10 +53,7 @@ FEW_SMEM_TILES = 5
 
 
 def long_row_plan(problem: Problem) -> Plan | None:
-    """The plan of long rows that fill the device, where one kind of plan was the fastest for most that were measured; else None.
-
-    `docs/kernels/triton.md` has the reasons (Long rows).
-    """
+    """The plan of long rows that fill the device, where one kind of plan was the fastest for most that were measured; else None."""
     row = _long_row(problem)
     if row is None:
         return None
@@ -59,7 +66,8 @@ def unlisted_plan(problem: Problem) -> Plan | None:
     """The plan of long rows on Hopper where tables and heuristics had slower ones; None elsewhere.
 
     A line of a table comes first if it was measured with as many rows of this length, and has no more than one wave, unless
-    `long_row_plan` has a plan too. The measurements are of softmax and not of losses, whose threads need more registers.
+    `long_row_plan` has a plan too. The measurements are of softmax and not of
+    losses, whose threads need more registers.
     """
     row = _long_row(problem)
     if row is None or not problem.hopper or problem.loss:
@@ -89,16 +97,16 @@ def long_forward_plan(problem: Problem, plan: Plan) -> Plan | None:
     vectors = vectors_in_row(problem, *layout[1:])
     if problem.backward or not problem.clusters or layout[0] != 4 or vectors <= LONG_FORWARD[problem.element_size]:
         return None
-    resident = PROGRAMS * problem.sms
+    resident = LONG_PROGRAMS * problem.sms
     fewest = fewest_programs_plan(problem, layout, vectors)
     if problem.M * fewest.split_ctas > MANY_WAVES[problem.element_size] * resident:
         return fewest if fewest.split_ctas <= min(MAX_SPLIT_CTAS, resident) else None
     filled, in_registers = waves(problem, plan), register_tiles(problem)
-    for most_waves, most_tiles in ((1, in_registers + FEW_SMEM_TILES), (FULL, in_registers + SMEM_TILES)):
+    for most_waves, most_tiles in ((1, in_registers + FEW_SMEM_TILES), (FULL, in_registers + LONG_SMEM_TILES)):
         if filled <= most_waves:
             break
         ctas = min(int(most_waves * resident) // problem.M, MAX_SPLIT_CTAS, resident)
-        if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / THREADS) <= most_tiles:
+        if ctas >= 2 and math.ceil(chunk_vectors(vectors, ctas) / LONG_THREADS) <= most_tiles:
             return programs_plan(problem, layout, vectors, ctas)
     return None
 
@@ -151,7 +159,7 @@ def _on_a_pair(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
 
 def _forward_at_once(problem: Problem, layout: Layout, vectors: int) -> Plan | None:
     """The plan that fills the device once, of forwards for which this plan has the policy LEAVE_FIRST."""
-    ctas = PROGRAMS * problem.sms // problem.M
+    ctas = LONG_PROGRAMS * problem.sms // problem.M
     if ctas < 2 or vectors < AT_ONCE[problem.element_size]:
         return None
     plan = programs_plan(problem, layout, vectors, ctas)
@@ -193,7 +201,7 @@ def _measured_forward(problem: Problem, layout: Layout, vectors: int) -> Plan | 
     if 14 <= wide_tiles <= 17 and 19 <= problem.M <= 0.75 * problem.sms:
         # 38 x 448884 was fastest with FULL waves, and 62 x 526550 and 71 x 542391 with one program a row more than the fewest.
         fewest = fewest_programs_plan(problem, layout, vectors).split_ctas
-        return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * PROGRAMS * problem.sms) // problem.M))
+        return programs_plan(problem, layout, vectors, max(fewest + 1, int(FULL * LONG_PROGRAMS * problem.sms) // problem.M))
     return None
 
 
@@ -210,7 +218,7 @@ def _split_in_place_of_clusters(problem: Problem, layout: Layout, vectors: int) 
         fits = not aligned and chunk > NEARLY_FIVE_TILES and (problem.M >= 48 if tiles == 6 else rows_per_sm > 1.5)
     else:
         fits = (tiles in (7, 8) and rows_per_sm > 0.5) or (tiles == 10 and problem.M >= 16)
-    fewest, resident = _fewest_programs(GRADIENT, vectors), PROGRAMS * problem.sms
+    fewest, resident = _fewest_programs(GRADIENT, vectors), LONG_PROGRAMS * problem.sms
     if not fits or fewest > min(MAX_SPLIT_CTAS, resident):
         return None
     return _gradient_plan(GRADIENT, layout, vectors, max(fewest, resident // problem.M) if tiles == 10 else fewest)

@@ -15,11 +15,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .block_reduce import block_reduce
 from .cluster_exchange import cluster_arrive, cluster_exchange
 from .loss_ops import accumulate, add_edges, capped, column_of, row_loss, row_norm, slope, store_first, write_slopes
 from .packed_io import edge_columns, load_tiles, padding, rounded, row_vectors, word_pointers
-from .softmax_ops import MINUS_INFINITY, barrier_zero, exp_fast, finite_or_zero, init_partial, init_partial_online, merge, rematerialize
+from .softmax_ops import (
+    MINUS_INFINITY,
+    barrier_zero,
+    block_reduce,
+    exp_fast,
+    finite_or_zero,
+    init_partial,
+    init_partial_online,
+    merge,
+    rematerialize,
+)
 from .staggered_start import staggered_start
 
 

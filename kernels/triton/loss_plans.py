@@ -10,9 +10,9 @@ import itertools
 import math
 from dataclasses import replace
 
+from .candidates import LINE_BYTES, SHORT_ROW, rows_plans
 from .heuristics import candidates, choose
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
-from .tier_candidates import LINE_BYTES, SHORT_ROW, rows_plans
 
 SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads

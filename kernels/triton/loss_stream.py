@@ -12,7 +12,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .block_reduce import block_reduce
 from .loss_ops import (
     accumulate,
     add_edges,
@@ -37,7 +36,7 @@ from .packed_io import (
     vectors_inside,
     word_pointers,
 )
-from .softmax_ops import MINUS_INFINITY, barrier_zero, finite_or_zero
+from .softmax_ops import MINUS_INFINITY, barrier_zero, block_reduce, finite_or_zero
 
 FIELDS = tl.constexpr(4)  # of a partial result
 

@@ -1,30 +1,37 @@
 """Losses over rows with a target by softbench's Triton kernels: cross entropy, and log-probability with entropy.
 
-All functions take x of (M, N), the logits, in float32, float16 or bfloat16, on a CUDA device. Under the interpreter they also take CPU
-tensors. `target` is int64 of shape (M,). Other tensors of a row are float32 of shape (M,), and so are all results but dx. Rows whose
-elements are adjacent are read in place. Arithmetic is float32.
-
-With z = x, or softcap * tanh(x / softcap), lse = log(sum_j exp(z_j)), p = exp(z - lse), the target t and e = label_smoothing:
-
-    loss = (1 - e) (lse - z_t) + e (lse - mean(z)) + z_loss lse^2
-    dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2)
-
-Where the target is `ignore_index`, loss and dx are 0. Another target out of range makes the loss, logprob and dx of its row NaN. Nothing is
-read or written out of range, and there is no device assertion.
+`softbench.kernels.common.losses` says what they compute. x is on a CUDA device; under the interpreter, CPU tensors
+are taken too.
 
 `out` receives dx. It has x's shape, dtype and device, and may be x itself. All functions raise TypeError or ValueError for other arguments.
+A launch is prepared once for operands with the same layout, as in `dispatch.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
+import triton
 
-from ..common.loss_rows import logits_and_targets, number_of_rows, result_of_rows
-from .generic import INTERPRETED
-from .loss_launch import Options, launch
+from ..common.losses import logits_and_targets, number_of_rows, result_of_rows
+from . import dispatch, loss_plans
+from .dispatch import DEVICE_TYPES, with_stable_key
+from .generic import CONTRACTION, block_m, block_n, warps
+from .grid_exchange import workspace
+from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
+from .loss_fused import fused_cluster, fused_rows
+from .loss_stream import FIELDS, gradient_of_row, reduce_row
+from .loss_tiles import fused_tile, gradient_tile, reduction_tile
+from .staggered_start import stagger
 
-DEVICE_TYPES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
-VECTOR_BYTES = 16
+Operands = tuple[torch.Tensor | None, ...]
+MAX_CACHED = 4096  # launches
+COUNTERS = "rows that several programs reduce"
+"""Of a workspace. Its first words are the counters of rows, and partial results follow. So a counter is never where a result was."""
+WORD_BYTES = 8
 
 
 def cross_entropy_forward(
@@ -135,3 +142,174 @@ def _apart(x: torch.Tensor, dx: torch.Tensor) -> tuple[int, int]:
 
 def _result(dx: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     return dx if out is None or out is dx else out.copy_(dx)
+
+
+class Options(NamedTuple):
+    """The parameters of cross entropy, or logprob."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    logprob: bool = False
+
+    def numbers(self, N: int) -> tuple[int | float | None, ...]:
+        """As the kernels take them: ignore_index, hot, share, z_loss, softcap, inverse. None where it has no effect."""
+        e, z_loss, cap = self.label_smoothing, self.z_loss, self.softcap
+        return self.ignore_index, float(1 - e), e / N if e else None, float(z_loss) if z_loss else None, *_with_inverse(cap)
+
+
+def _with_inverse(cap: float) -> tuple[float | None, float | None]:
+    return (float(cap), 1 / cap) if cap else (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A launch on operands of one layout."""
+
+    kernel: triton.JITFunction
+    programs: int
+    arguments: tuple[object, ...]  # after the operands and the scratch memory: strides, sizes, numbers, constants
+    options: dict[str, int]
+    floats: int = 0  # of scratch memory: of the workspace if there are counters, else fresh
+    counters: int = 0  # int64 of the workspace
+    places: int = 0  # for scratch tensors in the kernel's signature
+    share: float = 0.0  # the loss lacks this times the sums of its row in scratch memory
+
+    def scratch(self, device: torch.device) -> Operands:
+        """What the kernel takes after its operands."""
+        if self.counters:
+            words = self._words(device)
+            return words[loss_plans.MOST_SHARED_ROWS :].view(torch.float32), words
+        floats = torch.empty(self.floats, dtype=torch.float32, device=device) if self.floats else None
+        return (floats, None)[: self.places]
+
+    def addresses(self, device: torch.device) -> tuple[int | None, ...]:
+        """The same as addresses, of a launch with counters or without scratch memory. A view of a tensor would cost two microseconds."""
+        if not self.counters:
+            return (None, None)[: self.places]
+        start = self._words(device).data_ptr()
+        return start + WORD_BYTES * loss_plans.MOST_SHARED_ROWS, start
+
+    def _words(self, device: torch.device) -> torch.Tensor:
+        return workspace(device, loss_plans.MOST_SHARED_ROWS + (self.floats + 1) // 2, COUNTERS)[1]
+
+
+_cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], Prepared]] = {}
+
+
+def launch(name: str, operands: Operands, options: Options) -> bool:
+    """Launches `reduction`, `gradient` or `fused` on x, the target and the kernel's other operands; dx is among them where there is one.
+
+    Returns whether it could: `fused` launches nothing if neither a program nor a cluster can hold a row.
+    """
+    x = operands[0]
+    assert x is not None
+    device = x.device
+    if x.numel() == 0:
+        return True
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+        with torch.cuda.device(device):
+            return launch(name, operands, options)
+    pointers = [None if one is None else one.data_ptr() for one in operands]
+    key = _layout_key(name, operands, pointers, options)
+    found = _cache.get(key)
+    if found is not None:
+        run_compiled, ready = found
+        if ready.counters or not ready.floats:
+            scratch: Operands = ()
+            run_compiled(*pointers, *ready.addresses(device), *ready.arguments)
+        else:
+            scratch = ready.scratch(device)
+            run_compiled(*pointers, *(None if one is None else one.data_ptr() for one in scratch), *ready.arguments)
+    else:
+        prepared = prepare(name, operands, options)
+        if prepared is None:
+            return False
+        ready, scratch = prepared, prepared.scratch(device)
+        compiled = with_stable_key(ready.kernel)[(ready.programs,)](*operands, *scratch, *ready.arguments, **ready.options)
+        if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
+            if len(_cache) >= MAX_CACHED:
+                _cache.clear()
+            _cache[key] = compiled[(ready.programs, 1, 1)], ready
+    if ready.share:
+        loss, sums = operands[3], scratch[0]
+        assert loss is not None and sums is not None
+        loss.add_(sums.view(x.shape[0], -1).sum(1), alpha=ready.share)
+    return True
+
+
+def _layout_key(name: str, operands: Operands, pointers: list[int | None], options: Options) -> tuple[Hashable, ...]:
+    """Everything that a launch depends on: what the choice of a plan and Triton's specialization look at.
+
+    dx has the dtype of x. Other operands have one dtype, and their elements are adjacent.
+    """
+    x, dx = operands[0], _gradient_of(name, operands)
+    assert x is not None
+    starts = [None if one is None else one % dispatch.LINE_BYTES for one in pointers]
+    return name, options, x.shape, x.device, x.dtype, x.stride(0), None if dx is None else dx.stride(0), *starts
+
+
+def _gradient_of(name: str, operands: Operands) -> torch.Tensor | None:
+    """dx among the operands of a pass."""
+    return None if name == "reduction" else operands[-1] if name == "gradient" else operands[2]
+
+
+def prepare(name: str, operands: Operands, options: Options) -> Prepared | None:
+    """The launch of a pass, or None as `launch` says."""
+    x, dx = operands[0], _gradient_of(name, operands)
+    assert x is not None
+    problem = dispatch.problem_of((x, x if dx is None else dx))
+    strides = (x.stride(0), *(() if dx is None else (dx.stride(0),)))
+    if loss_plans.is_short(problem):
+        return _tile(name, problem, strides, options)
+    if name == "fused":
+        additions = bool(options.label_smoothing) + bool(options.softcap)
+        plan = loss_plans.fused_plan(problem, dispatch.device_traits(x.device)[0], additions)
+        return None if plan is None else _fused(problem, plan, strides, options)
+    plan = loss_plans.reduction_plan(problem) if name == "reduction" else loss_plans.gradient_plan(problem)
+    return (_reduction if name == "reduction" else _gradient)(problem, plan, strides, options)
+
+
+TILES = {"reduction": reduction_tile, "gradient": gradient_tile, "fused": fused_tile}
+
+
+def _tile(name: str, problem: Problem, strides: tuple[int, ...], options: Options) -> Prepared:
+    M, N = problem.M, problem.N
+    BM, BN = block_m(N), block_n(N)
+    unit = VECTOR_BYTES // problem.element_size if problem.alignment == VECTOR_BYTES else 1
+    # The stride of a single row is never used, and need not be a multiple of a vector.
+    counted = (stride // unit if M > 1 else 0 for stride in strides)
+    arguments = *counted, M, N // unit, *options.numbers(N), unit, BM, BN, options.logprob
+    return Prepared(TILES[name], triton.cdiv(M, BM), arguments, {"num_warps": warps(BM * BN), **CONTRACTION})
+
+
+def _fused(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
+    sizes = dispatch._strides_and_N(problem, plan, strides)
+    numbers = options.numbers(problem.N)
+    layout = plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2
+    if plan.tier == "rows":
+        return Prepared(fused_rows, problem.M, (*sizes, *numbers, plan.tiles, *layout), dispatch._options(plan))
+    arguments = *sizes, chunk_of(problem, plan), *stagger(problem, plan), *numbers, plan.tiles, plan.cluster_ctas, *layout
+    share = options.label_smoothing / problem.N
+    floats = problem.M * plan.cluster_ctas if share else 0
+    ctas = {"num_ctas": plan.cluster_ctas}
+    return Prepared(fused_cluster, problem.M, arguments, dispatch._options(plan, **ctas), floats, places=1, share=share)
+
+
+def _reduction(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
+    sizes = dispatch._strides_and_N(problem, plan, strides)
+    parts = plan.split_ctas
+    most = triton.next_power_of_2(parts)
+    constants = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment, most, options.logprob
+    arguments = *sizes, parts, chunk_of(problem, plan), *options.numbers(problem.N), *constants
+    shared = problem.M if parts > 1 else 0
+    floats = shared * parts * FIELDS.value
+    return Prepared(reduce_row, problem.M * parts, arguments, dispatch._options(plan), floats, shared, places=2)
+
+
+def _gradient(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:
+    sizes = dispatch._strides_and_N(problem, plan, strides)
+    constants = plan.tiles, plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2, options.logprob
+    arguments = *sizes, plan.split_ctas, *options.numbers(problem.N), *constants
+    return Prepared(gradient_of_row, problem.M * plan.split_ctas, arguments, dispatch._options(plan))

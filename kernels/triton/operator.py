@@ -1,9 +1,7 @@
 """Softmax and log-softmax as PyTorch operators: differentiable twice, and traced by torch.compile, torch.export and AOTInductor.
 
 - `softbench::triton_softmax` and `softbench::triton_softmax_backward` (`torch.library.triton_op`): a compiler sees the kernels themselves,
-  or a call of the next pair where it cannot launch them (`traceable.py`).
-- `softbench::triton_softmax_rows` and `softbench::triton_softmax_rows_backward`: what compiled graphs call, on (M, N) rows. They have no
-  autograd. Packages of AOTInductor call them as C functions (`c_shims.py`).
+  or a call of an operator on rows where it cannot launch them (`traceable.py`, `row_operators.py`).
 - `softbench::triton_softmax_opaque` and its backward (`torch.library.custom_op`): a compiler sees opaque calls.
 - `softbench::triton_log_softmax` and others with `log_`: likewise.
 
@@ -14,18 +12,17 @@ own functions. They do so by a branch in their bodies, because a kernel register
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.library import custom_op, triton_op, wrap_triton
 
 from ..common import registration, rows
 from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same, result_of_rows, row_inputs
 from ..common.softmax import Softmax
-from . import c_shims, dispatch
-from .generic import INTERPRETED, forward_tile
+from . import c_shims, dispatch, row_operators
+from .generic import forward_tile
+from .interpreter import INTERPRETED
 from .traceable import (
     calls_operator,
     launch_backward_traceable,
@@ -82,11 +79,6 @@ class Function:
     torchs: Callable[..., Tensor]  # torch's function, for other devices.
     torchs_backward: Callable[..., Tensor]
     formulas: registration.Formulas
-
-    def operators(self, kind: str) -> tuple[OpOverload, OpOverload]:
-        """The forward and the backward with `kind` after the function's name: _rows or _opaque."""
-        name = f"triton_{self.kernels.name}{kind}"
-        return getattr(torch.ops.softbench, name).default, getattr(torch.ops.softbench, f"{name}_backward").default
 
 
 SOFTMAX = Function(dispatch.softmax, torch.softmax, torch.ops.aten._softmax_backward_data, registration.SOFTMAX)
@@ -171,10 +163,10 @@ def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int)
         if number is None:
             return None
     elif calls_operator(like.shape[axis], like.element_size(), len(inputs)):
-        given, number = row_inputs(inputs, axis), NOT_PACKAGED
+        given, number = row_inputs(inputs, axis), row_operators.NOT_PACKAGED
     else:
         return None
-    out = function.operators("_rows")[len(inputs) - 1](*given, number)
+    out = row_operators.operators(function.kernels)[len(inputs) - 1](*given, number)
     return out if given[-1] is like else result_of_rows(out, like, axis)
 
 
@@ -211,46 +203,6 @@ def _define_opaque(function: Function) -> None:
         return y.new_empty(y.shape)
 
 
-_library = torch.library.Library("softbench", "FRAGMENT")
-ROWS_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-"""A launch is for the strides that were traced, and Inductor may pad those of its own tensors."""
-NOT_PACKAGED = -1  # the number of a launch of a graph that is not in a package
-
-
-def _define_rows(function: Function) -> None:
-    """Defines the pair that compiled graphs call. `launch` is the number of a launch in a package's table, or NOT_PACKAGED.
-
-    The pair belongs to a `torch.library.Library`, since `torch.library.custom_op` runs more Python in each call.
-    """
-    kernels, name = function.kernels, f"triton_{function.kernels.name}_rows"
-
-    def forward(x: Tensor, launch: int) -> Tensor:
-        return apply_to_rows(kernels.launch_forward, (x,), 1)
-
-    def backward(dy: Tensor, y: Tensor, launch: int) -> Tensor:
-        return apply_to_rows(kernels.launch_backward, (dy, y), 1)
-
-    def fake(*given: Any) -> Tensor:
-        *_, last, _launch = given
-        return last.new_empty(last.shape)
-
-    for which, tensors, kernel in ((name, "Tensor x", forward), (f"{name}_backward", "Tensor dy, Tensor y", backward)):
-        _library.define(f"{which}({tensors}, int launch) -> Tensor", tags=ROWS_TAGS)
-        _library.impl(which, kernel, "CUDA")
-        _library.impl(which, torch.library.fallthrough_kernel, "AutogradCUDA")  # no formula: the result requires no gradient
-        torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
-
-
-def c_functions() -> dict[OpOverload, str]:
-    """The operators that a package calls as C functions, and for each the declaration of its function in `c_shims.cpp`."""
-    declarations = {}
-    for function in (SOFTMAX, LOG_SOFTMAX):
-        for operator, inputs in zip(function.operators("_rows"), ("x", "dy, AtenTensorHandle y"), strict=True):
-            name = f"aoti_torch_cuda_{operator.name().partition('::')[2]}"
-            declarations[operator] = f"AOTITorchError {name}(AtenTensorHandle {inputs}, int64_t launch, AtenTensorHandle* result)"
-    return declarations
-
-
 def _register(name: str, formulas: registration.Formulas) -> None:
     """Registers autograd, vmap and flops of the operators `name` and `name`_backward."""
     forward, backward = (getattr(torch.ops.softbench, which) for which in (name, f"{name}_backward"))
@@ -262,6 +214,5 @@ def _register(name: str, formulas: registration.Formulas) -> None:
 
 for _function in (SOFTMAX, LOG_SOFTMAX):
     _define_opaque(_function)
-    _define_rows(_function)
     for _kind in ("", "_opaque"):
         _register(f"triton_{_function.kernels.name}{_kind}", _function.formulas)

@@ -6,18 +6,12 @@ stay apart. The CUDA kernels do the same.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-
 import triton
 import triton.language as tl
 
-from .carveout import driver
 from .launch_plan import FEWEST_ROWS, GPC_SMS, LEAVE_FIRST, ONE_WAVE_BYTES, Plan, Problem, resident_programs
 from .packed_io import INTERPRETED
 
-# CU_DEVICE_ATTRIBUTE_*: kHz, kHz, bits
-CLOCK_RATE, MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH = 13, 36, 37
 MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, are not staggered.
 LONGER_DELAY_BYTES = 16 << 20  # of the inputs: from here on, forwards of one wave have a third more.
 MEDIUM_ROW = 3_000_000  # bytes of a row in all inputs, as SHORT_BYTES_OF_FEW_WAVES of the CUDA kernels
@@ -30,22 +24,6 @@ WAIT_CYCLES = tl.constexpr(WAIT + " mov.u32 $0, 0; }")
 """Waits until so many cycles have passed. The result is 0."""
 WAIT_FOR_ZERO = tl.constexpr(WAIT + " shr.u64 now, now, 63; cvt.u32.u64 $0, now; }")
 """The same. The result is the highest bit of the clock, which is 0 for centuries, so no compiler knows it."""
-
-
-@functools.cache
-def bytes_per_cycle(index: int) -> float:
-    """Peak bytes that a device's memory moves in a cycle of its SMs; 0 if the driver does not report the clocks."""
-    cuda = driver()
-    if cuda is None:
-        return 0.0
-    found = []
-    for attribute in (MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH, CLOCK_RATE):
-        value = ctypes.c_int()
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, index) or value.value <= 0:
-            return 0.0
-        found.append(value.value)
-    memory_khz, bits, khz = found
-    return 2 * memory_khz * bits / 8 / khz
 
 
 def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[int, int]:

@@ -15,7 +15,8 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import dispatch
-from .generic import CONTRACTION, INTERPRETED, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile
+from .generic import CONTRACTION, TILE_COLUMNS, backward_tile, block_m, block_n, forward_tile
+from .interpreter import INTERPRETED
 
 DESCRIPTOR_ALIGNMENT = 16  # bytes, of a descriptor's base and strides
 WARPS = (1, 2, 4, 8, 16)

@@ -13,18 +13,21 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cached_exponentials import exponential_sum, exponentials, row_max, write_exponentials
 from .generic import dot_terms, gradient_loop, gradient_of_row, gradient_tile, loop_over_row, row_by_steps, tile_of_rows
 from .packed_io import edge_columns, load_tiles, output_pointers, padding, rounded, row_vectors, word_pointers
 from .softmax_ops import (
     dot_product,
     exp_fast,
+    exponential_sum,
+    exponentials,
     finite_or_zero,
     gradient,
     norm_of,
     normalized,
     rematerialize,
+    row_max,
     tile_exp_sum,
+    write_exponentials,
     write_gradient,
     write_normalized,
 )

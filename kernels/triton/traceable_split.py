@@ -13,13 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .cached_exponentials import exponential_sum, exponentials, write_exponentials
 from .generic import dot_terms, gradient_of_row, row_by_steps
 from .grid_exchange import MAX_POLLS, slot_value
 from .packed_io import edge_columns, larger, load_tiles, output_pointers, packed_max, padding, rounded, row_vectors, word_pointers
 from .softmax_ops import (
     dot_product,
     exp_fast,
+    exponential_sum,
+    exponentials,
     finite_or_zero,
     gradient,
     norm_of,
@@ -27,6 +28,7 @@ from .softmax_ops import (
     rematerialize,
     tile_exp_sum,
     tile_max,
+    write_exponentials,
     write_gradient,
     write_normalized,
 )

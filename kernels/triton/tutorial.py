@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from .dispatch import softmax_of
-from .generic import CONTRACTION, INTERPRETED, most_warps
+from .generic import CONTRACTION, most_warps
+from .interpreter import INTERPRETED
 
 MAX_COLUMNS = 131072  # a longer row does not fit a program.
 PREFETCH_BYTES = 128 * 1024  # of a row of all inputs: the most of an SM's 227 KiB shared memory that the next row may take.

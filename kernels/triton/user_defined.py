@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from . import operator as operator  # defines torch.ops.softbench
+from .row_operators import NOT_PACKAGED
 from .traceable import LONG_ROW, launch_of
 from .traceable_rows import (
     backward_traceable,
@@ -35,7 +35,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     if M * N == 0:
         return y
     if N * x.element_size() > LONG_ROW:
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, operator.NOT_PACKAGED)
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, NOT_PACKAGED)
         return result
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
     if tier in ("rows", "staged"):
@@ -53,7 +53,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if M * N == 0:
         return dx
     if 2 * N * y.element_size() > LONG_ROW:
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, operator.NOT_PACKAGED)
+        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, NOT_PACKAGED)
         return result
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
     if tier in ("rows", "staged"):

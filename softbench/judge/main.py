@@ -51,7 +51,7 @@ KEPT_VARIABLES = (
     *("CUDA*", "NVIDIA*", "OMP_*", "GOMP_*", "MKL_*", "KMP_*", "TORCH*", "TRITON*", "TEARDOWN_CUPTI", "HSA_*", "HIP_*"),
 )
 """Patterns of the environment's variables that a plugin may see. Others may be secrets."""
-OWN_PACKAGES = ("softbench", "softbench.configs", "softbench.kernels.common", "softbench.kernels.triton", "softbench.kernels.cuda")
+OWN_PACKAGES = ("softbench", "softbench.configs", *(f"softbench.kernels.{name}" for name in ("automatic", "common", "cuda", "triton")))
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """softbench's own kernels. `from softbench.kernels import softmax, cross_entropy` takes the fastest that work here.
 
 `softbench.kernels.which(x)` says what runs and why, and `softbench.kernels.build()` builds the CUDA kernels. The rule is in
-`softbench.kernels.common.automatic`, and for losses and attention scores in `softbench.kernels.common.choices`. `softbench.kernels.triton`
-and `softbench.kernels.cuda` have the operators of each. `use` and `enable` let torch's own functions run these kernels.
+`softbench.kernels.automatic.choice`. `softbench.kernels.triton` and `softbench.kernels.cuda` have the operators of each. `use` and `enable`
+let torch's own functions run these kernels.
 
 The sources are in `kernels/` at the top of a checkout, and an installation maps them here. A bare checkout has no such mapping: there this
 module adds the folder beside the package to its own path.
@@ -12,23 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from softbench.kernels.common.automatic import (
-        Choice as Choice,
-        build as build,
-        log_softmax as log_softmax,
-        softmax as softmax,
-    )
-    from softbench.kernels.common.choices import which as which
-    from softbench.kernels.common.losses import cross_entropy as cross_entropy, logprob as logprob
-    from softbench.kernels.common.override import enable as enable, use as use
-    from softbench.kernels.common.scores import masked_softmax as masked_softmax
+    from softbench.kernels.automatic.choice import Choice as Choice, build as build, which as which
+    from softbench.kernels.automatic.losses import cross_entropy as cross_entropy, logprob as logprob
+    from softbench.kernels.automatic.masked_softmax import masked_softmax as masked_softmax
+    from softbench.kernels.automatic.override import enable as enable, use as use
+    from softbench.kernels.automatic.softmax import log_softmax as log_softmax, softmax as softmax
 
 __all__ = ["Choice", "build", "cross_entropy", "enable", "log_softmax", "logprob", "masked_softmax", "softmax", "use", "which"]
 _MODULES = {
-    **{"cross_entropy": "losses", "logprob": "losses", "masked_softmax": "scores"},
-    **{"which": "choices", "enable": "override", "use": "override"},
+    **dict.fromkeys(("Choice", "build", "which"), "choice"),
+    **dict.fromkeys(("cross_entropy", "logprob"), "losses"),
+    **dict.fromkeys(("enable", "use"), "override"),
+    **{"masked_softmax": "masked_softmax", "softmax": "softmax", "log_softmax": "softmax"},
 }
-"""The modules of `softbench.kernels.common` with these names; the others are in `automatic`."""
+"""The modules of `softbench.kernels.automatic` with these names."""
 
 _checkout = Path(__file__).resolve().parents[2] / "kernels"
 if (_checkout / "triton" / "__init__.py").is_file() and (_checkout.parent / "pyproject.toml").is_file():
@@ -41,7 +38,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    found = getattr(import_module(f"softbench.kernels.common.{_MODULES.get(name, 'automatic')}"), name)
+    found = getattr(import_module(f"softbench.kernels.automatic.{_MODULES[name]}"), name)
     globals()[name] = found
     return found
 

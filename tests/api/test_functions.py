@@ -66,7 +66,7 @@ def test_packages_without_init_and_archives_are_found_by_module(tmp_path, monkey
 
 def test_a_function_of_softbenchs_kernels_is_found():
     found = place(kernels.softmax)
-    assert found == "softbench.kernels.common.automatic:softmax"
+    assert found == "softbench.kernels.automatic.softmax:softmax"
     assert [source.kind for source in origins([Path(found)]) if source.given] == ["module"]
 
 

@@ -24,21 +24,22 @@ def memory_goes_back() -> Iterator[None]:
 
 @pytest.fixture(params=["triton", "cuda"])
 def kernels(request, monkeypatch) -> str:
-    """The kernels that the functions of `choices.py` take. Otherwise these depend on what an earlier test has built."""
+    """The kernels that the functions of `choice.py` take. Otherwise these depend on what an earlier test has built."""
     import torch
-    from softbench.kernels.common import choices
+    from softbench.kernels.automatic import choice
     from softbench.kernels.cuda import build
 
-    monkeypatch.setattr(choices, "_choices", {})
+    functions = [name for name in choice.SUBJECTS if name not in choice.OF_ROWS]
+    monkeypatch.setattr(choice, "_choices", {})
     if request.param == "triton":
-        monkeypatch.setattr(choices, "without_cuda", lambda device, function: "this test wants Triton's")
+        monkeypatch.setattr(choice, "without_cuda", lambda device, function: "this test wants Triton's")
     elif build.nvcc() is None:
         pytest.skip("no nvcc on this machine")
     else:
-        for function in {library for name in choices.NAMES for library in choices.LIBRARIES.get(name, (name,))}:
+        for function in {library for name in functions for library in choice.LIBRARIES.get(name, (name,))}:
             build.load(torch.cuda.get_device_capability(), function)
     x = torch.empty(1, 2, device="cuda", dtype=torch.bfloat16)
-    assert {choices.which(x, function=function).kernels for function in choices.NAMES} == {request.param}
+    assert {choice.which(x, function=function).kernels for function in functions} == {request.param}
     return request.param
 
 

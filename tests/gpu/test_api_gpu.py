@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from notebooks import run_the_notebook
-from softbench.kernels.common import automatic
+from softbench.kernels.automatic import softmax
 from timed import least_seconds
 
 import softbench
@@ -109,7 +109,7 @@ def test_the_fixture_passes_and_fails_as_it_should(tmp_path, assertion, message)
 
 
 def test_our_kernels_are_chosen_in_under_a_microsecond():
-    x, call = torch.randn(64, 1000, device=DEVICE), automatic._SOFTMAX.call
+    x, call = torch.randn(64, 1000, device=DEVICE), softmax._SOFTMAX.call
     chosen = kernels.which(x)
     assert chosen.kernels in ("cuda", "triton"), chosen
     assert least_seconds(lambda: call(x, -1, None)) < 1e-6

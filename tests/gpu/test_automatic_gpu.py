@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from softbench.kernels.common import automatic, choices
+from softbench.kernels.automatic import choice, softmax
 from softbench.kernels.common.cuda_toolkit import nvcc
 
 from softbench import kernels
@@ -28,16 +28,15 @@ def test_a_build_is_taken_by_later_calls_only(monkeypatch, tmp_path):
     if nvcc() is None:
         pytest.skip("needs nvcc")
     monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
-    for function in automatic._FUNCTIONS.values():
+    for function in (softmax._SOFTMAX, softmax._LOG_SOFTMAX):
         monkeypatch.setattr(function, "calls", {})
-        monkeypatch.setattr(function, "choices", {})
-    monkeypatch.setattr(choices, "_choices", {})
+    monkeypatch.setattr(choice, "_choices", {})
     x = torch.randn(64, 1000, device="cuda", dtype=torch.bfloat16)
     kernels.softmax(x)
     assert kernels.which(x).kernels == "triton"
     assert not list(tmp_path.rglob("*.so"))
     architectures = {torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())}
     assert len({*kernels.build()}) == 6 * len(architectures)
-    for name in (*FUNCTIONS, *choices.NAMES):
+    for name in choice.SUBJECTS:
         assert kernels.which(x, function=name) == ("cuda", "the CUDA kernels are built")
     assert all(agrees(name, x) for name in FUNCTIONS)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scaled import graded
 from softbench.kernels.cuda import build, losses
-from softbench.kernels.cuda.launch_plan import TIERS, Plan
+from softbench.kernels.cuda.launch import TIERS, Plan
 
 from softbench.backends.cuda import backend as cuda
 from softbench.core.outcome import Grade

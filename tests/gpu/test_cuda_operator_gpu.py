@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from operators import EVERY_TEST, LAYOUTS, LONG, TOLERANCE, close, randn, run_and_differentiate
-from softbench.kernels.cuda import build, launch, launch_plan, log_softmax, softmax
+from softbench.kernels.cuda import build, launch, log_softmax, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -212,9 +212,9 @@ def test_dynamic_shapes_are_compiled_once():
 
 
 def needs_a_workspace(x):
-    plan = launch_plan.Plan(-1)
+    plan = launch.Plan(-1)
     launch.launch_forward(x, torch.empty_like(x), plan=plan)
-    return launch_plan.TIERS[plan.tier] in ("split", "split_bulk") and plan.per_row > 1
+    return launch.TIERS[plan.tier] in ("split", "split_bulk") and plan.per_row > 1
 
 
 @pytest.mark.parametrize("shape", [(64, 300), (64, LONG), SHARED])

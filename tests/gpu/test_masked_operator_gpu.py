@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from softbench.kernels.common import choices, scores
+from softbench.kernels.automatic import choice, masked_softmax as scores
 from torch.library import opcheck
 
 from softbench.kernels import masked_softmax, which
@@ -182,7 +182,7 @@ def test_another_device_than_the_current_is_used(kernels):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     x = torch.randn(2, 3, 40, 65, device="cuda:1")
-    assert choices.which(x, function="masked_softmax").kernels == kernels
+    assert choice.which(x, function="masked_softmax").kernels == kernels
     y = masked_softmax(x, causal=True)
     assert y.device == x.device
     torch.testing.assert_close(

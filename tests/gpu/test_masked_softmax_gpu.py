@@ -3,7 +3,7 @@
 import pytest
 import torch
 from masked_softmaxes import LIMITED, NAME, RIGHT, TOGETHER, WRONG, WRONG_BACKWARD, B, F, named_with, op_of
-from softbench.kernels.cuda.launch_plan import TIERS, Plan
+from softbench.kernels.cuda.launch import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
 from ways import by_cell, slug
 from wrongs import PLUGINS

@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 from scaled import HONEST, graded, wrong_ones
-from softbench.kernels.cuda import launch, launch_plan
+from softbench.kernels.cuda import launch
 
 from softbench.backends import flashinfer, naive, torch_compile, torch_eager
 from softbench.core.case import Case
@@ -67,7 +67,7 @@ def test_a_tile_has_the_scales_of_its_rows():
     for M, N in ((70001, 3), (150001, 17), (40003, 51)):
         x, dy, scale = torch.randn(M, N, device="cuda"), torch.randn(M, N, device="cuda"), torch.rand(M, device="cuda") * 8 + 1e-3
         for dtype, rtol in ((torch.float32, 3e-5), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)):
-            given, plans = x.to(dtype), (launch_plan.Plan(-1), launch_plan.Plan(-1))
+            given, plans = x.to(dtype), (launch.Plan(-1), launch.Plan(-1))
             y, dx = torch.empty_like(given), torch.empty_like(given)
             launch.launch_forward(given, y, scale, plan=plans[0])
             factor = scale.double()[:, None]
@@ -75,4 +75,4 @@ def test_a_tile_has_the_scales_of_its_rows():
             launch.launch_backward(dy.to(dtype), y, dx, scale, plan=plans[1])
             a, b = y.double(), dy.to(dtype).double()
             torch.testing.assert_close(dx.double(), factor * a * (b - (a * b).sum(-1, keepdim=True)), rtol=2 * rtol, atol=1e-5)
-            assert {launch_plan.TIERS[plan.tier] for plan in plans} == {"staged"}, (M, N, dtype)
+            assert {launch.TIERS[plan.tier] for plan in plans} == {"staged"}, (M, N, dtype)

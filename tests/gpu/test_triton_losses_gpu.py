@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from softbench.kernels.triton import dispatch, heuristics, loss_launch, loss_plans, losses
+from softbench.kernels.triton import dispatch, heuristics, loss_plans, losses
 from torch.nn import functional
 
 from softbench.backends.triton import own
@@ -50,7 +50,7 @@ def test_every_pass_is_within_the_bounds(dtype, op):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("op", OPS[:2])
 def test_every_fused_plan_is_right_also_in_place(dtype, op):
-    options = loss_launch.Options(**dict(operation(op).values))
+    options = losses.Options(**dict(operation(op).values))
     for M, N in SHAPES[3:-1]:
         case, given = given_for(M, N, dtype, Direction.FUSED, op)
         problem = dispatch.problem_of((given[0], given[0]))
@@ -60,7 +60,7 @@ def test_every_fused_plan_is_right_also_in_place(dtype, op):
         for plan in [*plans[:2], *plans[-1:]]:
             x = given[0].clone()
             loss = torch.empty(M, device="cuda")
-            ready = loss_launch._fused(problem, plan, (N, N), options)
+            ready = losses._fused(problem, plan, (N, N), options)
             scratch = ready.scratch(x.device)
             ready.kernel[(ready.programs,)](x, given[1], x, loss, *scratch, *ready.arguments, **ready.options)
             if ready.share:

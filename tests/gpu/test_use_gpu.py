@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from overridden import address, agrees_on_torchs_samples, opinfos, registered, signature
-from softbench.kernels.common import override
-from softbench.kernels.common.override import OVERRIDES, Least, use
+from softbench.kernels.automatic import override
+from softbench.kernels.automatic.override import OVERRIDES, Least, use
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 FUNCTIONS = (torch.softmax, torch.log_softmax)

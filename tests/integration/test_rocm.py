@@ -113,8 +113,8 @@ def test_each_worker_sees_its_gpu_by_hips_number(rocm, monkeypatch):
 
 
 def test_the_rule_of_the_library_takes_triton_there(rocm):
-    from softbench.kernels.common import automatic
+    from softbench.kernels.automatic import choice
 
-    assert automatic.without_cuda(torch.device("cuda"), "softmax") == "the CUDA kernels need an NVIDIA GPU"
+    assert choice.without_cuda(torch.device("cuda"), "softmax") == "the CUDA kernels need an NVIDIA GPU"
     with pytest.raises(RuntimeError, match="nothing to build"):
-        automatic.build()
+        choice.build()

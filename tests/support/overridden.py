@@ -6,8 +6,8 @@ import ctypes
 import opinfos
 import pytest
 import torch
-from softbench.kernels.common import filter as filters, override
-from softbench.kernels.common.automatic import Choice
+from softbench.kernels.automatic import filter as filters, override
+from softbench.kernels.automatic.choice import Choice
 
 WAYS = ("launcher", "filter", "python")
 """Rule and launch in C++, the rule in C++, and the rule in Python for machines without g++."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from softbench.kernels.common import override
+from softbench.kernels.automatic import override
 
 import softbench
 from softbench.core.case import Case, Direction

@@ -1,4 +1,4 @@
-"""Building softmax.cu: the compiler, its command line and the cache."""
+"""The build of the CUDA kernels: commands, cache, errors; and what the built library is read for."""
 
 import ctypes
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from nvcc import needs_nvcc
-from softbench.kernels.cuda import build
+from softbench.kernels.cuda import build, disassemble
 
 
 @pytest.mark.slow
@@ -95,3 +95,54 @@ def test_a_missing_nvcc_error_says_what_to_install(tmp_path, monkeypatch):
 
 def test_hopper_and_later_get_architecture_specific_code():
     assert [build.architecture_of(c) for c in ((8, 0), (8, 9), (9, 0), (10, 0))] == ["sm_80", "sm_89", "sm_90a", "sm_100a"]
+
+
+SOURCE = """
+template <typename T> __global__ void doubled(T* x) { x[threadIdx.x] *= 2; }
+template __global__ void doubled<float>(float*);
+template __global__ void doubled<double>(double*);
+"""
+FLOAT, DOUBLE = "_Z7doubledIfEvPT_", "_Z7doubledIdEvPT_"
+
+
+@pytest.fixture
+def library(monkeypatch, tmp_path):
+    if disassemble.cuobjdump() is None:
+        pytest.skip("no cuobjdump on this machine")
+    (tmp_path / "softmax.cu").write_text(SOURCE)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "softmax.cu")
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "cache"))
+    return build.build("sm_90a")
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_resources_are_listed_by_mangled_kernel_name(library):
+    found = disassemble.resources(library)
+    assert set(found) == {FLOAT, DOUBLE}
+    assert 0 < found[FLOAT]["REG"] < 256
+    assert found[FLOAT]["LOCAL"] == 0
+
+
+@needs_nvcc
+def test_sass_and_ptx_hold_only_the_named_kernels(library):
+    for text in (disassemble.sass(library, [FLOAT]), disassemble.ptx("sm_90a", [FLOAT])):
+        assert FLOAT in text
+        assert DOUBLE not in text
+    assert disassemble.ptx("sm_90a", []) == ""
+
+
+@needs_nvcc
+def test_a_missing_cuobjdump_error_says_what_to_install(library, monkeypatch):
+    monkeypatch.setattr(disassemble, "cuobjdump", lambda: None)
+    with pytest.raises(build.BuildError, match=r"no cuobjdump on PATH.*install the CUDA toolkit"):
+        disassemble.resources(library)
+
+
+@needs_nvcc
+def test_a_disassembler_is_found_beside_triton(monkeypatch):
+    if disassemble.cuobjdump() is None:
+        pytest.skip("Triton has no cuobjdump on this machine")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    found = disassemble.cuobjdump()
+    assert found is None or shutil.which(found)

@@ -1,10 +1,14 @@
-"""The losses of the CUDA kernels without a GPU: what a call passes to the library, and which arguments are refused."""
+"""Losses by the CUDA kernels: arguments, operators, and the kernels on a simulated GPU."""
 
 import ctypes
+import subprocess
 
 import pytest
 import torch
+from nvcc import needs_nvcc
+from simulated import compiled
 from softbench.kernels.cuda import build, launch, losses
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 X, TARGET = torch.ones(3, 5), torch.zeros(3, dtype=torch.int64)
 
@@ -98,3 +102,50 @@ def test_signatures_of_the_library_are_those_of_the_source():
             parameters = text.split(f"softbench_{name}(", 1)[1].split(")", 1)[0].split(",")
             declared = [ctypes.c_void_p if "*" in word or "cudaStream_t" in word else kinds[word.split()[0]] for word in parameters]
             assert declared == types, (function, name)
+
+
+SHAPES = {
+    "cross_entropy_forward": [(3,), (3,)],
+    "cross_entropy_backward": [(3, 5)],
+    "cross_entropy_fused": [(3,), (3, 5)],
+    "logprob_forward": [(3,), (3,), (3,)],
+    "logprob_backward": [(3, 5)],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_compiler_sees_the_shapes_and_dtypes_of_results(name):
+    operator = getattr(torch.ops.softbench, f"cuda_{name}").default
+    tensors = losses.SCHEMAS[name].count("Tensor ")
+    with FakeTensorMode():
+        x, rows = torch.empty(3, 10, dtype=torch.bfloat16)[:, ::2], torch.empty(3)
+        results = operator(x, torch.zeros(3, dtype=torch.int64), *[rows] * (tensors - 2))
+        results = results if isinstance(results, tuple) else (results,)
+        assert [tuple(result.shape) for result in results] == SHAPES[name]
+        assert [result.dtype for result in results] == [torch.bfloat16 if result.dim() == 2 else torch.float32 for result in results]
+        assert all(result.is_contiguous() for result in results)
+
+
+def test_options_arrive_by_name(monkeypatch):
+    given = []
+    monkeypatch.setattr(losses, "cross_entropy_backward", lambda *tensors, **options: given.append((tensors, options)))
+    losses._kernel("cross_entropy_backward")(1, 2, 3, 4, 5, 0.5, 0.25, 30.0)
+    assert given == [((1, 2, 3, 4), {"ignore_index": 5, "label_smoothing": 0.5, "z_loss": 0.25, "softcap": 30.0})]
+
+
+LENGTHS = (1, 3, 7, 8, 9, 17, 33, 64, 127, 255, 257, 512, 1000, 2047, 5001)
+"""About the limits of vectors, CTAs and loops."""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("losses"), "simulated_losses.cpp", "simulated")
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [pytest.param(LENGTHS, id="all"), pytest.param((1000,), id="one")])
+def test_loss_kernels_agree_with_float64_on_a_simulated_gpu(program, lengths):
+    done = subprocess.run([str(program), *map(str, lengths)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout.split()[0]) > 60 * len(lengths)

@@ -15,10 +15,9 @@ from card_compiler import Operand
 from card_limits import CARDS
 from sampled import sampled
 from softbench.kernels.common.cuda_toolkit import cuda_home
-from softbench.kernels.triton import c_shim_library, generic
-from softbench.kernels.triton.c_shim_library import BuildError, Library
-from softbench.kernels.triton.c_shims import static_launch
-from softbench.kernels.triton.workspace import COUNTER_WORDS
+from softbench.kernels.triton import c_shims, generic
+from softbench.kernels.triton.c_shims import BuildError, Library, static_launch
+from softbench.kernels.triton.grid_exchange import COUNTER_WORDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from softbench.core.toolchain import packaging_compiler
@@ -70,7 +69,7 @@ def seen(launches, tmp_path_factory):
     logs = [log for *_, log in LAUNCHES]
     numbers = [library.add(launch, compiled, given, log) for (given, launch, compiled), log in zip(launches, logs, strict=True)]
     assert numbers == [*range(4)]
-    includes = [f"-I{path}" for path in (c_shim_library.SOURCES, cuda_home() / "include", Path(torch.__file__).parent / "include")]
+    includes = [f"-I{path}" for path in (c_shims.SOURCES, cuda_home() / "include", Path(torch.__file__).parent / "include")]
     # The C functions look for the driver in a library of this name; here it is the one that has all of it.
     linked = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "-ldl"]
     subprocess.run([packaging_compiler(), "-std=c++20", *includes, str(DOUBLES), "libshims.a", *linked], cwd=folder, check=True)
@@ -237,7 +236,7 @@ def test_a_thread_without_a_context_gets_that_of_the_device(seen):
 def test_dtypes_have_torchs_numbers():
     torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
     names = {"float16": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    assert {dtype: getattr(torchs, f"aoti_torch_dtype_{name}")() for name, dtype in names.items()} == c_shim_library.DTYPES
+    assert {dtype: getattr(torchs, f"aoti_torch_dtype_{name}")() for name, dtype in names.items()} == c_shims.DTYPES
 
 
 def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):
@@ -248,7 +247,7 @@ def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):
     failing.chmod(0o755)
     with pytest.raises(BuildError, match=r"failing failed:\nno disk space"):
         Library(tmp_path, "shims", str(failing))
-    monkeypatch.setattr(c_shim_library, "cuda_home", lambda: None)
+    monkeypatch.setattr(c_shims, "cuda_home", lambda: None)
     with pytest.raises(BuildError, match=r"no CUDA toolkit .* CUDA_HOME"):
         Library(tmp_path, "shims", packaging_compiler())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from softbench.kernels.triton import c_shims, generic, operator
+from softbench.kernels.triton import c_shims, generic, row_operators
 from softbench.kernels.triton.c_shims import static_launch
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -157,7 +157,7 @@ def test_launches_differ_by_strides_dtype_and_every_input(library):
 def test_declarations_are_those_of_the_source():
     source = Path(c_shims.__file__).with_name("c_shims.cpp").read_text()
     external = re.sub(r"\s+", " ", source[source.index('extern "C" {') :])
-    declared = operator.c_functions()
+    declared = row_operators.c_functions()
     assert list(declared) == [
         target.default for _, target in (CALLS[name] for name in ("softmax", "softmax_backward", "log_softmax", "log_softmax_backward"))
     ]
@@ -186,7 +186,7 @@ def test_the_context_restores_what_it_sets(before, no_library, monkeypatch):
             assert library_folder.is_dir()
             assert rest == ([] if before is None else [before])
             assert settings.custom_op_libs == ["own", name]
-            assert list(settings.custom_ops_to_c_shims) == [*own, *operator.c_functions()]
+            assert list(settings.custom_ops_to_c_shims) == [*own, *row_operators.c_functions()]
             os.environ["LIBRARY_PATH"] += os.pathsep + "/another"
             raise ZeroDivisionError
         assert settings.custom_op_libs == ["own"]
@@ -233,7 +233,7 @@ def test_a_kernel_is_compiled_for_its_tensors_and_arguments(inputs, monkeypatch)
 
 
 def test_operators_on_rows_give_contiguous_results_without_gradients():
-    for declared in operator.c_functions():
+    for declared in row_operators.c_functions():
         assert torch.Tag.needs_exact_strides in declared.tags  # or Inductor pads the rows of a package's launch
         assert torch._C._dispatch_has_kernel_for_dispatch_key(declared.name(), "AutogradCUDA")
     wide, trained = fake(24, 65_544).narrow(1, 0, 65_536), fake(24, 65_536).requires_grad_()

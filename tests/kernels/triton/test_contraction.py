@@ -17,9 +17,18 @@ import triton
 import triton.language as tl
 from ptx import exponents
 from sampled import sampled
-from softbench.kernels.triton import dispatch, generic, heuristics, loss_launch, loss_plans, scores, tiled, tutorial
+from softbench.kernels.triton import (
+    dispatch,
+    generic,
+    heuristics,
+    loss_plans,
+    losses as loss_launches,
+    masked_softmax as scores,
+    tiled,
+    tutorial,
+)
 from softbench.kernels.triton.launch_plan import Plan
-from softbench.kernels.triton.loss_launch import Options
+from softbench.kernels.triton.losses import Options
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED or torch.cuda.is_available(), reason="replaces Triton's driver, which GPUs need")
 
@@ -185,12 +194,12 @@ def losses(cards, h100, logprob):
     options, third = (Options(logprob=True), rows) if logprob else (every, None)
     reading, writing = loss_plans.reduction_plan(wide), loss_plans.gradient_plan(wide)
     given = (rows, rows, rows, rows) if logprob else (rows, None, rows, None)
-    yield loss_launch._reduction(wide, reading, (32000,), options), [data, target, rows, rows, third]
-    yield loss_launch._gradient(wide, writing, (32000, 32000), options), [data, target, *given, data]
-    yield loss_launch._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
+    yield loss_launches._reduction(wide, reading, (32000,), options), [data, target, rows, rows, third]
+    yield loss_launches._gradient(wide, writing, (32000, 32000), options), [data, target, *given, data]
+    yield loss_launches._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
     if not logprob:
         fused = loss_plans.fused_plan(wide, "", 2)
-        yield loss_launch._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
+        yield loss_launches._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
 
 
 @pytest.mark.slow
@@ -215,7 +224,7 @@ def test_losses_take_the_maximum_of_packed_words(cards, h100, dtype, name):
     plan = loss_plans.reduction_plan(problem)
     data, rows, target = (cards.Operand(kind, 16) for kind in (dtype, torch.float32, torch.int64))
     for options in (Options(), Options(logprob=True)):
-        ready = loss_launch._reduction(problem, plan, (32000,), options)
+        ready = loss_launches._reduction(problem, plan, (32000,), options)
         operands = [data, target, rows, rows, rows if options.logprob else None, *[None] * ready.places]
         ptx = cards.compiled(h100, ready.kernel, operands, ready.arguments, ready.options).asm["ptx"]
         assert ptx.count(f"max.{name}x2") == 4 * plan.tiles - 1  # words of a vector
@@ -231,7 +240,7 @@ def assert_sums_of_lanes_contract_no_product(ptx):
 def test_entropies_of_lanes_contract_no_product(cards, h100):
     """Contracted, each lane of a row of few columns would have another entropy, and the lanes write theirs to one place."""
     rows, target = (cards.Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
-    ready = loss_launch._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
+    ready = loss_launches._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
     ptx = cards.compiled(h100, ready.kernel, [rows, target, rows, rows, rows], ready.arguments, ready.options).asm["ptx"]
     assert_sums_of_lanes_contract_no_product(ptx)
 

@@ -1,16 +1,20 @@
-"""Launches of plans: every tier is right under the interpreter, and invalid plans are refused."""
+"""Launches of plans: every tier is right under the interpreter, and invalid plans are refused. A kernel has one key in Triton's cache."""
 
+import importlib.util
 from dataclasses import replace
 
 import pytest
 import torch
 from interpreted import PUBLIC_FUNCTION
 from softbench.kernels.triton import dispatch, grid_exchange
+from softbench.kernels.triton.dispatch import with_stable_key
 from softbench.kernels.triton.launch_plan import KEEP, LEAVE_FIRST, Plan, Problem
+from triton.runtime.jit import JITFunction
 
 
-def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpreted):
-    run_interpreted(PUBLIC_FUNCTION.format(module="dispatch"))
+@pytest.mark.parametrize("module", ["dispatch", "tiled", "tutorial"])
+def test_public_function_takes_any_shape_and_dim_and_differentiates(module, run_interpreted):
+    run_interpreted(PUBLIC_FUNCTION.format(module=module))
 
 
 TIERS = """
@@ -179,3 +183,73 @@ def test_fast_tiers_convert_only_float32_and_16_bits():
     assert not dispatch.problem_of((odd, torch.empty(4, 257))).congruent  # rows start 3 elements further apart
     assert dispatch.problem_of((odd, torch.empty(4 * 257 + 3)[3:].view(4, 257))).congruent
     assert dispatch.problem_of((x[:, 1:], torch.empty(4, 256)[:, 1:])).alignment == 4
+
+
+SOURCE = """
+import triton
+import triton.language as tl
+
+FACTOR = tl.constexpr(3)
+
+@triton.jit
+def innermost(x):
+    return x * FACTOR
+
+@triton.jit
+def inner(x):
+    return innermost(x) + 1
+
+@triton.jit
+def first(pointer):
+    tl.store(pointer, inner(tl.load(pointer)))
+
+@triton.jit
+def second(pointer):
+    tl.store(pointer, inner(tl.load(pointer)) + innermost(2))
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "_keyed", {})
+    file = tmp_path / "some_kernels.py"
+    file.write_text(SOURCE)
+
+    def load():
+        spec = importlib.util.spec_from_file_location("some_kernels", file)
+        found = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+        return found
+
+    return load
+
+
+@pytest.mark.parametrize("names", [("first", "second"), ("second", "first"), ("inner", "second", "first")])
+def test_the_order_of_kernels_does_not_matter(module, names):
+    def keys(names):
+        found = module()
+        stable = {name: with_stable_key(getattr(found, name)).cache_key for name in names}
+        return stable["first"], stable["second"]
+
+    assert keys(names) == keys(("innermost", "inner", "first", "second"))
+
+
+def test_the_keys_of_called_functions_come_first(module, monkeypatch):
+    order, original = [], JITFunction.cache_key
+
+    def recorded(function):
+        if function.hash is None:
+            order.append(function.__name__)
+        return original.fget(function)
+
+    monkeypatch.setattr(JITFunction, "cache_key", property(recorded))
+    kernel = module().second
+    assert with_stable_key(kernel) is kernel
+    assert order == ["innermost", "inner", "second"]
+
+
+def test_what_has_no_key_stays_as_it_is():
+    def interpreted(pointer):
+        pass
+
+    assert with_stable_key(interpreted) is interpreted

@@ -1,4 +1,4 @@
-"""The Triton operators under PyTorch's machinery, except its compilers. On the CPU they call torch's softmax."""
+"""The operators on the CPU, and raw kernels as functions for torch.compile."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from operators import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, Wrapped, both, each, run_and_differentiate
 from sampled import sampled
-from softbench.kernels.triton import generic, operator
+from softbench.kernels.triton import generic, operator, traceable
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 
@@ -142,3 +143,64 @@ def test_tensor_subclasses_see_the_operators(pair):
     assert torch.allclose(dx.inner, expected[1], atol=1e-6)
     compiled = torch.compile(lambda x: forward(x, -1), fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(Wrapped(x)).inner, expected[0])
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """`graphs(function, tensors)`: what Dynamo makes of a function on fake tensors. It does not run the kernels.
+
+    Without a GPU, Dynamo looks for kernels only if it believes that there is one.
+    """
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: True)
+
+    def made(function, *tensors):
+        nodes = []
+
+        def backend(graph, _):
+            nodes.extend(node for node in graph.graph.nodes if node.op == "call_function")
+            return graph.forward
+
+        torch.compile(function, fullgraph=True, dynamic=False, backend=backend)(*tensors)
+        return nodes
+
+    return made
+
+
+def launch_in(nodes):
+    """The kernel, grid and warps of the only launch among nodes of a graph."""
+    (launch,) = [node for node in nodes if "triton_kernel_wrapper" in str(node.target)]
+    ((grid, *_),) = launch.kwargs["grid"]
+    constants = kernel_side_table.get_constant_args(launch.kwargs["constant_args_idx"])
+    kernel = kernel_side_table.get_kernel(launch.kwargs["kernel_idx"])
+    (config,) = kernel.configs if hasattr(kernel, "configs") else (None,)
+    return getattr(kernel, "fn", kernel).__name__, grid, config.num_warps if config else constants["num_warps"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dynamo_takes_the_launches_that_compilers_trace(graphs, dtype):
+    from softbench.kernels.triton import user_defined
+
+    with FakeTensorMode():
+        for N in (300, 781, 1000, 1024, 4096, 9216):
+            x = torch.empty(37, N, dtype=dtype, device="cuda")
+            for function, given in ((user_defined.forward, (x,)), (user_defined.backward, (x, x))):
+                nodes = graphs(function, *given)
+                if N * x.element_size() * len(given) > traceable.LONG_ROW:
+                    assert not [node for node in nodes if "triton_kernel_wrapper" in str(node.target)]
+                    continue
+                kernel, programs, warps = launch_in(nodes)
+                how = traceable.launch_of((*given, x), False)
+                kind = "" if len(given) == 1 else "gradient_" if how.tier == "tile" else ""
+                expected = {"rows": "forward" if len(given) == 1 else "backward", "tile": f"{kind}tile"}[how.tier]
+                assert (kernel, programs, warps) == (f"{expected}_traceable", how.programs, how.num_warps)
+
+
+def test_rows_for_several_programs_call_an_operator_on_rows(graphs):
+    from softbench.kernels.triton import user_defined
+
+    with FakeTensorMode():
+        x, y = torch.empty(3, 9217, device="cuda"), torch.empty(3, 4609, device="cuda")
+        assert torch.ops.softbench.triton_softmax_rows.default in [node.target for node in graphs(user_defined.forward, x)]
+        backward = torch.ops.softbench.triton_softmax_rows_backward.default
+        assert backward in [node.target for node in graphs(user_defined.backward, y, y)]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from sampled import sampled
-from softbench.kernels.triton import causal_rows, scores
+from softbench.kernels.triton import causal_rows, masked_softmax as scores
 
 CHECKED = """
 import torch
@@ -90,7 +90,7 @@ def test_results_and_gradients_are_those_of_torch(run_interpreted):
 
 CAUSAL = """
 import math, torch
-from softbench.kernels.triton import causal_rows, scores
+from softbench.kernels.triton import causal_rows, masked_softmax as scores
 from softbench.kernels.triton.causal_rows import backward_causal, causal_plan, forward_causal
 from softbench.kernels.triton.masked_softmax import masked_softmax
 torch.manual_seed(0)
@@ -152,7 +152,7 @@ import json, re, subprocess, tempfile, triton
 from pathlib import Path
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from softbench.kernels.triton import causal_rows, scores
+from softbench.kernels.triton import causal_rows, masked_softmax as scores
 
 def code(kernel, constants, N, reads):
     shape = scores.shape_of(N, reads)

@@ -13,11 +13,12 @@ import torch
 from operators import OF_FUNCTION, PAIRS, both, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.triton import (
+    dispatch,
     generic,
     operator,
+    row_operators,
     traceable,
     traceable_passes,
-    traceable_plans as plans,
     traceable_rows,
     traceable_split,
     traceable_staged,
@@ -153,7 +154,7 @@ def test_a_package_has_two_passes_for_few_rows(hopper, packaging, name, N, dtype
 def test_rows_of_a_package_for_any_count_start_together():
     H200 = Problem(False, 128, 262_144, 2, 16, True, 132, True, 2500.0, True)
     for M, together in ((128, False), (ShapeEnv().create_unbacked_symint(), True)):
-        how = traceable._shared_launch(H200, plans.shared_plan(H200), (32_768, 32_768), (M, 32_768), False)
+        how = traceable._shared_launch(H200, traceable.shared_plan(H200), (32_768, 32_768), (M, 32_768), False)
         assert (how.arguments[5:7] == (0, 0)) == together
 
 
@@ -164,15 +165,15 @@ def test_a_package_has_one_program_for_a_middling_row(hopper, packaging):
 @pytest.mark.parametrize("name", OF_FUNCTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_beyond_36_kib_call_an_operator_on_rows(name, dtype):
-    (forward, backward), rows = OF_FUNCTION[name]["triton_op"], operator.SOFTMAX if name == "softmax" else operator.LOG_SOFTMAX
+    (forward, backward), rows = OF_FUNCTION[name]["triton_op"], row_operators.operators(getattr(dispatch, name))
     longest = traceable.LONG_ROW // dtype.itemsize
     for M in (1, 4096):
         graph, launches = graph_of(lambda x: forward(x, -1), (M, longest + 1), dtype=dtype)
         assert not launches
-        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows.operators("_rows")[0]]
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows[0]]
         graph, launches = graph_of(lambda dy, y: backward(dy, y, -1), (M, longest), (M, longest), dtype=dtype)
         assert not launches
-        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows.operators("_rows")[1]]
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows[1]]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_plans_that_compilers_launch_need_no_option_but_the_warps():
             aligned = math.gcd(16, N * size) if alignment == 16 else alignment
             problem = Problem(backward, 4096, N, size, aligned, True, 132, True, hopper=True)
             for device in ("", "NVIDIA H200"):
-                plan = plans.plan_for(problem, device)
+                plan = traceable.plan_for(problem, device)
                 tiers[plan.tier] += 1
                 assert plan.registers is None
                 assert plan.tier in ("rows", "tile", "loop")

@@ -4,7 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 
-from softbench.kernels.triton import traceable_plans as plans
+from softbench.kernels.triton import traceable
 from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
 
 COLUMNS = (9217, 20_000, 32_768, 50_257, 131_073, 262_144, 1 << 20, 1 << 22, 1 << 23)
@@ -18,11 +18,11 @@ def problems():
 def test_parts_cover_a_row_and_fit_registers():
     seen = set()
     for problem in problems():
-        if (plan := plans.shared_plan(problem)) is not None:
+        if (plan := traceable.shared_plan(problem)) is not None:
             seen.add((plan.tier, problem.backward))
             chunk = chunk_of(problem, plan)
             assert plan.split_ctas >= 2
-            of_split = plans.SPLIT_TILES[problem.backward]
+            of_split = traceable.SPLIT_TILES[problem.backward]
             most = (of_split[1] if plan.base_alignment else max(of_split)) if plan.tier == "split" else 8 // problem.reads
             assert plan.tiles <= most
             assert plan.threads == 32 * plan.warps
@@ -34,33 +34,33 @@ def test_parts_cover_a_row_and_fit_registers():
 def test_programs_of_a_split_row_all_run_at_once():
     """An SM holds three programs of 128 threads, which have at most 168 registers each."""
     for problem in problems():
-        if (plan := plans.shared_plan(problem)) is not None and plan.tier == "split":
+        if (plan := traceable.shared_plan(problem)) is not None and plan.tier == "split":
             assert plan.threads == 128
             assert plan.split_ctas <= min(problem.sms * 3, 256)
 
 
 def test_few_rows_occupy_the_whole_device():
     for M, N in itertools.product((1, 8, 64), (32_768, 128_256)):
-        plan = plans.shared_plan(Problem(False, M, N, 2, 16, True, 132, True))
-        assert plan.tier == ("passes" if M * N * 2 <= plans.PASS_BYTES else "split")
+        plan = traceable.shared_plan(Problem(False, M, N, 2, 16, True, 132, True))
+        assert plan.tier == ("passes" if M * N * 2 <= traceable.PASS_BYTES else "split")
         assert plan.split_ctas * M >= min(132, M * N // 1024)
 
 
 def test_rows_are_shared_as_their_bytes_demand():
     for problem in problems():
         row = problem.N * problem.element_size * problem.reads
-        short = row <= plans.LONG_ROW or (row <= plans.PROGRAM_ROW[problem.element_size] and problem.sms < problem.M)
-        plan = plans.shared_plan(problem)
+        short = row <= traceable.LONG_ROW or (row <= traceable.PROGRAM_ROW[problem.element_size] and problem.sms < problem.M)
+        plan = traceable.shared_plan(problem)
         assert (plan is None) == short, problem
         programs = min(problem.sms * 3, 256)
-        if row * problem.M <= plans.PASS_BYTES or row > programs * (44 << 10):
+        if row * problem.M <= traceable.PASS_BYTES or row > programs * (44 << 10):
             assert short or plan.tier == "passes" or (not problem.backward and problem.alignment == 16 and row <= programs * (48 << 10))
         elif row <= programs * (40 << 10) - 256:
             assert short or plan.tier == "split"
-    assert plans.shared_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
-    assert plans.shared_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
+    assert traceable.shared_plan(Problem(False, 1, 1 << 20, 4, 16, False, 132, True)) is None  # operands with unlike alignments
+    assert traceable.shared_plan(Problem(False, 1, 1 << 20, 8, 16, False, 132, True)) is None
     for N, shared in ((2**31 - 2**14, True), (2**31 - 2**14 + 1, False), (2**31 + 4096, False), (2**32, False)):
-        assert (plans.shared_plan(Problem(False, 1, N, 2, 2, True, 132, True)) is not None) == shared
+        assert (traceable.shared_plan(Problem(False, 1, N, 2, 2, True, 132, True)) is not None) == shared
 
 
 def test_parts_of_long_rows_depend_on_bytes_and_programs():
@@ -82,7 +82,7 @@ def test_parts_of_long_rows_depend_on_bytes_and_programs():
         ((16, 1 << 22, 2), (24, 171)),
     )
     for (M, N, size), expected in forwards:
-        plan = plans.shared_plan(Problem(False, M, N, size, 16, True, 132, True))
+        plan = traceable.shared_plan(Problem(False, M, N, size, 16, True, 132, True))
         assert (plan.tier, plan.tiles, plan.split_ctas) == ("split", *expected), (M, N)
 
 
@@ -94,13 +94,13 @@ def test_unaligned_rows_and_gradients_have_parts_of_their_own():
         (Problem(True, 16, 1 << 19, 2, 16, True, 132, True), (10, 52)),
         (Problem(True, 16, 1 << 19, 2, 2, True, 132, True), (10, 52)),
     ):
-        plan = plans.shared_plan(problem)
+        plan = traceable.shared_plan(problem)
         assert (plan.tier, plan.tiles, plan.split_ctas) == ("split", *expected), problem
 
 
 def test_few_processors_keep_rows_in_one_kernel():
     """With 4 SMs, 12 programs run at once: 17 parts of 8 tiles would not."""
-    plan = plans.shared_plan(Problem(False, 64, 66_000, 4, 16, True, 4, True))
+    plan = traceable.shared_plan(Problem(False, 64, 66_000, 4, 16, True, 4, True))
     assert (plan.tier, plan.split_ctas) == ("split", 9)
 
 
@@ -108,7 +108,7 @@ def test_rows_that_a_package_shares_start_apart():
     H200 = Problem(False, 128, 262_144, 2, 16, True, 132, True, 2500.0, True)
 
     def start(problem):
-        return plans.split_stagger(problem, plans.shared_plan(problem))
+        return traceable.split_stagger(problem, traceable.shared_plan(problem))
 
     row = 2 * 262_144 / 2500
     assert start(H200) == (5 * 132 // 16, int(row * 4 / 3))
@@ -127,11 +127,11 @@ def test_rows_that_a_package_shares_start_apart():
 def test_no_lane_has_parts_of_two_short_rows():
     for N, backward in itertools.product((36, 60, 77, 100, 197, 230, 333), (False, True)):
         problem = Problem(backward, 262_144, N, 2, math.gcd(16, 2 * N), True, 132, True, 2500.0, True)
-        plan = plans.plan_for(problem, "NVIDIA H200")
+        plan = traceable.plan_for(problem, "NVIDIA H200")
         assert plan.tier == "rows"
         assert plan.threads > 32 or plan.rows * plan.threads <= 32 * plan.warps
         assert plan.warps <= 8
-    fewer = plans.plan_for(Problem(False, 262_144, 36, 2, 8, True, 132, True, 2500.0, True), "NVIDIA H200")
+    fewer = traceable.plan_for(Problem(False, 262_144, 36, 2, 8, True, 132, True, 2500.0, True), "NVIDIA H200")
     assert (fewer.threads, fewer.rows, fewer.warps) == (2, 16, 1)  # 32 rows a program by rule
-    more = plans.plan_for(Problem(False, 262_144, 230, 2, 4, True, 132, True, 2500.0, True), "NVIDIA H200")
+    more = traceable.plan_for(Problem(False, 262_144, 230, 2, 4, True, 132, True, 2500.0, True), "NVIDIA H200")
     assert (more.threads, more.rows, more.warps) == (16, 4, 2)  # one warp by rule: two rows would be less than 2 KiB

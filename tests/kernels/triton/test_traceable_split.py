@@ -10,7 +10,7 @@ import pytest
 import torch
 import triton
 from sampled import sampled, with_dtypes
-from softbench.kernels.triton import generic, traceable, traceable_plans as plans, traceable_split
+from softbench.kernels.triton import generic, traceable, traceable_split
 from softbench.kernels.triton.launch_plan import Problem
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
@@ -100,17 +100,17 @@ def test_rows_wait_before_their_loads_and_the_device_holds_them(M, N, reads, tmp
         for option in ("--dump-resource-usage", "--dump-sass")
     ]
     problem = Problem(reads == 2, M, N, 2, math.gcd(16, 2 * N), True, 132, True)
-    plan = plans.shared_plan(problem)
+    plan = traceable.shared_plan(problem)
     assert plan.tiles == how.arguments[reads + 6]
-    counted = plans.split_registers(problem, plan)
+    counted = traceable.split_registers(problem, plan)
     assert 65_536 // (128 * int(re.search(r"REG:(\d+)", told[0])[1])) == 65_536 // (128 * counted)
     assert 0 < told[1].index("SR_CLOCK") < told[1].index("LDG")
 
 
 EXCHANGE = """
 import torch
-from softbench.kernels.triton import traceable, traceable_plans, traceable_split as split
-traceable_plans.PASS_BYTES = 0
+from softbench.kernels.triton import traceable, traceable_split as split
+traceable.PASS_BYTES = 0
 torch.manual_seed(0)
 x, dy = torch.randn(2, 1, 40000)
 y = torch.softmax(x, -1)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from overridden import OPERATORS, on_the_cpu, other_override
-from softbench.kernels.common.override import use
+from softbench.kernels.automatic.override import use
 
 from softbench.worker import machine_probe
 from softbench.worker.guarding import overrides

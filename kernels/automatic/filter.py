@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from .cuda_toolkit import cache_folder
+from ..common.cuda_toolkit import cache_folder
 
 SOURCE = Path(__file__).with_name("filter.cpp")
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-Wno-deprecated-declarations")  # std::atomic_load of a shared_ptr is deprecated

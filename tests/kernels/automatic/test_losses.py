@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from softbench.kernels.common import losses
+from softbench.kernels.automatic import losses
 from torch.library import opcheck
 from torch.nn import functional
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from sampled import sampled
-from softbench.kernels.common import scores
+from softbench.kernels.automatic import masked_softmax as scores
 from softbench.kernels.common.masked_softmax import MaskedSoftmax
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
@@ -261,9 +261,9 @@ def test_kernels_get_what_a_call_has(monkeypatch):
 
 INTERPRETED = """
 import math, torch
-from softbench.kernels.common import scores
-from softbench.kernels.common.choices import Choice
-from softbench.kernels.common.scores import masked_softmax
+from softbench.kernels.automatic import masked_softmax as scores
+from softbench.kernels.automatic.choice import Choice
+from softbench.kernels.automatic.masked_softmax import masked_softmax
 from torch.library import opcheck
 fallback = scores.choice
 torch.manual_seed(0)

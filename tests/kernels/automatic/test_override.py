@@ -2,7 +2,6 @@
 
 import importlib
 import threading
-import warnings
 from pathlib import Path
 
 import overridden
@@ -12,9 +11,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from overridden import WAYS, agrees_on_torchs_samples, on_the_cpu, registered
 from sampled import sampled
-from softbench.kernels.common import filter as filters, override
-from softbench.kernels.common.automatic import Choice
-from softbench.kernels.common.override import BACKWARD, FORWARD, OVERRIDES, Least, use
+from softbench.kernels.automatic import filter as filters, override
+from softbench.kernels.automatic.choice import Choice
+from softbench.kernels.automatic.override import BACKWARD, FORWARD, OVERRIDES, Least, use
 
 import softbench
 
@@ -228,29 +227,6 @@ def test_threads_enter_and_leave_while_others_compute(calls):
         thread.join()
     assert errors == []
     assert len(calls) >= 300
-
-
-def test_a_function_is_overridden_as_a_whole(calls, monkeypatch):
-    whole = []
-
-    def ours(x, target, *others):
-        whole.append(x.shape)
-        return -torch.log_softmax(x, -1).gather(1, target[:, None]).mean() * 1
-
-    monkeypatch.setattr(override, "WHOLE", (override.Whole("cross_entropy_loss", ours, lambda x, *others: x.shape[0] > 2),))
-    x, target = torch.randn(4, 6, requires_grad=True), torch.tensor([0, 1, 2, 3])
-    expected = torch.autograd.grad(F.cross_entropy(x, target), x)
-    with use():
-        found = torch.autograd.grad(F.cross_entropy(x, target), x)
-        with warnings.catch_warnings(action="error"):  # torch would warn if its own function had lost its gradient
-            F.cross_entropy(x[:2], target[:2]).backward()
-        with torch.inference_mode():
-            F.cross_entropy(torch.randn(3, 6), target[:3])
-            F.cross_entropy(torch.randn(2, 6), target[:2])
-    torch.testing.assert_close(found, expected)
-    F.cross_entropy(x, target)
-    assert whole == [(4, 6), (3, 6)]
-    assert len(calls) == 6
 
 
 def test_another_override_is_called_and_stays(calls):

@@ -1,8 +1,12 @@
-"""What a new process imports, in the order of use: each stage takes only what it needs."""
+"""Imports, first use and annotations of all kernels."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 STAGES = """
 import sys
@@ -35,3 +39,21 @@ def test_each_stage_imports_what_it_needs_and_builds_nothing(tmp_path):
     given = {**os.environ, "PATH": "/nonexistent", "SOFTBENCH_CACHE": str(cache), "TRITON_INTERPRET": "1"}
     subprocess.run([sys.executable, "-c", STAGES], check=True, env=given)
     assert not cache.exists()
+
+
+KERNELS = Path(__file__).parents[2] / "kernels"
+
+
+def is_kernel(function: ast.FunctionDef) -> bool:
+    return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("path", sorted(KERNELS.rglob("*.py")), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_host_functions_are_annotated(path):
+    for function in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(function, ast.FunctionDef) or is_kernel(function):
+            continue
+        given = function.args
+        parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+        bare = [parameter.arg for parameter in parameters if parameter.annotation is None]
+        assert set(bare) <= {"self", "cls"} and function.returns is not None, (function.name, bare)

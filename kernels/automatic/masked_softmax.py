@@ -1,6 +1,6 @@
 """`masked_softmax` of attention scores by the fastest kernels that work here, as a differentiable PyTorch operator.
 
-`choices.py` has the rule by which the scores choose. Some calls take other kernels than the rule says:
+`choice.py` has the rule by which the scores choose. Some calls take other kernels than the rule says:
 
 - 16-bit scores with a bias of another dtype take Triton's kernels in place of CUDA's, because only Triton's read two dtypes.
 - torch computes rows of more than `most_columns` columns with a mask, causal order or sink.
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from .choices import choice
-from .masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax, check_no_gradient, no_gradient
-from .rows import DTYPES, check_no_tangent
+from ..common.masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax, check_no_gradient, no_gradient
+from ..common.rows import DTYPES, check_no_tangent
+from .choice import Calls, choice
 
 NAME = "masked_softmax"
 TWO_DTYPES = "the CUDA kernels take a bias of the scores' dtype"
@@ -81,7 +81,7 @@ def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None) -> None:
 def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = None) -> MaskedSoftmax | None:
     """Our kernels for a call, or None: torch. `special`: whether the call has a mask, causal order or sink that the kernels see."""
     two = bias not in (None, x.dtype, torch.float64) and x.dtype is not torch.float32
-    found = choice(NAME, x, TWO_DTYPES if two else "").kernels
+    found = choice(Calls(NAME, x.device, x.dtype, but=TWO_DTYPES if two else "")).kernels
     rows, columns = math.prod(x.shape[:3]), x.shape[3]
     if found == "torch" or bias is torch.float64 or not LEAST_SCALE <= scale <= MOST_SCALE or not 0 < rows <= MOST_ROWS or not columns:
         return None

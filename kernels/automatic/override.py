@@ -37,9 +37,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..common.rows import DTYPES, Launch, apply_to_rows
 from . import filter as filters
-from .automatic import which
-from .rows import DTYPES, Launch, apply_to_rows
+from .choice import which
 
 KEY = "CUDA"
 """The dispatch key of the overrides. Tests on the CPU replace it."""
@@ -80,7 +80,7 @@ class Override:
     launchers: Callable[[str], Launch]
     """Our launcher of these kernels, `cuda` or `triton`."""
     function: str
-    """The function whose kernels these are, as in `automatic`."""
+    """The function whose kernels these are, as in `choice.py`."""
     torchs: Any = None
     """torch's kernel, while the override is registered."""
     launches: dict[tuple[torch.device, torch.dtype], Launch | None] = field(default_factory=dict)
@@ -158,29 +158,6 @@ OVERRIDES = (
     Override("_log_softmax_backward_data", 2, BACKWARD, _launcher("launch_log_backward"), "log_softmax"),
 )
 """The operators of rows that `use` overrides."""
-
-
-@dataclass
-class Whole:
-    """A function of torch that is composed of operators, such as `cross_entropy_loss`, and ours, which has its own gradient."""
-
-    operator: str
-    """Its name in `aten`, with the overload's name unless that is `default`."""
-    ours: Callable[..., Tensor]
-    """Takes the same arguments by position, and is differentiable."""
-    fits: Callable[..., bool]
-    """The rule: gets the arguments. It costs a Python call, so the function should take longer than that."""
-    torchs: dict[str, Any] = field(default_factory=dict)
-    """torch's kernels by dispatch key, while the override is registered."""
-
-    def kernel(self, key: str, keys: torch._C.DispatchKeySet, *given: Any) -> Tensor:
-        """The function, for a dispatch key."""
-        result: Tensor = self.ours(*given) if self.fits(*given) else self.torchs[key].call_boxed(keys, *given)
-        return result
-
-
-WHOLE: tuple[Whole, ...] = ()
-"""The functions that `use` overrides as a whole. None is measured yet; cross_entropy runs our log_softmax."""
 
 
 @contextlib.contextmanager
@@ -262,11 +239,6 @@ def _register(devices: Sequence[int]) -> None:
             found.install(slot, f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.tensors - 1, devices, least)
             override.launch_by = functools.partial(found.launch_by, slot)
             _undo.append(functools.partial(found.remove, slot))
-    for whole in WHOLE:
-        keys = (KEY, f"Autograd{KEY}")  # inference mode has no autograd keys
-        # Both before either is replaced: with a kernel for KEY, torch would have another one for autograd.
-        whole.torchs = {key: torch.library.get_kernel(f"aten::{whole.operator}", key) for key in keys}
-        _undo.extend(_impl(whole.operator, functools.partial(whole.kernel, key), key) for key in keys)
 
 
 def _unregister() -> None:

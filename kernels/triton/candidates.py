@@ -6,12 +6,23 @@ H200 near the front. They have no other justification.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from .launch_plan import GPC_SMS, SM_REGISTERS, VECTOR_BYTES, Plan, Problem, chunk_vectors, resident_programs, vectors_in_row
-from .long_forward import PROGRAMS, fewest_programs_plan, programs_plan
+from .launch_plan import (
+    GPC_SMS,
+    SECTOR_BYTES,
+    SM_REGISTERS,
+    VECTOR_BYTES,
+    Plan,
+    Problem,
+    chunk_vectors,
+    resident_programs,
+    row_distance,
+    vectors_in_row,
+)
 
 LINE_BYTES = 128
 SHORT_ROW = 4096  # bytes: up to here several rows share a program, or a row has fewer than 4 warps
@@ -24,8 +35,22 @@ NARROW_ROW = 512  # bytes of a 16-bit row: longer ones that start at words have 
 LARGE_TILES = 8 << 20  # bytes: from here on, tiles of rows of at most 64 bytes have more than a vector a thread.
 IN_FLIGHT = 104 * 1024  # bytes of rows that an SM wants to have in flight while clusters exchange
 MAX_SPLIT_CTAS = 512
-
-
+STAGED_ROW = 1024  # bytes of a row, at most
+SMALL_STAGED = 8 << 20  # bytes of all inputs: launches with fewer are small.
+SMALL_ROW = 256  # bytes: longer rows are not in this tier in small launches.
+# The fewest bytes of all inputs for rows of at most SMALL_ROW: if they start at multiples of 4 bytes, and if they do not.
+LEAST_STAGED, LEAST_STAGED_HALF_WORDS = 5 << 19, 1 << 18
+BLOCKS, SMALL_BLOCKS = 8, 15  # The fewest blocks of an SM, in a launch that is not small and in a small one.
+MANY_BLOCKS = 16  # A block grows, for whole sectors or for rows further apart, only while an SM has so many.
+BLOCK_BYTES = 8192  # of a block of rows, in all inputs
+MAX_BLOCK_BYTES = 24 * 1024
+APART_BYTES = 17 * 1024  # in all inputs: up to here a block is larger for the rows of a warp to be further apart.
+LONG_PROGRAMS = 4
+"""Programs that an SM holds."""
+LONG_TILES, LONG_SMEM_TILES, LONG_THREADS = 8, 11, 256
+"""The most tiles of a program in registers and in shared memory, and its threads."""
+Layout = tuple[int, int, int]
+"""Words of a vector, its elements, and the bytes of the boundary from which a row's vectors are counted."""
 Scored = tuple[float, Plan]
 
 
@@ -183,7 +208,7 @@ def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, bas
         ctas = min(max(math.ceil(vectors / (128 * 16)), 5 * problem.sms // problem.M), MAX_SPLIT_CTAS)
         return Plan("split", math.ceil(chunk_vectors(vectors, ctas) / 128), 128, *layout, 4, 96, split_ctas=ctas)
     if bytes_per_sm > 128 * 1024:
-        fewest, most = fewest_programs_plan(problem, layout, vectors), min(MAX_SPLIT_CTAS, PROGRAMS * problem.sms)
+        fewest, most = fewest_programs_plan(problem, layout, vectors), min(MAX_SPLIT_CTAS, LONG_PROGRAMS * problem.sms)
         return fewest if fewest.split_ctas <= most else programs_plan(problem, layout, vectors, most)
     one, two = (32, 128) if problem.M == 1 else (16, 64) if problem.M < 8 else (16, 32)  # KiB an SM
     programs = 1 if bytes_per_sm <= one * 1024 else 2 if bytes_per_sm <= two * 1024 else 4
@@ -192,6 +217,24 @@ def _likely_split_plan(problem: Problem, vectors: int, vector_elements: int, bas
     tiles = math.ceil(chunk_vectors(vectors, ctas) / threads)
     registers = _idle_registers(problem, threads, _register_limits(problem, tiles, threads, 8)[0], ctas)
     return Plan("split", tiles, threads, *layout, threads // 32, registers, split_ctas=ctas)
+
+
+def register_tiles(problem: Problem) -> int:
+    """The most tiles of a program in registers. With 8, ptxas spills 8 bytes of float32 rows for sm_100."""
+    return LONG_TILES - (not problem.hopper and problem.element_size == 4)
+
+
+def fewest_programs_plan(problem: Problem, layout: Layout, vectors: int) -> Plan:
+    """The plan with the fewest programs that hold a row of so many vectors."""
+    capacity = LONG_THREADS * (register_tiles(problem) + LONG_SMEM_TILES)
+    return programs_plan(problem, layout, vectors, math.ceil(vectors / capacity))
+
+
+def programs_plan(problem: Problem, layout: Layout, vectors: int, ctas: int) -> Plan:
+    """The plan with `ctas` programs for a row. What they cannot hold, they read twice."""
+    tiles, most = math.ceil(chunk_vectors(vectors, ctas) / LONG_THREADS), register_tiles(problem)
+    in_smem = min(LONG_SMEM_TILES, max(0, tiles - most))
+    return Plan("split", min(most, tiles), LONG_THREADS, *layout, LONG_THREADS // 32, 64, split_ctas=ctas, smem_tiles=in_smem)
 
 
 def _idle_registers(problem: Problem, threads: int, registers: int | None, ctas: int) -> int | None:
@@ -217,6 +260,82 @@ def _split_programs(problem: Problem) -> list[tuple[int, int, int, int]]:
         (512, 8, 5, 64), (256, 16, 0, 80), (256, 8, 0, 56), (512, 4, 0, 40), (512, 2, 0, 32), (1024, 4, 0, 32), (1024, 2, 0, 32),
         (256, 4, 0, 40), (512, 8, 0, 64), (256, 2, 0, 40), (128, 16, 0, 96), (128, 12, 10, 80),
     ]  # fmt: skip
+
+
+def staged_plans(problem: Problem) -> Iterator[Plan]:
+    """Plans for rows of at most STAGED_ROW bytes back to back, which no 16-byte vector can move row by row.
+
+    A power of two of lanes shares a row, with about ten elements each: the reduction over lanes then costs less than the elements do. A
+    block has about BLOCK_BYTES, or less so that each SM has several: `_most_bytes`.
+    """
+    row = problem.N * problem.element_size
+    if not _can_be_staged(problem) or row > STAGED_ROW:
+        return
+    elements = 2 if problem.element_size == 2 and problem.alignment >= 4 else 1
+    units = problem.N // elements
+    scored: list[Scored] = []
+    for lanes in (1, 2, 4, 8, 16, 32):
+        each = math.ceil(units / lanes)
+        if each * elements * problem.reads > 40 or (each < 3 and lanes > 1):
+            continue
+        for warps, size in itertools.product((4, 2), (BLOCK_BYTES, 2 * BLOCK_BYTES)):
+            plan = Plan("staged", each, lanes, elements * problem.element_size // 4, elements, 0, warps)
+            rows = _staged_rows(problem, plan, min(size // problem.reads, _most_bytes(problem)))
+            if rows * row * problem.reads > MAX_BLOCK_BYTES:
+                continue
+            score = each * lanes / units - 1 + relative_distance(each * elements, 10) / 2
+            scored.append((score + 0.1 * (warps == 2) + 0.2 * (size > BLOCK_BYTES), replace(plan, rows=rows)))
+    yield from best(scored, 8)
+
+
+def _can_be_staged(problem: Problem) -> bool:
+    """Whether the rows lie back to back, no 16-byte vector moves them row by row, and the launch is large."""
+    least = LEAST_STAGED if problem.alignment > 2 else LEAST_STAGED_HALF_WORDS
+    short = problem.N * problem.element_size <= SMALL_ROW
+    large = problem.input_bytes >= (least if short else SMALL_STAGED)
+    return problem.contiguous and problem.alignment < VECTOR_BYTES and large
+
+
+def _most_bytes(problem: Problem) -> int:
+    """Bytes of a block in each input, with which each SM has BLOCKS or SMALL_BLOCKS."""
+    blocks = SMALL_BLOCKS if problem.input_bytes < SMALL_STAGED else BLOCKS
+    return problem.M * problem.N * problem.element_size // (blocks * problem.sms)
+
+
+def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
+    """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`.
+
+    A block is whole sectors, since two SMs would write a shared one. It is only whole vectors if blocks of whole sectors
+    would be too large or too few.
+    """
+    row = problem.N * problem.element_size
+    grown = problem.M * row // (MANY_BLOCKS * problem.sms)  # bytes in each input that a block may grow to
+    rows_of_pass = 32 * plan.warps // plan.threads
+    unit = math.lcm(rows_of_pass, SECTOR_BYTES // math.gcd(SECTOR_BYTES, row))
+    if unit * row > min(grown, MAX_BLOCK_BYTES // problem.reads):
+        unit = math.lcm(rows_of_pass, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
+    rows = max(1, size // row // unit) * unit
+    if plan.vector_elements * problem.element_size > 2:
+        return rows
+    most = min(APART_BYTES // problem.reads, grown) // row
+    return min(range(rows, max(rows, most) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
+
+
+def fit_staged(problem: Problem, plan: Plan) -> Plan | None:
+    """A table's staged plan with the numbers of this problem, or None if it does not fit.
+
+    Its blocks have BLOCK_BYTES or twice as many in all inputs, whichever is nearer to the table's plan. In launches of few bytes they have
+    less: `_most_bytes`.
+    """
+    if not _can_be_staged(problem) or (plan.vector_elements == 2 and problem.alignment < 4):
+        return None
+    row = problem.N * problem.element_size
+    each = math.ceil(problem.N / plan.vector_elements / plan.threads)
+    measured = plan.rows * plan.tiles * plan.threads * plan.vector_elements / problem.N  # rows of this length in the table's block
+    sizes = {min(size // problem.reads, _most_bytes(problem)) for size in (BLOCK_BYTES, 2 * BLOCK_BYTES)}
+    rows = min((_staged_rows(problem, plan, size) for size in sizes), key=lambda rows: abs(math.log(rows / measured)))
+    fits = rows * row * problem.reads <= MAX_BLOCK_BYTES and each <= 1.5 * plan.tiles + 1
+    return replace(plan, tiles=each, rows=rows) if fits else None
 
 
 def vector_layouts(problem: Problem) -> list[tuple[int, int, int]]:

@@ -1,0 +1,6 @@
+"""The functions of `softbench.kernels`: each call is run by the fastest kernels that work here. It may import all other kernels.
+
+- `choice.py`: the rule; `which` says what it decides and why, and `build` builds the CUDA kernels.
+- `softmax.py`: `softmax` and `log_softmax`. `losses.py`: `cross_entropy` and `logprob`. `masked_softmax.py`: softmax of attention scores.
+- `override.py`: `use` and `enable`, by which torch's own functions run these kernels; `filter.py` and `filter.cpp`: its rule in C++.
+"""

@@ -1,0 +1,171 @@
+"""Which kernels run the functions of `softbench.kernels`, by a rule.
+
+The rule, for each class of calls (`Calls`):
+
+1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16, or `dim` is not the last. In the last case our kernels
+   would copy x and the result, three times the bytes, because they read rows of adjacent elements.
+2. The CUDA kernels, where their library is built. Nothing is built in a call: `build()` builds.
+3. The Triton kernels, where Triton can compile. They are compiled at their first call.
+4. torch.
+
+A class is decided at its first call and not again in this process, unless `build()` adds a library.
+
+Source of the order: results/h200/frontier.csv. In each of its 109 cells the CUDA and the Triton kernels take less device time than torch.
+CUDA and Triton have the same device time in the median. CUDA is first, because one library serves every shape.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..common.cuda_toolkit import nvcc
+from ..common.rows import DTYPES
+
+SUBJECTS = {
+    **{"softmax": "x is", "log_softmax": "x is"},
+    **{"cross_entropy": "the logits are", "logprob": "the logits are", "masked_softmax": "the scores are"},
+}
+"""The functions, and how a reason calls their first argument."""
+OF_ROWS = ("softmax", "log_softmax")
+"""The functions with arguments `dim` and `dtype`, where `dtype` is that of the result. Their Triton kernels run on AMD's GPUs too."""
+LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
+"""The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""
+FORGETS: list[Callable[[], None]] = []
+"""What `build` calls so that this process decides anew."""
+
+
+class Choice(NamedTuple):
+    """What runs a call, and why."""
+
+    kernels: str
+    """`cuda`, `triton` or `torch`."""
+    why: str
+    """The reason, with what would let a faster one run."""
+
+    def __str__(self) -> str:
+        return f"{self.kernels}: {self.why}"
+
+
+class Calls(NamedTuple):
+    """A class of calls, which have one decision."""
+
+    function: str
+    device: torch.device
+    dtype: torch.dtype
+    result: torch.dtype | None = None
+    """The dtype of the result; None: that of x."""
+    last: bool = True
+    """Whether `dim` is the last dimension."""
+    but: str = ""
+    """Why the CUDA kernels do not take these calls; empty if they do."""
+
+
+_choices: dict[Calls, Choice] = {}
+FORGETS.append(_choices.clear)
+
+
+def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, function: str = "softmax") -> Choice:
+    """What a function of `softbench.kernels` runs for x in this process, and why. It computes nothing.
+
+    Raises:
+        ValueError: there is no such function.
+    """
+    if function not in SUBJECTS:
+        raise ValueError(f"function {function!r}: must be one of {', '.join(SUBJECTS)}")
+    if function in OF_ROWS:
+        return choice(Calls(function, x.device, x.dtype, dtype, is_last(x, dim)))
+    converted = function == "masked_softmax" and dtype is not None
+    return choice(Calls(function, x.device, dtype if converted and dtype is not None else x.dtype))
+
+
+def is_last(x: Tensor, dim: int) -> bool:
+    """Whether `dim` is the last dimension of x."""
+    return dim == -1 or dim == x.dim() - 1
+
+
+def choice(calls: Calls) -> Choice:
+    """The decision on a class of calls."""
+    if calls not in _choices:
+        _choices[calls] = choose(calls)
+    return _choices[calls]
+
+
+def choose(calls: Calls) -> Choice:
+    """The rule of this module."""
+    function, device, dtype, result, last, but = calls
+    subject, of_rows = SUBJECTS[function], function in OF_ROWS
+    if device.type != "cuda":
+        return Choice("torch", f"{subject} on {device.type}, and our kernels run on CUDA GPUs")
+    if dtype not in DTYPES:
+        return Choice("torch", f"{subject} {dtype}, and our kernels take float32, float16 and bfloat16")
+    if not last:
+        return Choice("torch", "dim is not the last, so our kernels would copy x and the result")
+    if result not in (None, dtype) and not (result is torch.float32 and dtype in DTYPES[1:]):
+        return Choice("torch", f"the result of {dtype} as {result} needs a cast")
+    lacks_cuda = but or next(filter(None, (without_cuda(device, library) for library in LIBRARIES.get(function, (function,)))), "")
+    if not lacks_cuda:
+        return Choice("cuda", "the CUDA kernels are built")
+    if result not in (None, dtype):
+        return Choice("torch", f"{lacks_cuda}; the Triton operator has results of x's dtype only")
+    lacks_triton = "the Triton kernels contain PTX" if torch.version.hip is not None and not of_rows else without_triton()
+    return Choice("torch", f"{lacks_cuda}; {lacks_triton}") if lacks_triton else Choice("triton", lacks_cuda)
+
+
+def without_cuda(device: torch.device, library: str) -> str:
+    """Why the CUDA kernels of a library cannot run on this device without a build; empty if they can."""
+    if torch.version.hip is not None:
+        return "the CUDA kernels need an NVIDIA GPU"
+    if nvcc() is None:
+        return "the CUDA kernels need nvcc"
+    from ..cuda import build as cuda
+
+    architecture = cuda.architecture_of(torch.cuda.get_device_capability(device))
+    if cuda.built(architecture, library) is None:
+        return f"the CUDA kernels are not built for {architecture}: softbench.kernels.build()"
+    return ""
+
+
+def without_triton() -> str:
+    """Why Triton cannot compile here; empty if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    compilers = [os.environ.get("CC", "").partition(" ")[0], "gcc", "clang", "cc"]
+    if not any(name and shutil.which(name) for name in compilers):
+        return "Triton needs a C compiler"
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+        return "Triton needs the headers of Python"
+    return "TRITON_INTERPRET=1 is set" if os.environ.get("TRITON_INTERPRET") == "1" else ""
+
+
+def build() -> list[Path]:
+    """Build the CUDA kernels for every GPU that this process sees, and let later calls take them. Built once, they serve all processes.
+
+    As many are built at once as there are processors.
+
+    Returns the libraries, which are cached in `$SOFTBENCH_CACHE` or the user's cache folder.
+
+    Raises:
+        RuntimeError: there is no GPU.
+        BuildError: there is no nvcc, or it failed.
+    """
+    from ..cuda import build as cuda
+
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        raise RuntimeError("softbench.kernels.build: no CUDA GPU here, so there is nothing to build")
+    architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
+    wanted = [(architecture, name) for architecture in sorted(architectures) for name in cuda.ALL]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of nvcc
+        libraries = list(pool.map(lambda one: cuda.build(*one), wanted))
+    for forget in FORGETS:
+        forget()
+    return libraries

@@ -1,0 +1,194 @@
+"""`cross_entropy` and `logprob` of logits by the fastest kernels that work here, as differentiable PyTorch operators.
+
+`choice.py` has the rule by which the logits choose. torch computes float64 in float64, and other dtypes in float32.
+
+The operators are `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V). torch.compile sees opaque calls.
+The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from ..common.rows import check_no_tangent
+from .choice import Calls, choice
+
+REDUCTIONS = ("mean", "sum", "none")
+LOWEST = torch.finfo(torch.float32).min
+
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """The cross entropy of logits (..., V) and class numbers `target` (...) of int64, as `torch.nn.functional.cross_entropy` has it.
+
+    - Options: z_loss adds z_loss * lse^2 to the loss of each row (PaLM, arXiv:2204.02311, section 5). With a softcap, the logits are
+      softcap * tanh(logits / softcap). 0 turns each off.
+    - Result: a number, or for reduction="none" a tensor of target's shape. It is float32, or float64 for logits in float64. Autocast
+      changes nothing. "mean" is over the rows that are not ignored.
+    - Gradients: once, with respect to the logits, whose gradient has their dtype. Kept for it are the logits and lse.
+    - Targets out of range other than ignore_index: torch raises IndexError on the CPU. On a CUDA device our kernels make the loss and the
+      gradient of the row NaN, without an error, where torch stops the device by an assertion.
+    - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Rows without adjacent elements are copied.
+
+    Raises:
+        ValueError: the shapes do not fit, or an option is out of range.
+        TypeError: target is not int64.
+        NotImplementedError: the logits have a tangent of forward mode.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
+    if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
+        raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
+    rows, classes = _rows(logits, target)
+    check_no_tangent("cross_entropy", rows)
+    loss: Tensor = _cross_entropy(rows, classes, ignore_index, label_smoothing, z_loss, softcap)[0]
+    if reduction == "none":
+        return loss.view(target.shape)
+    return loss.sum() if reduction == "sum" else loss.sum() / (classes != ignore_index).sum()
+
+
+def logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(logprob, entropy) of logits (..., V) and class numbers `target` (...) of int64, each of target's shape.
+
+    logprob is log_softmax(logits) at the target, and entropy is -sum(p log p) of the row. Both are differentiable once. No target is
+    ignored. Otherwise as `cross_entropy`, except that torch raises RuntimeError for a target out of range on the CPU.
+    """
+    rows, classes = _rows(logits, target)
+    check_no_tangent("logprob", rows)
+    found, entropy, _lse = _logprob(rows, classes)
+    return found.view(target.shape), entropy.view(target.shape)
+
+
+def _kernels(function: str, x: Tensor) -> Any:
+    """The module with our kernels of a function for x, or None: torch."""
+    found = choice(Calls(function, x.device, x.dtype)).kernels
+    return None if found == "torch" or x.shape[-1] == 0 else importlib.import_module(f"..{found}.losses", __package__)
+
+
+def _rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """(M, V) logits and (M,) targets."""
+    if logits.dim() == 0 or target.shape != logits.shape[:-1]:
+        raise ValueError(f"target is {tuple(target.shape)}; it must have the shape of the logits, {tuple(logits.shape)}, without the last")
+    if target.dtype is not torch.int64:
+        raise TypeError(f"target is {target.dtype}; it must be int64")
+    return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+def _each(x: Tensor) -> Tensor:
+    """An empty result for each row."""
+    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+
+
+@custom_op("softbench::cross_entropy", mutates_args=())
+def _cross_entropy(
+    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """(loss, lse)."""
+    if (kernels := _kernels("cross_entropy", x)) is not None:
+        loss, lse = kernels.cross_entropy_forward(
+            x, target, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
+        )
+        return loss, lse
+    z = softcap * torch.tanh(_wide(x) / softcap) if softcap else _wide(x)
+    lse = torch.logsumexp(z, dim=-1)
+    loss = torch.nn.functional.cross_entropy(
+        z, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
+    )  # fmt: skip
+    if z_loss:
+        loss = loss + torch.where(target == ignore_index, 0.0, z_loss * lse.square())
+    return loss, lse
+
+
+@custom_op("softbench::cross_entropy_backward", mutates_args=())
+def _cross_entropy_backward(
+    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
+) -> Tensor:
+    """dx, with x's dtype."""
+    if (kernels := _kernels("cross_entropy", x)) is not None:
+        dx: Tensor = kernels.cross_entropy_backward(
+            x, target, lse, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
+        )
+        return dx
+    u = torch.tanh(_wide(x) / softcap) if softcap else None
+    z = _wide(x) if u is None else softcap * u
+    dz = torch.exp(z - lse[:, None]) * (1 + 2 * z_loss * lse)[:, None] - label_smoothing / x.shape[1]
+    ignored = target == ignore_index
+    at = torch.where(ignored, 0, target)[:, None]
+    dz = dz.scatter_add(1, at, dz.new_full(at.shape, label_smoothing - 1))
+    if u is not None:
+        dz = dz * (1 - u.square())
+    return torch.where(ignored[:, None], 0.0, dz * dloss[:, None]).to(x.dtype)
+
+
+@custom_op("softbench::logprob", mutates_args=())
+def _logprob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(logprob, entropy, lse)."""
+    if (kernels := _kernels("logprob", x)) is not None:
+        found, entropy, lse = kernels.logprob_forward(x, target)
+        return found, entropy, lse
+    wide = _wide(x)
+    y = torch.log_softmax(wide, dim=-1)
+    entropy = -(torch.exp(y) * y.clamp(min=LOWEST)).sum(dim=-1)
+    return y.gather(1, target[:, None])[:, 0], entropy, torch.logsumexp(wide, dim=-1)
+
+
+@custom_op("softbench::logprob_backward", mutates_args=())
+def _logprob_backward(x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor) -> Tensor:
+    """dx, with x's dtype."""
+    if (kernels := _kernels("logprob", x)) is not None:
+        dx: Tensor = kernels.logprob_backward(x, target, lse, entropy, dlogprob, dentropy)
+        return dx
+    y = _wide(x) - lse[:, None]
+    p = torch.exp(y)
+    of_entropy = torch.where(p == 0, 0.0, p * (y + entropy[:, None])) * dentropy[:, None]
+    return (-p * dlogprob[:, None] - of_entropy).scatter_add(1, target[:, None], dlogprob[:, None]).to(x.dtype)
+
+
+@_cross_entropy.register_fake
+def _(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float) -> tuple[Tensor, Tensor]:
+    return _each(x), _each(x)
+
+
+@_logprob.register_fake
+def _(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _each(x), _each(x), _each(x)
+
+
+@_cross_entropy_backward.register_fake
+@_logprob_backward.register_fake
+def _(x: Tensor, *_others: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, target, *ctx.options = inputs
+    *_, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(x, target, *(output[1:] if len(output) == 2 else (lse, output[1])))
+
+
+def _of_loss(ctx: Any, dloss: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
+    return _cross_entropy_backward(*ctx.saved_tensors, dloss, *ctx.options), None, None, None, None, None
+
+
+def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
+    return _logprob_backward(*ctx.saved_tensors, dlogprob, dentropy), None
+
+
+_cross_entropy.register_autograd(_of_loss, setup_context=_save)
+_logprob.register_autograd(_of_logprob, setup_context=_save)
