@@ -96,7 +96,7 @@ STEPS = (
     Step("tests-tricks", 370, f"{PYTEST} gpu tests/gpu/test_judge_gpu.py -k trick"),
     Step("tests-losses", 125, f"{PYTEST} gpu -n 4 tests/gpu/test_cuda_losses_gpu.py tests/gpu/test_triton_losses_gpu.py"),
     Step("tests-operations", 180, f"{PYTEST} gpu -n 4 tests/gpu/test_operations_gpu.py tests/gpu/test_wrong_plugins_gpu.py"),
-    Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py tests/gpu/test_automatic_gpu.py"),
+    Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py"),
     Step("tests-use", 30, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
     *(Step(f"use-ab-{l2}", 420, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
     Step("short", 55, SHORT),

@@ -1,4 +1,4 @@
-"""`softbench run` on a GPU: all backends, faults of the GPU, and workers that share the memory in turn."""
+"""`softbench run` on a GPU: all backends and dimensions, faults of the GPU, and workers that share the memory in turn."""
 
 import csv
 import json
@@ -111,3 +111,29 @@ def test_doctor_and_list_show_the_gpu(cli):
     done = cli("run", "--device", "cuda:64", "--M", "8", "--N", "8")
     assert done.returncode == 2
     assert "no such GPU; there are cuda:0" in done.stderr
+
+
+def test_kernels_are_right_over_every_dimension(cli):
+    done = cli(
+        *("run", "--backends", "torch,naive,triton,cuda", "--shape", "6x40x33x129", "--dim", "0,1,2,3"),
+        *("--dtype", "fp32,bf16", "--direction", "forward,backward,both", "--quick"),
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = rows(cli)
+    assert len(found) == 5 * 4 * 2 * 3
+    assert {row["status"] for row in found} == {"ok"}
+    assert {row["class"] for row in found if row["backend"] in ("triton", "cuda")} == {"pass"}
+
+
+def test_attention_shapes_are_measured_in_bulk(cli):
+    """Some rows of so many are compared, over a dimension whose rows are no view of a matrix too."""
+    done = cli(
+        *("run", "--backends", "torch,triton,cuda", "--shape", "8x16x1024x1024", "--dim", "-1,1", "--dtype", "bf16"),
+        *("--op", "softmax", "--direction", "forward,backward", "--quick"),
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {(row["backend"], row["direction"], row["shape"]): row for row in rows(cli)}
+    assert {row["status"] for row in found.values()} == {"ok"}
+    assert {row["kernels"] for (name, _, shape), row in found.items() if name in ("triton", "cuda") and "@" not in shape} == {"1"}
