@@ -1,19 +1,11 @@
 """The process of one card: it plans and measures as a run does, and sends each case's records to the fleet as JSON lines.
 
-It receives on stdin:
+It receives on stdin `Open`, then `Measure`, and `Load` after `Ready` (`softbench.run.fleet.messages`). It sends `Opened` with the machine
+and its backends, then for each case `Records`; `Log`, `Note`, `Done`, and `Error` before it ends. `Beat` comes every second. When stdin
+closes, it ends with all its workers.
 
-    {"op": "open", "request": {...}, "device": "cuda:1", "processors": [0, 1], "wait": true, "staged": true}
-    {"op": "measure", "cases": [...], "stored": [[process, unit's case], ...], "backends": null}, after `opened` or `done`
-    {"op": "load"}, after `ready`
-
-Without `processors`, `of_node` has the place of the card and the number of cards on its node: the process then takes its share of what it
-may use (`softbench.run.fleet.processors`).
-
-It sends on stdout: `opened` with the machine and its backends, then for each case `records`; `log`, `note`, `done`, and `error`
-before it ends. `beat` comes every second and says how far it is. When stdin closes, it ends with all its workers.
-
-With `staged`, `ready` may come before `opened`: the yardstick is loaded, and `measure` measures it while the other backends load. The
-card waits for them after `load`. On the CPU, and on a GPU that takes one process at a time, `opened` comes at once.
+With `staged`, `Ready` may come before `Opened`: the yardstick is loaded, and is measured while the other backends load. The card waits
+for them after `Load`. On the CPU, and on a GPU that takes one process at a time, `Opened` comes at once.
 """
 
 from __future__ import annotations
@@ -41,9 +33,10 @@ from softbench.plan.settings import WORKER
 from softbench.plugins.info import info_to_json
 from softbench.processes.activity import Activity
 from softbench.processes.session import NoGpuError, Session
-from softbench.results.records import case_from_json, record_to_json
+from softbench.results.records import record_to_json
 from softbench.run import info_cache, operations
-from softbench.run.fleet import processors
+from softbench.run.fleet import messages, processors
+from softbench.run.fleet.messages import Beat, Done, Error, FromCard, Load, Log, Measure, Note, Open, Opened, Ready, Records
 from softbench.run.judged_cells import CellJudge
 from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
@@ -63,11 +56,11 @@ class Link:
         self._doing: Callable[[], str] = str
         self._pace: Pacing | None = None
 
-    def send(self, op: str, **fields: object) -> None:
+    def send(self, message: FromCard) -> None:
         """Send a message. A fleet that is gone ends this process."""
         with self._lock:
             try:
-                self._out.write(json.dumps({"op": op, **fields}, separators=(",", ":")) + "\n")
+                self._out.write(json.dumps(to_json(message), separators=(",", ":")) + "\n")
                 self._out.flush()
             except OSError:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -77,7 +70,7 @@ class Link:
         over = threading.Event()
         while not over.wait(BEAT_SECONDS):
             pace = self._pace
-            self.send("beat", doing=pace.doing() if pace else self._doing(), left=pace.seconds_left() if pace else 0.0)
+            self.send(Beat(pace.doing(), pace.seconds_left()) if pace else Beat(self._doing(), 0.0))
 
     def watch(self, doing: Callable[[], str]) -> None:
         self._doing = doing
@@ -89,7 +82,7 @@ class Link:
         """The fleet counts records."""
 
     def note(self, text: str) -> None:
-        self.send("note", text=text)
+        self.send(Note(text))
 
 
 class Sent:
@@ -103,30 +96,30 @@ class Sent:
         return (process, case) in self.stored
 
     def add(self, process: int, records: Sequence[Record]) -> None:
-        self.link.send("records", process=process, records=[record_to_json(record) for record in records])
+        self.link.send(Records(process, tuple(map(record_to_json, records))))
 
     def keep_log(self, label: str, text: str) -> None:
-        self.link.send("log", label=label, text=text)
+        self.link.send(Log(label, text))
 
 
 def main() -> NoReturn:
     """Serve the fleet until it closes stdin."""
     link = Link(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # what else is printed must not get between the messages
-    messages: queue.Queue[JsonObject | None] = queue.Queue()
+    received: queue.Queue[JsonObject | None] = queue.Queue()
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the fleet, which then closes stdin
-    threading.Thread(target=_receive, args=(messages,), daemon=True).start()
+    threading.Thread(target=_receive, args=(received,), daemon=True).start()
     threading.Thread(target=link.beat, daemon=True).start()
     code = 0
     try:
         with ExitStack() as end:
             try:
-                serve(link, messages.get, end)
+                serve(link, received.get, end)
             finally:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing interrupts the end of the workers
     except SoftbenchError as error:
-        link.send("error", text=str(error), code=error.exit_code)
+        link.send(Error(str(error), error.exit_code))
         code = error.exit_code
     except Interrupted:
         pass
@@ -142,77 +135,86 @@ def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
     raise Interrupted(signum)
 
 
-def _receive(messages: queue.Queue[JsonObject | None]) -> None:
+def _receive(received: queue.Queue[JsonObject | None]) -> None:
     with suppress(OSError, ValueError):
         for line in sys.stdin:
-            messages.put(json.loads(line))
-    messages.put(None)
+            received.put(json.loads(line))
+    received.put(None)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) -> None:
-    """Open the card's session, then measure what the fleet deals. The session is left with `end`."""
-    first = receive()
-    if first is None:
+    """Open the card's session, then measure what the fleet deals. The session is left with `end`.
+
+    Raises:
+        SoftbenchError: the card cannot be opened, or cannot go on.
+        ValueError: a message is invalid.
+    """
+    first = _next(receive)
+    if not isinstance(first, Open):
         return
-    if mine := first["processors"] or ("of_node" in first and processors.of_node(*first["of_node"])):
+    if mine := first.processors or (processors.of_node(*first.of_node) if first.of_node else None):
         os.sched_setaffinity(0, mine)  # the workers inherit it
-    operations.names(first["operations"] or None)
-    request = request_from_json({**first["request"], "flags": {**first["request"]["flags"], "device": first["device"]}})
+    operations.names(first.operations or None)
+    request = request_from_json({**first.request, "flags": {**first.request["flags"], "device": first.device}})
     activity = Activity()
     link.watch(partial(working, activity))
     settings = request.settings()
     if settings.threads and settings.threads > (most := len(os.sched_getaffinity(0))):
-        raise UsageError(f"--threads {settings.threads}: must be at most {most}, the processors of the card {first['device']}")
+        raise UsageError(f"--threads {settings.threads}: must be at most {most}, the processors of the card {first.device}")
     try:
-        session = (
-            in_turn(settings, activity, link, end)[0] if first.get("wait", True) else end.enter_context(open_session(settings, activity))
-        )
+        session = in_turn(settings, activity, link, end)[0] if first.wait else end.enter_context(open_session(settings, activity))
     except NoGpuError as error:
-        if not first.get("remembered"):
+        if not first.remembered:
             raise
         info_cache.forget_machine()
         raise WorkersError(str(error)) from None  # only this GPU is gone since an earlier command saw it
-    staged = first.get("staged") and session.device not in DISTURBED and not session.exclusive
+    staged = first.staged and session.device not in DISTURBED and not session.exclusive
     if staged and not _yardstick_first(link, receive, session, request):
         return
     prepared = prepare(session, request)
-    link.send("opened", **_about(session, prepared))
-    while (message := receive()) is not None:
+    link.send(_about(Opened, session, prepared))
+    while isinstance(message := _next(receive), Measure):
         _measure(link, message, session, prepared)
-        link.send("done", seconds=session.pool.activity.seconds)
+        link.send(Done(session.pool.activity.seconds))
 
 
 def _yardstick_first(link: Link, receive: Callable[[], JsonObject | None], session: Session, request: RunRequest) -> bool:
     """Measure the yardstick as often as the fleet asks for it, while all other backends load. False if the fleet is gone."""
     prepared = prepare_yardstick(session, request)
-    link.send("ready", **_about(session, prepared))
-    while (message := receive()) is not None and message["op"] == "measure":
+    link.send(_about(Ready, session, prepared))
+    while isinstance(message := _next(receive), Measure):
         _measure(link, message, session, prepared, keep=True)
-        link.send("done", seconds=session.pool.activity.seconds)
+        link.send(Done(session.pool.activity.seconds))
     return message is not None
 
 
-def _about(session: Session, prepared: Prepared) -> JsonObject:
+def _next(receive: Callable[[], JsonObject | None]) -> Open | Measure | Load | None:
+    """The fleet's next message; None if it is gone."""
+    data = receive()
+    return None if data is None else messages.to_card(data)
+
+
+def _about(kind: type[Ready], session: Session, prepared: Prepared) -> Ready:
     """What the fleet plans with: the machine and its backends, as `softbench.run.info_cache` keeps them."""
-    return {
-        "softbench": __version__,
-        "machine": to_json(session.machine),
-        "gpu": session.machine.gpus.index(session.gpu) if session.gpu else None,
-        "unit": prepared.plan.unit,
-        "infos": [{"label": info.origin.label, "info": info_to_json(info)} for info in prepared.plan.infos],
-        "unsupported": [[name, to_json(case)] for name, case in prepared.unsupported],
-    }
+    return kind(
+        softbench=__version__,
+        machine=session.machine,
+        gpu=session.machine.gpus.index(session.gpu) if session.gpu else None,
+        unit=prepared.plan.unit,
+        infos=tuple(messages.Backend(info.origin.label, info_to_json(info)) for info in prepared.plan.infos),
+        unsupported=tuple(prepared.unsupported),
+    )
 
 
-def _measure(link: Link, message: JsonObject, session: Session, prepared: Prepared, *, keep: bool = False) -> None:
+def _measure(link: Link, message: Measure, session: Session, prepared: Prepared, *, keep: bool = False) -> None:
     """Measure cases, with all backends or some, and send their records. `keep`: as in `softbench.run.run.execute`."""
-    plan = replace(prepared.plan, cases=tuple(map(case_from_json, message["cases"])))
-    if chosen := message.get("backends"):
+    plan = replace(prepared.plan, cases=message.cases)
+    if chosen := message.backends:
         infos = tuple(info for info in plan.infos if info.name in chosen)
         settings = replace(plan.settings, profile="off", processes=1, judge=WORKER)
         plan = replace(plan, infos=infos, groups=(tuple(info.name for info in infos),), settings=settings)
-    kept = Sent(link, {(process, case_from_json(case)) for process, case in message.get("stored", ())})
+    kept = Sent(link, set(message.stored))
     slots = [slot for slot in prepared.slots if slot.info.name in {info.name for info in plan.infos}]
     pace = Pace(plan, session.pool.activity, kept.has, prepared.unsupported)
     link.begin(plan, pace, "")

@@ -11,6 +11,7 @@ from softbench.core.errors import UsageError
 from softbench.core.outcome import Failed, Record
 from softbench.core.text import percent, three_digits
 from softbench.results.rows import Row, row
+from softbench.run.fleet.messages import Measure
 
 if TYPE_CHECKING:
     from softbench.run.fleet.members import Member, Members
@@ -78,7 +79,8 @@ def _copy(members: Members, chosen: Sequence[Member]) -> dict[Member, Row]:
     for member in chosen:
         if not member.lost:
             M, N, dtype = EXTENTS[member.known.device]
-            members.measure(member, [Case(M, N, dtype, Direction.FORWARD, member.known.device)], backends=[YARDSTICK])
+            case = Case(M, N, dtype, Direction.FORWARD, member.known.device)
+            members.measure(member, Measure((case,), backends=(YARDSTICK,)))
     while any(member.working and not member.lost for member in chosen):
         members.take(records)
     for member in chosen:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError
-from softbench.core.json import JsonObject, to_json
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Failed, Record, Status
 from softbench.core.text import count
 from softbench.plan.deal import deal
@@ -27,6 +27,7 @@ from softbench.results.document import common, environments, units_of
 from softbench.results.journal import SHARD
 from softbench.run.fleet import comparison
 from softbench.run.fleet.members import Member, Members
+from softbench.run.fleet.messages import Measure
 from softbench.run.header import header
 from softbench.run.request import RunRequest
 
@@ -235,8 +236,8 @@ class Fleet:
         for member, hand in zip(idle, hands, strict=True):
             cases = [case for case in member.known.cases if case in {*hand, *(case for case, of in begun.items() if of is member)}]
             if cases:
-                stored = [[process, to_json(case)] for case in cases for process in self._begun(member, case)]
-                self.members.measure(member, cases, stored=stored)
+                stored = tuple((process, case) for case in cases for process in self._begun(member, case))
+                self.members.measure(member, Measure(tuple(cases), stored))
                 member.left = _seconds(member, cases)
         team.waiting = []
 

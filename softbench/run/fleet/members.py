@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING
 
 from softbench.core.case import Case
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.json import JsonObject, from_json, to_json
-from softbench.core.machine import Machine
+from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
 from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import info_from_json
 from softbench.plugins.source import PluginSource, origins
-from softbench.results.records import case_from_json, record_from_json
+from softbench.results.records import record_from_json
 from softbench.run import queue as place_queue
+from softbench.run.fleet import messages
+from softbench.run.fleet.messages import Backend, Load, Measure, Open, Ready, ToCard
 from softbench.run.plan_of import of_yardstick, plan_of
 from softbench.run.request import RunRequest, request_to_json
 
@@ -101,11 +102,11 @@ class Members:
             CardsLostError: every card is lost.
             UsageError: the versions of two cards differ, or the request is wrong.
         """
-        about = {"op": "open", "request": request_to_json(self.request), "operations": list(registry.files()), "wait": wait}
+        request, operations = request_to_json(self.request), registry.files()
         with place_queue.several(self.observer.note) if wait and len(self.all) > 1 else nullcontext():
             for member, opening in zip(self.all, self.cards.opening, strict=True):
                 member.heard = time.monotonic()
-                self.cards.send(member.number, {**about, **opening, "staged": staged})
+                self.send(member, Open(request, operations, **opening, wait=wait, staged=staged))
             while any(member.plan is None for member in self.alive):
                 self.take()
         self.require(self.alive)
@@ -130,7 +131,7 @@ class Members:
         for member in self.alive:
             if not member.loaded:
                 member.heard = time.monotonic()
-                self.cards.send(member.number, {"op": "load"})
+                self.send(member, Load())
         while not all(member.loaded for member in self.alive):
             self.take()
         self.require(self.alive)
@@ -150,10 +151,14 @@ class Members:
             reasons = "; ".join(f"{member.name} is lost: {member.lost}" for member in self.all if member.lost)
             raise CardsLostError(f"{what}{reasons}")
 
-    def measure(self, member: Member, cases: Sequence[Case], **more: object) -> None:
-        """Let a card measure these cases."""
-        member.busy, member.working, member.heard = set(cases), True, time.monotonic()
-        self.cards.send(member.number, {"op": "measure", "cases": [to_json(case) for case in cases], **more})
+    def send(self, member: Member, message: ToCard) -> None:
+        """Send a message to a card."""
+        self.cards.send(member.number, to_json(message))
+
+    def measure(self, member: Member, message: Measure) -> None:
+        """Let a card measure cases."""
+        member.busy, member.working, member.heard = set(message.cases), True, time.monotonic()
+        self.send(member, message)
 
     def take(self, records: Callable[[Member, int, list[Record]], object] | None = None) -> None:
         """Wait for a message, and give records to this function. A silent card is lost."""
@@ -176,35 +181,34 @@ class Members:
             self.observer.note(f"{member.name} is lost: {reason}")
             self.cards.kill(member.number)
 
-    def _read(self, member: Member, message: JsonObject, records: Callable[[Member, int, list[Record]], object] | None) -> None:
+    def _read(self, member: Member, data: JsonObject, records: Callable[[Member, int, list[Record]], object] | None) -> None:
         if member.lost:
             return
         member.heard, member.spoke = time.monotonic(), True
         try:
-            match message["op"]:
-                case "beat":
-                    member.doing, member.left = one_line(str(message["doing"])), float(message["left"])
-                case "note":
-                    self._note(one_line(str(message["text"]), 2000), member)
-                case "log":
-                    self.keep_log(f"{member.name} {message['label']}", str(message["text"]))
-                case "ready":
-                    self._opened(member, message, of_yardstick(self.request))
-                case "opened":
-                    self._opened(member, message, self.request)
+            match messages.from_card(data):
+                case messages.Beat(doing, left):
+                    member.doing, member.left = one_line(doing), left
+                case messages.Note(text):
+                    self._note(one_line(text, 2000), member)
+                case messages.Log(label, text):
+                    self.keep_log(f"{member.name} {label}", text)
+                case messages.Opened() as opened:
+                    self._opened(member, opened, self.request)
                     member.loaded = True
-                case "records" if records:
-                    found = [replace(record_from_json(data), unit=member.unit) for data in message["records"]]
-                    records(member, int(message["process"]), found)
-                case "done":
-                    member.working = False
-                    member.seconds = {str(key): float(value) for key, value in message["seconds"].items()}
-                case "error" if message.get("code") == UsageError.exit_code:
-                    raise UsageError(one_line(str(message["text"]), 2000))
-                case "error" | "ended":
-                    self.lose(member, one_line(str(message["text"]), 500))
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-            self.lose(member, one_line(f"it sent an invalid message: {type(error).__name__}: {error}", 200))
+                case messages.Ready() as ready:
+                    self._opened(member, ready, of_yardstick(self.request))
+                case messages.Records(process, cells) if records:
+                    records(member, process, [replace(record_from_json(cell), unit=member.unit) for cell in cells])
+                case messages.Done(seconds):
+                    member.working, member.seconds = False, seconds
+                case messages.Error(text, UsageError.exit_code):
+                    raise UsageError(one_line(text, 2000))
+                case messages.Error(text) | messages.Ended(text):
+                    self.lose(member, one_line(text, 500))
+        except (LookupError, TypeError, ValueError) as error:
+            why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            self.lose(member, one_line(f"it sent an invalid message: {why}", 200))
 
     def _note(self, text: str, member: Member) -> None:
         """Cards of one host have the same notes before a run, and each comes once."""
@@ -212,14 +216,14 @@ class Members:
             self._noted.add(text)
             self.observer.note(f"{member.name}: {text}")
 
-    def _opened(self, member: Member, message: JsonObject, request: RunRequest) -> None:
-        machine = from_json(Machine, message["machine"])
-        gpu = machine.gpus[message["gpu"]] if message["gpu"] is not None else None
-        infos = [info_from_json({**one["info"], "origin": None}, self._source(one)) for one in message["infos"]]
+    def _opened(self, member: Member, about: Ready, request: RunRequest) -> None:
+        machine = about.machine
+        gpu = None if about.gpu is None else machine.gpus[about.gpu]
+        infos = [info_from_json({**one.info, "origin": None}, self._source(one)) for one in about.infos]
         plan = plan_of(request, machine, "cuda" if gpu else "cpu", gpu, infos)
-        member.plan = replace(plan, facts={**plan.facts, "unit": str(message["unit"])})
-        member.unsupported = frozenset((str(name), case_from_json(case)) for name, case in message["unsupported"])
-        member.versions = (str(message["softbench"]), machine.torch, str(machine.software.get("python")))
+        member.plan = replace(plan, facts={**plan.facts, "unit": about.unit})
+        member.unsupported = frozenset(about.unsupported)
+        member.versions = (about.softbench, machine.torch, str(machine.software.get("python")))
 
-    def _source(self, one: JsonObject) -> PluginSource:
-        return self._sources.get(str(one["label"])) or PluginSource(**one["info"]["origin"])
+    def _source(self, one: Backend) -> PluginSource:
+        return self._sources.get(one.label) or PluginSource(**one.info["origin"])

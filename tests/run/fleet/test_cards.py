@@ -79,7 +79,7 @@ def test_a_wrong_message_ends_the_card_with_a_reason():
     try:
         assert found.opening[0]["device"] == "cpu" and found.opening[0]["processors"]
         found.send(0, {"op": "open"})
-        assert next_of(found, "ended")[1]["text"] == "its process ended with code 1: KeyError: 'processors'"
+        assert next_of(found, "ended")[1]["text"] == "its process ended with code 1: msgspec.ValidationError: Object missing required field `request`"
     finally:
         found.close()
 

@@ -51,7 +51,7 @@ def test_an_invalid_message_costs_the_card(tmp_path):
         say(members, number, **message)
     assert [member.lost for member in members.all] == [
         "it sent an invalid message: KeyError: 'outcome'",
-        "it sent an invalid message: ValueError: could not convert string to float: 'soon'",
+        "it sent an invalid message: Expected `float`, got `str` - at `$.left`",
     ]
     assert members.cards.killed == [0, 1]
 
