@@ -7,12 +7,12 @@ import sys
 from dataclasses import replace
 
 import every_tier
-import masked_cases
+import launches
 import masked_launches
 import pytest
 import torch
-from loss_launches import BRAIN, FULL, HALF
-from masked_cases import BACKWARD, FORWARD, Asked
+from launches import BRAIN, FULL, HALF, agrees
+from masked_launches import BACKWARD, FORWARD, Asked
 from nvcc import needs_nvcc
 from simulated import scores_library, simulate_scores
 
@@ -27,7 +27,7 @@ MOST_LAUNCHES = 137
 @pytest.fixture
 def launch_all(monkeypatch, capsys):
     """`launch_all(kernels, *options)`: what every_tier.py prints, and its exit code."""
-    monkeypatch.setattr(masked_launches, "DEVICE", "cpu")
+    monkeypatch.setattr(launches, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def run(kernels, *options):
@@ -75,8 +75,8 @@ import io, json, sys
 from contextlib import redirect_stdout
 import torch
 sys.path.append({every_tier.__file__.rpartition("/")[0]!r})
-import every_tier, masked_launches
-masked_launches.DEVICE, torch.cuda.synchronize = "cpu", lambda: None
+import every_tier, launches
+launches.DEVICE, torch.cuda.synchronize = "cpu", lambda: None
 sys.argv = ["every_tier.py", "triton", "--function", "masked_softmax", *{LIMITS}]
 with redirect_stdout(io.StringIO()) as out:
     assert every_tier.main() == 0, out.getvalue()
@@ -92,35 +92,15 @@ def test_each_triton_kernel_is_launched_and_right(run_interpreted):
     run_interpreted(INTERPRETED)
 
 
-def test_each_two_settings_of_triton_meet():
-    cases = list(masked_cases.of_triton_forward())
-    names = ("dtype", "mask", "causal", "N", "offset")
-    forward = [dict(zip(names, (one.dtype, one.mask, one.causal, one.sizes[3], one.offset), strict=True)) for one in cases]
-    values = {name: {one[name] for one in forward} for name in forward[0]}
-    assert values["dtype"] == {FULL, HALF, BRAIN} and values["mask"] == {None, torch.bool, FULL, HALF, BRAIN}
-    assert len({(one.sink, one.shares) for one in cases}) == 5 and values["N"] == set(masked_cases.TRITON_COLUMNS)
-    for first, second in itertools.combinations(("dtype", "causal", "N", "offset"), 2):
-        assert {(one[first], one[second]) for one in forward} == set(itertools.product(values[first], values[second]))
-    for name in ("dtype", "N", "causal"):
-        assert {(one["mask"] is None, one["mask"] is torch.bool, one[name]) for one in forward} == {
-            (*kind, value) for kind in ((True, False), (False, True), (False, False)) for value in values[name]
-        }
-    masked = [one for one in cases if one.mask]
-    for of in (lambda one: one.mask is torch.bool, lambda one: one.causal, lambda one: one.sink is None, lambda one: one.sizes[3] < 1000):
-        assert {(one.axes, of(one)) for one in masked} == set(itertools.product(masked_cases.AXES, (True, False)))
-    backward = list(masked_cases.of_triton_backward())
-    assert len({(one.dtype, one.sizes[3]) for one in backward}) == len({(one.causal, one.shares, one.sizes[3]) for one in backward}) == 33
-
-
 def test_each_plan_of_long_causal_rows_is_launched():
     from softbench.kernels.triton.causal_rows import LEAST_COLUMNS, MOST_COLUMNS, causal_plan
 
     for direction in (FORWARD, BACKWARD):
         backward = direction == BACKWARD
         plans = {causal_plan(N, backward) for N in range(LEAST_COLUMNS[backward] + 8, MOST_COLUMNS + 1, 8)}
-        cases = [one for one in masked_cases.of_long_causal_rows() if one.direction == direction]
+        cases = [one for one in masked_launches.of_long_causal_rows() if one.direction == direction]
         assert {(one.dtype, causal_plan(one.sizes[3], backward)) for one in cases} == set(itertools.product((HALF, BRAIN), plans))
-    few = [one for one in masked_cases.LARGE_TRITON if one.rows == 512]
+    few = [one for one in masked_launches.LARGE_TRITON if one.rows == 512]
     assert {one.direction for one in few} == {FORWARD, BACKWARD}
 
 
@@ -169,7 +149,7 @@ SHARED = {"causal": True, "sink": FULL, "shares": True}
 )  # fmt: skip
 def test_results_are_compared_with_float64(monkeypatch, change, direction, given):
     torch.manual_seed(0)
-    monkeypatch.setattr(masked_launches, "DEVICE", "cpu")
+    monkeypatch.setattr(launches, "DEVICE", "cpu")
 
     def call(asked, tensors):
         results = by_torch(asked, tensors)
@@ -178,13 +158,14 @@ def test_results_are_compared_with_float64(monkeypatch, change, direction, given
         return tuple(results), "torch"
 
     launch = masked_launches.launch_of(Asked(direction, BRAIN, (2, 3, 5, 40), **given), call)
-    assert launch.run() == f"{direction} torch"
-    assert launch.right() is (change is None)
+    name, pairs = launch.run()
+    assert name == f"{direction} torch"
+    assert all(agrees(*pair) for pair in pairs()) is (change is None)
     assert launch.rows == 30 and launch.moved == (2 if direction == FORWARD else 3) * 30 * 40 * 2
 
 
 def test_scores_begin_anywhere_and_a_mask_row_is_out(monkeypatch):
-    monkeypatch.setattr(masked_launches, "DEVICE", "cpu")
+    monkeypatch.setattr(launches, "DEVICE", "cpu")
     scores = masked_launches.Scores(Asked(FORWARD, HALF, (2, 3, 5, 41), torch.bool, "BN", offset=1, mask_offset=3))
     assert scores.x.storage_offset() == 1 and scores.x.untyped_storage().nbytes() == 2 * (1 + 2 * 3 * 5 * 41)
     assert scores.mask.shape == (2, 1, 1, 41) and scores.mask.storage_offset() == 3
