@@ -29,6 +29,24 @@ def test_relative_links_and_anchors_resolve(file):
         assert not anchor or anchor in anchors(found), target
 
 
+NAMED = re.compile(r"`((?:softbench|kernels|tests|tools|configs|docs)/[\w./-]+)`")
+ROOMS = ("", "worker", "run")
+"""Folders of softbench/ whose rooms docs/architecture.md names without them."""
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.name != "CHANGELOG.md"], ids=lambda file: str(file.relative_to(ROOT)))
+def test_files_that_a_page_names_are_there(file):
+    for name in NAMED.findall(file.read_text()):
+        assert (ROOT / name).exists(), name
+
+
+def test_files_of_the_architecture_are_there():
+    named = re.findall(r"`((?:\w+/)+\w+\.\w+)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert len(named) > 40
+    for name in named:
+        assert (ROOT / name).exists() or any((ROOT / "softbench" / room / name).exists() for room in ROOMS), name
+
+
 def test_readme_leads_to_every_page():
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
