@@ -35,7 +35,7 @@ class Outputs:
         Raises:
             UsageError: a file cannot be written, or `long` and `quiet` contradict each other.
         """
-        from softbench.report import gate_figures
+        from softbench.report import style
 
         verbosity.choose(quiet=self.quiet, verbose=self.long)
 
@@ -44,7 +44,7 @@ class Outputs:
             if file is not None and (not file.parent.is_dir() or file.is_dir()):
                 raise UsageError(f"{flag} {file}: cannot be written: {'is a folder' if file.is_dir() else 'no such folder'}")
         if self.plot is not None:
-            gate_figures.check(self.plot)
+            style.check_format(self.plot, "--plot")
         return self
 
     def render(self, report: GateReport) -> NoReturn:

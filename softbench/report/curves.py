@@ -120,8 +120,7 @@ def figure(
 
 def title(what: Slice, rows: Sequence[Row]) -> str:
     """What the figure shows, and on which device."""
-    fixed = "N" if what.axis == "M" else "M"
-    return f"{what.op} {what.direction}, {what.dtype}, {fixed} = {getattr(rows[0], fixed)}, {style.devices(rows)}"
+    return f"{what.op} {what.direction}, {what.dtype}, {what.fixed}, {style.devices(rows)}"
 
 
 def _curves(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:

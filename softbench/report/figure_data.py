@@ -51,6 +51,12 @@ class Slice:
         fixed = {"N": f"-M{M}", "M": f"-N{N}", "": ""}[self.axis]
         return f"{_name(self.op, self.direction, self.dtype)}{fixed}"
 
+    @property
+    def fixed(self) -> str:
+        """The extent that all shapes of a line have, such as `M = 4096`."""
+        M, N, _ = self.shapes[0]
+        return f"N = {N}" if self.axis == "M" else f"M = {M}"
+
     def of(self, rows: Sequence[Row]) -> list[Row]:
         """The rows of these shapes."""
         shapes = set(self.shapes)

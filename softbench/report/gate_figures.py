@@ -19,11 +19,6 @@ COLOUR = {State.SLOWER: COLOURS[1], State.FASTER: COLOURS[2], State.AMBIGUOUS: C
 MARKER = {State.SLOWER: ">", State.FASTER: "<", State.AMBIGUOUS: "s"}
 
 
-def check(out: Path) -> None:
-    """Raise UsageError if the file's suffix is not a supported format."""
-    style.check_format(out, "--plot")
-
-
 def write(report: GateReport, out: Path) -> Path:
     """Draw the report's ratios into a file.
 
@@ -31,7 +26,7 @@ def write(report: GateReport, out: Path) -> Path:
         UsageError: a format that is not png, svg or pdf.
         ResultsError: no cell has a ratio, or the file cannot be written.
     """
-    check(out)
+    style.check_format(out, "--plot")
     if all(verdict.ratio is None for verdict in report.verdicts):
         raise ResultsError(f"--plot {out}: no cell has a ratio, so there is nothing to draw")
     return style.saved(figure(report), out, "--plot")

@@ -1,7 +1,7 @@
 """What the figures share: colours for light and dark pages, names of their parts, the backends that are named, and files.
 
-A figure has no background. Text, axes and frames have the colour INK; hollow points have the colour PAPER. `as_svg` replaces both, so
-that a page decides them: INK becomes `currentColor`, and PAPER becomes `var(--paper, #ffffff)`. `saved` puts a white page behind a figure.
+A figure has no background. Text, axes and frames have the colour INK; hollow points have the colour PAPER. A page decides both
+(`softbench.report.page.figures`). `saved` puts a white page behind a figure.
 
 Parts have these gids, which are the ids of their groups in SVG:
 
@@ -19,12 +19,9 @@ Parts have these gids, which are the ids of their groups in SVG:
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from io import StringIO
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 INK, PAPER = "#1b1c1d", "#fefefd"
-"""The colours of text and of hollow points. No backend has them, so `as_svg` can replace them."""
+"""The colours of text and of hollow points. No backend has them, so a page can replace them."""
 FAINT, GREY = f"{INK}26", f"{INK}4d"
 """Ink of 15 % and of 30 % opacity, for either page."""
 # Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
@@ -109,28 +106,6 @@ def subplots(rows: int, columns: int, size: tuple[float, float], **settings: Any
         panel.spines[["top", "right"]].set_visible(False)
         panel.grid()
     return figure, panels
-
-
-def as_svg(figure: Figure, prefix: str = "") -> str:
-    """The figure as an `<svg>` element of a page: no background, text as text, INK as `currentColor`, PAPER as `var(--paper)`.
-
-    Each id, and each reference to one, gets the prefix: the ids of a page are unique.
-    """
-    import matplotlib
-
-    text = StringIO()
-    with look(), matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the page's font has it
-        if figure.get_layout_engine():
-            figure.draw_without_rendering()  # places the panels
-        box = figure.get_tightbbox().padded(0.05)  # "tight" would draw the figure twice
-        figure.savefig(text, format="svg", bbox_inches=box, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = (
-        svg.replace("<svg ", '<svg style="stroke-linejoin: round" ', 1).replace(INK, "currentColor").replace(PAPER, "var(--paper, #ffffff)")
-    )
-    return re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{prefix}", svg)
 
 
 def saved(figure: Figure, file: Path, flag: str) -> Path:

@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 from softbench.core.outcome import Grade
 from softbench.report import axes, curves, style
 from softbench.report.figure_data import KINDS, slices, speedup
+from softbench.report.page.figures import as_svg
 from softbench.results import rows as results
 
 
@@ -183,12 +184,12 @@ def test_each_point_in_svg_has_its_row(rows):
     """A page finds the points of a backend by their ids, and the row of each in `Drawing.points`."""
     (what,) = slices(rows)
     drawing = curves.figure([rows], what, style.styles(rows), {0: ""})
-    ids = {element.get("id") for element in ElementTree.fromstring(style.as_svg(drawing.figure, "f1-")).iter()}
+    ids = {element.get("id") for element in ElementTree.fromstring(as_svg(drawing.figure)).iter()}
     places = [(drawing.points[f"series-1-p0-point-{i}"].backend, drawing.points[f"series-1-p0-point-{i}"].N) for i in range(4)]
     assert places == [("torch", N) for N in (256, 512, 1024, 2048)]
     assert dict(drawing.series) == {0: "ours", 1: "torch", 2: "copy (yardstick)"}
-    assert {f"f1-series-{number}-name" for number in drawing.series} <= ids
-    assert {f"f1-series-0-p{panel}-line-0" for panel in (0, 1)} <= ids
+    assert {f"series-{number}-name" for number in drawing.series} <= ids
+    assert {f"series-0-p{panel}-line-0" for panel in (0, 1)} <= ids
 
 
 def test_names_without_room_are_in_the_legend(rows, draw):

@@ -6,6 +6,7 @@ from softbench.core.errors import ResultsError
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report import gate_figures, style
+from softbench.report.page.figures import as_svg
 
 
 def verdict(N, state, ratio, **changes):
@@ -34,7 +35,7 @@ def test_each_verdict_with_a_ratio_has_a_point():
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [f"ours  forward-bf16-4096x{N}" for N in (1, 3, 4)]
     assert [line.get_markerfacecolor() == style.PAPER for line in found.values()] == [False, False, True]
     assert len({line.get_marker() for line in found.values()}) == 3
-    assert all(f'id="gate-{gid}"' in style.as_svg(figure, "gate-") for gid in ("verdict-0", "verdict-1", "verdict-2"))
+    assert all(f'id="{gid}"' in as_svg(figure) for gid in ("verdict-0", "verdict-1", "verdict-2"))
 
 
 def test_cells_that_fail_are_never_left_out():

@@ -9,7 +9,8 @@ import pytest
 from softbench.core.case import Direction
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Grade
-from softbench.report import plots, style
+from softbench.report import plots
+from softbench.report.page.figures import as_svg
 from softbench.results import rows as results
 from softbench.results.csv import read_csv
 
@@ -147,16 +148,16 @@ def test_a_dollar_sign_starts_no_formula(rows):
     named = [replace(row, device=r"$\frac{1 $ x") for row in rows]
     for kind, over in KINDS:
         for drawing in plots.drawings([(Path("a.csv"), named)], kind, over):
-            assert r"$\frac{1 $ x" in style.as_svg(drawing.figure)
+            assert r"$\frac{1 $ x" in as_svg(drawing.figure)
 
 
 @pytest.mark.parametrize(("kind", "over"), KINDS)
 def test_ids_in_svg_are_unique_and_name_points_and_series(rows, kind, over):
     for drawing in plots.drawings([(Path("a.csv"), rows)], kind, over):
-        root = ElementTree.fromstring(style.as_svg(drawing.figure, "x-"))
+        root = ElementTree.fromstring(as_svg(drawing.figure))
         ids = [element.get("id") for element in root.iter() if element.get("id")]
         assert len(ids) == len(set(ids))
-        assert {f"x-{gid}" for gid in drawing.points} <= set(ids)
-        numbers = {int(name.split("-")[2]) for name in ids if name.startswith("x-series-")}
+        assert set(drawing.points) <= set(ids)
+        numbers = {int(name.split("-")[1]) for name in ids if name.startswith("series-")}
         assert numbers <= set(drawing.series)
         assert bool(drawing.points) == (kind != "costs")

@@ -66,22 +66,6 @@ def test_cards_of_one_model_are_named_without_the_model(row):
     assert style.devices([replace(row("x", 1), device="A n/0/1", unit="n/0/1")]) == "A n/0/1"
 
 
-def test_a_page_decides_the_colours_of_text():
-    with style.look():
-        figure, ((panel,),) = style.subplots(1, 1, (2, 2))
-        panel.plot([1, 2], [1, 2], marker="o", markerfacecolor=style.PAPER, color=style.GREY, gid="series-0-p0-line-0")
-        panel.text(1, 1, "a <b> & c")
-    svg = style.as_svg(figure, "f3-")
-    assert svg.startswith("<svg ")
-    absent = (style.INK, style.PAPER, "#000000", "<style", "<!DOCTYPE", "dc:date")
-    assert [text for text in absent if text in svg] == []
-    assert "currentColor" in svg
-    assert "var(--paper, #ffffff)" in svg
-    assert "a &lt;b&gt; &amp; c" in svg
-    assert svg == style.as_svg(figure, "f3-")
-    assert svg == style.as_svg(figure).replace('id="', 'id="f3-').replace('href="#', 'href="#f3-').replace("url(#", "url(#f3-")
-
-
 def test_a_file_has_a_white_page_and_the_settings_stay(tmp_path):
     import matplotlib
     from PIL import Image

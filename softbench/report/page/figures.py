@@ -7,8 +7,10 @@ class `kK`, by which the legend hides it. A point gets `data-c`, the index of it
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -20,7 +22,7 @@ from softbench.core.text import count
 from softbench.report import style
 from softbench.report.figure_data import Quantity, Slice, slices
 from softbench.report.page.source import Source
-from softbench.report.style import COLOURS, LINE_COLOURS, OTHER, Drawing, Style
+from softbench.report.style import COLOURS, INK, LINE_COLOURS, OTHER, PAPER, Drawing, Style
 from softbench.results.rows import Row
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def _device_time(sources: Sequence[Source]) -> Quantity:
 def _title(what: Slice, rows: Sequence[Row]) -> str:
     first = what.of(rows)[0]
     if what.axis:
-        return f"{first.of_pass} {what.dtype}, " + (f"N = {first.N}" if what.axis == "M" else f"M = {first.M}")
+        return f"{first.of_pass} {what.dtype}, {what.fixed}"
     sizes = [shape or f"{M}x{N}" for M, N, shape in what.shapes]
     return f"{first.of_pass} {what.dtype}, {sizes[0]}" + (f" and {count(len(sizes) - 1, 'other shape')}" if len(sizes) > 1 else "")
 
@@ -115,14 +117,30 @@ class Entry:
 
 def picture(figure: Figure, prefix: str, cells: Mapping[str, int]) -> str:
     """A figure as the `<svg>` of the page; see `compact`."""
-    return compact(style.as_svg(figure), prefix, cells)
+    return compact(as_svg(figure), prefix, cells)
+
+
+def as_svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element: no background, text as text, INK as `currentColor`, PAPER as `var(--paper)`."""
+    import matplotlib
+
+    text = StringIO()
+    with style.look(), matplotlib.rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the page's font has it
+        if figure.get_layout_engine():
+            figure.draw_without_rendering()  # places the panels
+        box = figure.get_tightbbox().padded(0.05)  # "tight" would draw the figure twice
+        figure.savefig(text, format="svg", bbox_inches=box, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    return svg.replace(INK, "currentColor").replace(PAPER, "var(--paper)")
 
 
 def compact(text: str, prefix: str, cells: Mapping[str, int]) -> str:
     """The figure's `<svg>` for the page.
 
     Args:
-        text: what `softbench.report.style.as_svg` returned, without a prefix.
+        text: what `as_svg` returned.
         prefix: what makes its ids unique in the page.
         cells: the index of the cell of each point, by the id of its group.
     """
@@ -178,7 +196,7 @@ def _style(text: str) -> dict[str, str]:
     """The properties of a style as attributes, with the colours of the page."""
     pairs = (part.partition(":") for part in text.split(";") if part.strip())
     found = {name.strip(): value.strip() for name, _, value in pairs if name.strip() not in NEEDLESS}
-    return {name: OWN.get(value, value.replace("var(--paper, #ffffff)", "var(--paper)")) for name, value in found.items()}
+    return {name: OWN.get(value, value) for name, value in found.items()}
 
 
 def _short(number: re.Match[str]) -> str:

@@ -121,7 +121,7 @@ def regions(rows: Sequence[Row]) -> list[Region]:
 
 def _region(what: Slice, rows: Sequence[Row], found: dict[CaseKey, Standing]) -> Region:
     some = what.of(rows)
-    first, head = some[0], f"{some[0].of_pass} {what.dtype}"
+    head = f"{some[0].of_pass} {what.dtype}"
     cases = dict.fromkeys(row.case for row in some if row.case in found)
     if not what.axis:
         return Region(head, "shape", tuple(Span(case.size, names(found[case])) for case in cases))
@@ -130,7 +130,7 @@ def _region(what: Slice, rows: Sequence[Row], found: dict[CaseKey, Standing]) ->
     for fastest, group in groupby(along, key=lambda item: item[1]):
         places = [str(place) for place, _ in group]
         spans.append(Span(places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}", fastest))
-    return Region(f"{head}, " + (f"N = {first.N}" if what.axis == "M" else f"M = {first.M}"), what.axis, tuple(spans))
+    return Region(f"{head}, {what.fixed}", what.axis, tuple(spans))
 
 
 def summary(source: Source) -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ def test_figure_becomes_a_small_part_of_the_page():
     rows, _ = read_csv(RESULTS / "odd.csv")
     drawing = next(plots.drawings([(Path("odd.csv"), rows)]))
     numbers = {gid: i for i, gid in enumerate(drawing.points)}
-    whole = style.as_svg(drawing.figure)
+    whole = figures.as_svg(drawing.figure)
     text = figures.compact(whole, "f0-", numbers)
     assert len(text) < 0.65 * len(whole)
     root = ElementTree.fromstring(text)
@@ -41,3 +41,18 @@ def test_hostile_names_are_text_in_the_figure():
     text = figures.picture(drawing.figure, "f0-", {})
     assert "<script" not in text
     assert "&lt;script&gt;x&lt;/script&gt;&amp;\"'??" in text
+
+
+def test_a_page_decides_the_colours_of_text():
+    with style.look():
+        figure, ((panel,),) = style.subplots(1, 1, (2, 2))
+        panel.plot([1, 2], [1, 2], marker="o", markerfacecolor=style.PAPER, color=style.GREY, gid="series-0-p0-line-0")
+        panel.text(1, 1, "a <b> & c")
+    svg = figures.as_svg(figure)
+    assert svg.startswith("<svg ")
+    absent = (style.INK, style.PAPER, "#000000", "<style", "<!DOCTYPE", "dc:date")
+    assert [text for text in absent if text in svg] == []
+    assert "currentColor" in svg
+    assert "var(--paper)" in svg
+    assert "a &lt;b&gt; &amp; c" in svg
+    assert svg == figures.as_svg(figure)

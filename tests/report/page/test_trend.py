@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from softbench.core.errors import ResultsError
-from softbench.report import style
-from softbench.report.page import trend
+from softbench.report.page import figures, trend
 from softbench.results import rows as results
 
 
@@ -68,7 +67,7 @@ def test_the_figure_has_a_point_for_each_run(runs):
     assert points == [f"series-{number}-p0-point-{run}" for number in (0, 1) for run in range(3)]
     assert [text.get_text() for text in panel.texts if text.get_gid() == "change-0"] == ["-20%"]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["c0", "c1", "c2"]
-    assert 'id="change-0"' in style.as_svg(drawing.figure)
+    assert 'id="change-0"' in figures.as_svg(drawing.figure)
 
 
 def test_runs_without_a_trend_are_refused(runs):
