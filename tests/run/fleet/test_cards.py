@@ -79,7 +79,8 @@ def test_a_wrong_message_ends_the_card_with_a_reason():
     try:
         assert found.opening[0]["device"] == "cpu" and found.opening[0]["processors"]
         found.send(0, {"op": "open"})
-        assert next_of(found, "ended")[1]["text"] == "its process ended with code 1: msgspec.ValidationError: Object missing required field `request`"
+        reason = "msgspec.ValidationError: Object missing required field `request`"
+        assert next_of(found, "ended")[1]["text"] == f"its process ended with code 1: {reason}"
     finally:
         found.close()
 
