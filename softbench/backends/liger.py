@@ -1,4 +1,4 @@
-"""The backend `liger`: softmax and cross entropy of LinkedIn's Liger-Kernel, in Triton. Source: the project's public functions."""
+"""The backend `liger`: softmax, cross entropy and RMSNorm of LinkedIn's Liger-Kernel, in Triton. Source: the project's public functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Liger(ThirdParty):
 
     name, package, module = "liger", "liger-kernel", "liger_kernel.ops.softmax"
     install = "pip install liger-kernel"
-    operations = ("softmax", "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)")
+    operations = ("softmax", "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)", "rms_norm(eps)")
     advice = "if Liger's other kernels are in use; N up to 65536"
 
     def available(self) -> str | None:
@@ -30,7 +30,9 @@ class Liger(ThirdParty):
     def supports(self, case: Case) -> str | None:
         if case.M * case.N == 0 and (case.N == 0 or case.operation != "softmax"):
             return EMPTY
-        if case.operation != "softmax":
+        if case.operation == "rms_norm" and case.direction is not Direction.FORWARD:
+            return "its backward computes the gradient of the weight too: --direction forward"
+        if case.operation == "cross_entropy":
             # its one kernel of a loss returns no lse without a gradient, and the gradient with it
             return None if case.direction is Direction.FUSED else "its kernel computes loss and gradient at once: --direction fused"
         return f"a row must fit one block: N is at most {MAX_COLUMNS}" if case.N > MAX_COLUMNS else None
@@ -40,8 +42,8 @@ class Liger(ThirdParty):
 
         The functions come from the module: the package can select another implementation by LIGER_KERNEL_IMPL.
         """
-        if case.operation != "softmax":
-            return _cross_entropy(case)
+        if make := MAKERS.get(case.operation):
+            return make(case)
         liger = self._module()
         settings = liger.calculate_settings(case.N)
 
@@ -74,4 +76,18 @@ def _cross_entropy(case: Case) -> Call:
     return fused
 
 
+def _rms_norm(case: Case) -> Call:
+    """Liger's autograd function with its default casts, those of Llama. It also stores rstd, as its backward takes it."""
+    liger: Any = importlib.import_module("liger_kernel.ops.rms_norm")
+    eps = parameters(case)["eps"]
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = liger.LigerRMSNormFunction.apply(x, w, eps)
+        return y
+
+    return forward
+
+
+MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm}
+"""What makes the calls of an operation other than softmax."""
 backend = Liger()

@@ -207,6 +207,21 @@ def masked_softmax(case: Case, wrap: Wrap = as_it_is) -> Call:
     return masked_softmax_by(case, wrap, _softmax_with_sink, naive_backward)
 
 
+def rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """As LlamaRMSNorm of Transformers: in float32 up to x * rstd, which is rounded before its product with w; dx in float32."""
+    eps = parameters(case)["eps"]
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return w * (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(x.dtype)
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+        weighted, h = dy.float() * w.float(), x.float() * rstd[:, None]
+        return (rstd[:, None] * (weighted - h * (weighted * h).mean(dim=-1, keepdim=True))).to(x.dtype)
+
+    return wrap(forward if case.direction is Direction.FORWARD else backward)
+
+
 class Naive(Eager):
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
@@ -217,10 +232,11 @@ class Naive(Eager):
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
+        "rms_norm(eps)",
     )
     advice = "never for use; the compilers fuse this function"
     pairs: ClassVar = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
-    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax}
+    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax, "rms_norm": rms_norm}
 
 
 backend = Naive()

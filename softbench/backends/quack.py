@@ -1,4 +1,4 @@
-"""The backend `quack`: softmax and cross entropy of Dao-AILab's quack, in CuTe DSL. Source: the project's public functions."""
+"""The backend `quack`: softmax, cross entropy and RMSNorm of Dao-AILab's quack, in CuTe DSL. Source: the project's public functions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ class Quack(ThirdParty):
 
     name, package, module = "quack", "quack-kernels", "quack.softmax"
     install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
-    operations = ("softmax", "cross_entropy(ignore_index)")
+    operations = ("softmax", "cross_entropy(ignore_index)", "rms_norm(eps)")
     only_nvidia = True
     advice = "for few, aligned N on Hopper or newer, if a build for each N is acceptable"
 
     def supports(self, case: Case) -> str | None:
+        if case.operation == "rms_norm" and case.direction is not Direction.FORWARD:
+            return "its backward computes the gradient of the weight too: --direction forward"
         vector = 16 // DTYPES[case.dtype]
         if case.N % vector and case.operation == "softmax":
             return f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {case.dtype}"
@@ -59,8 +61,8 @@ class Quack(ThirdParty):
         return found
 
     def prepare(self, case: Case) -> Call:
-        if case.operation != "softmax":
-            return _cross_entropy(case)
+        if make := MAKERS.get(case.operation):
+            return make(case)
         quack = self._module()
         return by_direction(case, quack.softmax if case.direction is Direction.BOTH else quack.softmax_fwd, quack.softmax_bwd)
 
@@ -86,4 +88,18 @@ def _cross_entropy(case: Case) -> Call:
     return calls[case.direction]
 
 
+def _rms_norm(case: Case) -> Call:
+    """quack's forward, one kernel, which stores no rstd here."""
+    quack: Any = importlib.import_module("quack.rmsnorm")
+    eps = parameters(case)["eps"]
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = quack.rmsnorm_fwd(x, w, eps=eps)[0]
+        return y
+
+    return forward
+
+
+MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm}
+"""What makes the calls of an operation other than softmax."""
 backend = Quack()

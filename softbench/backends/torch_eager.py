@@ -96,6 +96,22 @@ def masked_softmax(case: Case, wrap: Wrap = as_it_is) -> Call:
     return naive.masked_softmax_by(case, wrap, _softmax_with_sink, _backward)
 
 
+def rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """F.rms_norm, and the operator that autograd calls for its gradient. The CPU lacks it and uses the formula of `naive`."""
+    eps, shape = parameters(case)["eps"], [case.N]
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, shape, w, eps)
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+        dx: torch.Tensor = torch.ops.aten._fused_rms_norm_backward(dy, x, shape, rstd[:, None], w, [True, False])[0]
+        return dx
+
+    if case.direction is Direction.FORWARD:
+        return wrap(forward)
+    return wrap(backward) if case.device == "cuda" else naive.rms_norm(case, wrap)
+
+
 class Functional(Eager):
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
@@ -106,10 +122,11 @@ class Functional(Eager):
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
+        "rms_norm(eps)",
     )
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
     pairs: ClassVar = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
-    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax}
+    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax, "rms_norm": rms_norm}
 
 
 backend = Functional()

@@ -75,13 +75,15 @@ def summing(terms: torch.Tensor, repeated: torch.Tensor | float = 0.0) -> torch.
     return 16 + 2 * math.log2(max(N, 1)) + serial + torch.where(total > 0, lost, 0.0)
 
 
-def alike(terms: torch.Tensor) -> torch.Tensor:
+def alike(terms: torch.Tensor, *, whole: bool = True) -> torch.Tensor:
     """The share of terms that round alike in a sum, (rows, 1), for terms that are (rows, N) and not negative: `repeated` of `summing`.
 
-    `softbench.ops.log_softmax` derives it.
+    `softbench.ops.log_softmax` derives it. With `whole`, whole numbers are added without rounding: they are small.
     """
     apart, total = (terms - terms.roll(1, dims=-1)).abs(), terms.sum(dim=-1, keepdim=True)
-    rounded = (terms != terms.round()) & (terms >= U * total)
+    rounded = terms >= U * total
+    if whole:
+        rounded &= terms != terms.round()
     near = (rounded & (apart < 2 * U * total)).double().mean(dim=-1, keepdim=True)
     return (rounded & (apart == 0)).double().mean(dim=-1, keepdim=True) + near.square()
 

@@ -6,7 +6,7 @@ The cases are those beside the tensor that a backend is timed on: shapes, values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.lazy import torch
 from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
 from softbench.ops.parameters import Parameter
+from softbench.ops.registry import operation
 from softbench.ops.rows import row_chunks
 from softbench.ops.structured_rows import MAX_SHIFT
 from softbench.ops.values import Values
@@ -83,6 +84,13 @@ CONTRACT = {
     "calls on two streams": "streams",
 }
 """Check cases of more than one call: name and `CheckCase.repeat`."""
+SHAPES = (
+    *((1, 1), (1, 7), (37, 33), (3, 1000), (64, 781), (5, 4097), (300, 64), (2, 20011)),
+    *((4, 32000), (3, 50257), (2, 128256), (2, 151936), (1, 201088), (1, 262144), (1823, 256), (65537, 9), (0, 16)),
+)
+"""M and N of the check cases of other operations: odd and even, one row, many rows, and the vocabularies of models."""
+BEYOND_INT32 = (2**13 + 1, 2**18)
+"""M and N of their check case beyond 2^31 elements."""
 ROWS_AT_ONCE = 4096
 LONG = 20011  # columns of the value cases with several tiles: no multiple of a tile
 
@@ -96,12 +104,42 @@ class NormalValues(Values):
         return second_opinion.drawn(given)
 
     def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
-        names = structured_rows.make_structured(given, case, seed, self.structured_rows(case))
+        rows = tuple(tensor for tensor, spec in zip(given, operation(case.op).inputs(case), strict=True) if spec.has_rows)
+        names = structured_rows.make_structured(rows, case, seed, self.structured_rows(case))
         self.derived(case, given)
         return names
 
     def derived(self, case: Case, given: Tensors) -> None:
         """Compute the inputs that depend on others again, in place."""
+
+    def check_cases(self, op: str) -> list[CheckCase]:
+        """Normal and structured rows of each shape, what `special_cases` gives, and cases of several calls, for each pass."""
+        return [item for direction in operation(op).directions for item in self._of_direction(op, direction)]
+
+    def special_cases(self, op: str, direction: Direction) -> Iterable[CheckCase]:
+        """The operation's own check cases."""
+        return ()
+
+    def _of_direction(self, op: str, direction: Direction) -> Iterator[CheckCase]:
+        for M, N in SHAPES:
+            normal = self._normal(f"shape {M}x{N}", op, direction, M, N)
+            yield normal
+            if M:
+                yield replace(normal, name=f"structured {M}x{N}", repeat="structured")
+        yield from self.special_cases(op, direction)
+        for name, repeat in CONTRACT.items():
+            wide = (2048, LONG) if repeat == "streams" else (ROWS_OF_CASES, COLUMNS)
+            one = self._normal(name, op, direction, *wide)
+            yield replace(one, repeat=repeat, gpu_only="streams" if "stream" in repeat else "")
+        M, N = BEYOND_INT32
+        huge = self._normal(OVER_INT32, op, direction, M, N)
+        yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
+
+    def _normal(self, name: str, op: str, direction: Direction, M: int, N: int) -> CheckCase:
+        def make(random: Draw) -> Tensors:
+            return tuple(self.draw(Case(random.rows(M, N), N, random.dtype, direction, random.device.type, op), random))
+
+        return CheckCase(name, direction, make)
 
 
 def draw(case: Case, random: Draw, forward: Callable[[torch.Tensor, slice], torch.Tensor], result: str = "") -> Tensors:

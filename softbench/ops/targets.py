@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -13,20 +12,11 @@ from softbench.core.case import Case, Direction
 from softbench.ops import structured_rows
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.lazy import torch
-from softbench.ops.registry import operation
-from softbench.ops.rowwise import CONTRACT, NormalValues
+from softbench.ops.rowwise import COLUMNS, NormalValues
 from softbench.ops.structured_rows import Change as RowChange, Places
 
 IGNORED = 8
 """About one target in so many is ignored."""
-SHAPES = (
-    *((1, 1), (1, 7), (37, 33), (3, 1000), (64, 781), (5, 4097), (300, 64), (2, 20011)),
-    *((4, 32000), (3, 50257), (2, 128256), (2, 151936), (1, 201088), (1, 262144), (1823, 256), (65537, 9), (0, 16)),
-)
-"""M and N of the check cases: odd and even, one row, many rows, and the vocabularies of models."""
-HUGE = (2**13 + 1, 2**18)
-"""M and N of the check case beyond 2^31 elements."""
-HUGE_TENSORS = 6
 TILE = 4096
 """Columns of a tile that holds only -inf; kernels have smaller ones."""
 TAIL = 14.0
@@ -134,38 +124,20 @@ class TargetValues(NormalValues):
         both = {name: partial(_first_two, change) for name, change in found.items()}
         return both | dict(self.upstream(case))
 
-    def check_cases(self, op: str) -> list[CheckCase]:
-        """Normal and structured rows of each shape, rows with NaN, and cases of several calls, for each pass."""
-        return [item for direction in operation(op).directions for item in self._of_direction(op, direction)]
-
-    def _of_direction(self, op: str, direction: Direction) -> Iterator[CheckCase]:
-        for M, N in SHAPES:
-            normal = self._of_rows(f"shape {M}x{N}", op, direction, M, N)
-            yield normal
-            if M:
-                yield replace(normal, name=f"structured {M}x{N}", repeat="structured")
+    def special_cases(self, op: str, direction: Direction) -> Iterator[CheckCase]:
+        """Rows with NaN, which structured rows lack in a backward, and a row with one large element."""
         for name in UNDEFINED:
-            change = structured_rows.of_x("fp32")[name]
-            yield self._of_rows(f"a row {name}", op, direction, 16, 1023, change)
-        yield self._of_rows("one large element", op, direction, 16, 1023, _with_large)
-        for name, repeat in CONTRACT.items():
-            wide = (2048, 20011) if repeat == "streams" else (16, 1023)
-            one = self._of_rows(name, op, direction, *wide)
-            yield replace(one, repeat=repeat, gpu_only="streams" if "stream" in repeat else "")
-        M, N = HUGE
-        huge = self._of_rows("over-2^31-elements", op, direction, M, N)
-        yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
+            yield self._of_row(f"a row {name}", op, direction, structured_rows.of_x("fp32")[name])
+        yield self._of_row("one large element", op, direction, _with_large)
 
-    def _of_rows(self, name: str, op: str, direction: Direction, M: int, N: int, change: RowChange | None = None) -> CheckCase:
+    def _of_row(self, name: str, op: str, direction: Direction, change: RowChange) -> CheckCase:
         def make(random: Draw) -> Tensors:
-            case = Case(random.rows(M, N), N, random.dtype, direction, random.device.type, op)
+            case = Case(random.rows(16, COLUMNS), COLUMNS, random.dtype, direction, random.device.type, op)
             given = tuple(self.draw(case, random))
-            if change is not None:
-                rows, places = slice(3, 4), Places(torch.Generator().manual_seed(N), N, random.device)
-                ignored = self.ignore_index(case)
-                given[1][rows] = (N // 2) + (ignored == N // 2)
-                change(given[0][rows], places)
-                self.derived(case, given)
+            rows, places = slice(3, 4), Places(torch.Generator().manual_seed(COLUMNS), COLUMNS, random.device)
+            given[1][rows] = (COLUMNS // 2) + (self.ignore_index(case) == COLUMNS // 2)
+            change(given[0][rows], places)
+            self.derived(case, given)
             return given
 
         return CheckCase(name, direction, make)

@@ -1,7 +1,7 @@
 """Backends from functions: those of a plugin file that defines no backend, or one function that the user names.
 
 The functions of a file have the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one; `log_softmax(x)`;
-`rms_norm(x, w)`. A function that the user names may have any name: it is taken for the operation, the parameters and the direction that
+`layer_norm(x, w)`. A function that the user names may have any name: it is taken for the operation, the parameters and the direction that
 are asked for.
 """
 

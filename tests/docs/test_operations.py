@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rms_norms import RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD
+from layer_norms import RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -18,14 +18,14 @@ from softbench.worker.checking.pre_check import PreCheck
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests/plugins/operations"
-FILES = (FOLDER / "rms_norm.py", FOLDER / "rms_norm_kernels.py")
+FILES = (FOLDER / "layer_norm.py", FOLDER / "layer_norm_kernels.py")
 
 
 @pytest.fixture(autouse=True)
-def rms_norm(monkeypatch):
+def layer_norm(monkeypatch):
     monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(registry, "_numerics", {})
-    assert user_file.load(str(FILES[0])).name == "rms_norm"
+    assert user_file.load(str(FILES[0])).name == "layer_norm"
 
 
 def test_the_page_shows_the_tested_files():
@@ -35,8 +35,8 @@ def test_the_page_shows_the_tested_files():
 
 
 def graded(call, dtype="fp32", direction=Direction.FORWARD):
-    case = Case(40, 512, dtype, direction, "cpu", "rms_norm")
-    given = registry.numerics("rms_norm").make(case, 0, torch.device("cpu"))
+    case = Case(40, 512, dtype, direction, "cpu", "layer_norm")
+    given = registry.numerics("layer_norm").make(case, 0, torch.device("cpu"))
     return PreCheck(case, call, given, SimpleNamespace(name="user"), None).run(1)
 
 
@@ -62,7 +62,7 @@ def test_the_gradient_is_checked_too():
 
 def test_the_pages_backend_passes_all_check_cases():
     backend = load(PluginSource("file", "k", str(FILES[1]), "k.py"))[0]
-    runner = CheckCaseRunner(backend, "cpu", operation="rms_norm")
+    runner = CheckCaseRunner(backend, "cpu", operation="layer_norm")
     found = [runner.run(name, direction, dtype, 0) for name, direction in runner.items for dtype in ("fp32", "fp16", "bf16")]
     assert len(found) == 84
     assert {one.grade for one in found} == {Grade.PASS}

@@ -24,11 +24,11 @@ from softbench.worker.checking.pre_check import PreCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
-RMS_NORM = PLUGINS / "operations" / "rms_norm.py"
-RMS_KERNELS = PLUGINS / "operations" / "rms_norm_kernels.py"
-FILES = {"log_softmax": "log_softmax", "rms_norm": RMS_NORM}
+LAYER_NORM = PLUGINS / "operations" / "layer_norm.py"
+LAYER_KERNELS = PLUGINS / "operations" / "layer_norm_kernels.py"
+FILES = {"log_softmax": "log_softmax", "layer_norm": LAYER_NORM}
 """What `--op` takes, by operation."""
-WAYS = {**FILES, "cross_entropy": "cross_entropy", "logprob": "logprob"}
+WAYS = {**FILES, "cross_entropy": "cross_entropy", "logprob": "logprob", "rms_norm": "rms_norm"}
 """The same, of the operations that plugins compute in right and in wrong ways."""
 LATER = {"wrong-first-buffer"}
 """What is right in the check before timing."""
@@ -38,8 +38,8 @@ NOT_HUGE = f"!shape {OVER_INT32}"  # it needs most of the card
 
 
 @pytest.fixture(scope="module")
-def rms_norm():
-    user_file.load(str(RMS_NORM))
+def layer_norm():
+    user_file.load(str(LAYER_NORM))
 
 
 def lines(rows):
@@ -70,12 +70,12 @@ def verdicts(ways, operation, dtype):
     return found
 
 
-# The bound of rms_norm in 16 bits allows what some of the wrong ways do.
-WRONG_IN = [(operation, dtype) for operation in WAYS for dtype in ("fp32", "bf16") if (operation, dtype) != ("rms_norm", "bf16")]
+# The bounds of the norms in 16 bits allow what some of the wrong ways do.
+WRONG_IN = [(operation, dtype) for operation in WAYS for dtype in ("fp32", "bf16") if dtype == "fp32" or "norm" not in operation]
 
 
 @pytest.mark.parametrize(("operation", "dtype"), WRONG_IN)
-def test_wrong_ways_are_rejected(rms_norm, operation, dtype):
+def test_wrong_ways_are_rejected(layer_norm, operation, dtype):
     found = verdicts([way for way in WRONG_WAYS if way.name not in LATER], operation, dtype)
     assert len({name for name, _ in found}) >= 10
     assert {cell: verdict for cell, verdict in found.items() if verdict.grade is not Grade.WRONG} == {}
@@ -83,7 +83,7 @@ def test_wrong_ways_are_rejected(rms_norm, operation, dtype):
 
 @pytest.mark.parametrize("operation", WAYS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_right_ways_are_accepted(rms_norm, operation, dtype):
+def test_right_ways_are_accepted(layer_norm, operation, dtype):
     found = verdicts(RIGHT_WAYS, operation, dtype)
     assert len({name for name, _ in found}) >= 5
     limited = {f"right-{slug(name)}" for name in LIMITED} | {f"right-ce-{slug(name)}" for name in cross_entropies.LIMITED}
@@ -184,16 +184,16 @@ def test_inspect_shows_the_kernels_of_log_softmax(cli, name, direction, tensors)
 
 
 def test_an_operation_from_a_file_is_measured_checked_and_inspected(cli):
-    given = ("--op", RMS_NORM, "--plugin", RMS_KERNELS)
-    found = measured(cli, *given, "--backends", "rms-*,torch", "--M", M, "--N", N, "--dtype", "bf16", "--direction", "forward,backward")
+    given = ("--op", LAYER_NORM, "--plugin", LAYER_KERNELS)
+    found = measured(cli, *given, "--backends", "layer-*,torch", "--M", M, "--N", N, "--dtype", "bf16", "--direction", "forward,backward")
     for direction in ("forward", "backward"):
-        rows = [found[name, direction] for name in ("copy", "rms-torch", "rms-compile")]
+        rows = [found[name, direction] for name in ("copy", "layer-torch", "layer-compile")]
         assert lines(row for row in rows if row["status"] != "ok" or not float(row["gbps"] or 0) > 0) == []
         assert found["torch", direction]["status"] == "skipped"
-        assert found["torch", direction]["reason"].startswith("it has no rms_norm")
-    checked = findings(cli, RMS_NORM, "rms-torch", "--plugin", RMS_KERNELS)
+        assert found["torch", direction]["reason"].startswith("it has no layer_norm")
+    checked = findings(cli, LAYER_NORM, "layer-torch", "--plugin", LAYER_KERNELS)
     assert {one["verdict"] for one in checked} == {"pass"}
-    inspected = looked_at(cli, "rms-compile", *given, "--dtype", "bf16")
+    inspected = looked_at(cli, "layer-compile", *given, "--dtype", "bf16")
     assert len(inspected["launches"]) >= 1
 
 

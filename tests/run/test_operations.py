@@ -18,11 +18,11 @@ from softbench.worker.error_location import user_line
 from softbench.worker.guarding import tamper_guard
 
 FOLDER = Path(__file__).parents[1] / "plugins" / "operations"
-TEXT = (FOLDER / "rms_norm.py").read_text()
+TEXT = (FOLDER / "layer_norm.py").read_text()
 ZEROS = """
 import torch
 
-def rms_norm(x, w):
+def layer_norm(x, w):
     return torch.zeros_like(x)
 """
 
@@ -34,7 +34,7 @@ def empty(monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    def write(text, name="rms.py"):
+    def write(text, name="layer.py"):
         (tmp_path / name).write_text(text)
         return str(tmp_path / name)
 
@@ -43,14 +43,14 @@ def file(tmp_path):
 
 def test_a_file_stands_for_the_name_of_its_operation(file):
     path = file(TEXT)
-    assert operations.names([f"{path},softmax", path]) == ["rms_norm", "softmax", "rms_norm"]
+    assert operations.names([f"{path},softmax", path]) == ["layer_norm", "softmax", "layer_norm"]
     assert registry.files() == (path,)
-    assert registry.operation("rms_norm").summary.startswith("x / sqrt")
+    assert registry.operation("layer_norm").summary.startswith("(x - mean(x))")
     assert operations.names(None) is None
 
 
 BAD = {
-    "an error": ("1 / 0", "ZeroDivisionError: division by zero (in <module>, rms.py:1)"),
+    "an error": ("1 / 0", "ZeroDivisionError: division by zero (in <module>, layer.py:1)"),
     "a syntax error": ("def", "SyntaxError: "),
     "no operation": ("x = 1", "defines no OPERATION"),
     "no values": (TEXT.replace("NUMERICS =", "OTHERS ="), "defines no NUMERICS"),
@@ -64,9 +64,12 @@ BAD = {
     "an unknown dtype": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "fp8")'), "tensor w has dtype fp8"),
     "an unknown pass": (TEXT.replace('"forward": Pass', '"forwards": Pass'), "pass forwards: the name must be one of"),
     "an unknown tensor": (TEXT.replace('outputs=("y",)', 'outputs=("z",)'), "pass forward: outputs has z"),
-    "a taken name": (TEXT.replace('name="rms_norm"', 'name="softmax"'), "softbench has an operation softmax"),
-    "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of rms_norm returns"),
-    "no inputs": (TEXT.replace("        return *rows, 1 +", "        return\n        _ = *rows, 1 +"), "draw of rms_norm returns NoneType"),
+    "a taken name": (TEXT.replace('name="layer_norm"', 'name="softmax"'), "softbench has an operation softmax"),
+    "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of layer_norm returns"),
+    "no inputs": (
+        TEXT.replace("        return *rows, 1 +", "        return\n        _ = *rows, 1 +"),
+        "draw of layer_norm returns NoneType",
+    ),
     "two results": (TEXT.replace("+ ETA,)", "+ ETA, exact)"), "reference gives 1 tensors and bound 2"),
     "a negative bound": (
         TEXT.replace("U_OUT[case.dtype] * exact.abs() +", "U_OUT[case.dtype] * exact +").replace("+ ETA,)", "* exact.sign(),)"),
@@ -80,7 +83,7 @@ BAD = {
     ),
     "no structured rows": (TEXT.replace("        return {\n", "        return {}\n        return {\n"), "structured_rows gives no rows"),
     "rows that mix": (
-        TEXT.replace(".mean(dim=-1, keepdim=True) + EPS)\n        if", ".mean() + EPS)\n        if"),
+        TEXT.replace("mean(below.square()) + EPS", "below.square().mean() + EPS"),
         "depends on other rows",
     ),
     "a read that counts twice": (TEXT.replace('reads=("x", "w")', 'reads=("x", "x", "w")'), "reads must be a tuple of names, each once"),
@@ -113,7 +116,7 @@ def test_a_worker_names_what_is_invalid_in_a_file(file, what, monkeypatch):
 
 @pytest.mark.slow
 def test_a_file_that_hangs_is_ended_by_its_deadline(file):
-    with pytest.raises(UsageError, match=r"took longer than 3 s \(in <module>, rms.py:1\)"):
+    with pytest.raises(UsageError, match=r"took longer than 3 s \(in <module>, layer.py:1\)"):
         operations.names([file("while True: pass")], seconds=3)
 
 
@@ -121,9 +124,9 @@ def test_a_direction_that_the_operation_lacks_is_one_line(main, file):
     given = ("--op", file(TEXT), "--device", "cpu", "--direction", "both")
     for command in (("run", *given, "--M", "8", "--N", "8", "--dry-run"), ("check", *given, "--backends", "torch")):
         code, _, err = main(*command)
-        assert (code, err) == (2, "softbench: --direction both: rms_norm has only forward, backward\n")
-    mixed = Sweep((8,), (4,), direction=(Direction.FORWARD, Direction.BOTH), op=("rms_norm", "softmax"))
-    assert [case.key.split("-fp32")[0] for case in cases([mixed], "cpu")] == ["rms_norm-forward", "forward", "both"]
+        assert (code, err) == (2, "softbench: --direction both: layer_norm has only forward, backward\n")
+    mixed = Sweep((8,), (4,), direction=(Direction.FORWARD, Direction.BOTH), op=("layer_norm", "softmax"))
+    assert [case.key.split("-fp32")[0] for case in cases([mixed], "cpu")] == ["layer_norm-forward", "forward", "both"]
 
 
 ADD = """
@@ -177,7 +180,7 @@ def test_an_operation_with_two_arguments_and_two_results_is_measured(cli, file):
 
 def test_an_operation_survives_json(file):
     operations.names([file(TEXT)])
-    found = registry.operation("rms_norm")
+    found = registry.operation("layer_norm")
     assert from_json(to_json(found)) == found
     with pytest.raises(ValueError, match="pass forward"):
         from_json({**to_json(found), "tensors": {}})
@@ -185,24 +188,24 @@ def test_an_operation_survives_json(file):
 
 @pytest.mark.slow
 def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
-    for name in ("rms_norm.py", "rms_norm_kernels.py"):
+    for name in ("layer_norm.py", "layer_norm_kernels.py"):
         shutil.copy(FOLDER / name, cli.folder)
     (cli.folder / "zeros.py").write_text(ZEROS)
-    given = ("--op", "rms_norm.py", "--plugin", "rms_norm_kernels.py", "--plugin", "zeros.py", "--device", "cpu")
-    done = cli("run", *given, "--backends", "rms-torch,zeros,torch", "--M", 8, "--N", "16,64", "--quick")
+    given = ("--op", "layer_norm.py", "--plugin", "layer_norm_kernels.py", "--plugin", "zeros.py", "--device", "cpu")
+    done = cli("run", *given, "--backends", "layer-torch,zeros,torch", "--M", 8, "--N", "16,64", "--quick")
     assert done.returncode == 1
-    assert "rms_norm forward fp32, M=8" in done.stdout
+    assert "layer_norm forward fp32, M=8" in done.stdout
     cells = {(cell["backend"], cell["case"]["N"]): (cell["case"]["op"], cell["outcome"]["kind"]) for cell in cli.document()["cells"]}
-    assert {cells[name, 64] for name in ("copy", "rms-torch")} == {("rms_norm", "measured")}
-    assert cells["zeros", 64] == ("rms_norm", "failed")
-    assert cells["torch", 64] == ("rms_norm", "skipped")
-    assert "it has no rms_norm, only softmax" in done.stdout
+    assert {cells[name, 64] for name in ("copy", "layer-torch")} == {("layer_norm", "measured")}
+    assert cells["zeros", 64] == ("layer_norm", "failed")
+    assert cells["torch", 64] == ("layer_norm", "skipped")
+    assert "it has no layer_norm, only softmax" in done.stdout
     done = cli("check", *given, "--backends", "zeros", "--case", "normal 1x7", "--dtype", "fp32")
-    assert "--op rms_norm.py" in done.stderr
+    assert "--op layer_norm.py" in done.stderr
     for command in ("show", "plot"):
         assert cli(command, "results/latest.csv").returncode == 0
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
-    done = cli("baseline", "save", "results/latest.csv", "--name", "rms")  # one process is too few, and the operation is no error
+    done = cli("baseline", "save", "results/latest.csv", "--name", "layer")  # one process is too few, and the operation is no error
     assert (done.returncode, "processes" in done.stderr) == (3, True)
 
 
@@ -214,15 +217,15 @@ def test_an_error_in_an_operations_file_has_its_line(file, monkeypatch):
     with pytest.raises(ValueError, match="late") as error:
         user_file.load(path)
     for source in (None, PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench")):
-        assert user_line(error.value, source) == f"in bound, rms.py:{line}"
+        assert user_line(error.value, source) == f"in bound, layer.py:{line}"
 
 
 CHANGES = {
     "its bound": "object.__setattr__(values, 'bound', lambda *_: ())",
     "a constant of its file": "module.ETA = 1e9",
-    "its entry": "registry._numerics['rms_norm'] = registry.numerics('softmax')",
-    "its tensors": "registry._added['rms_norm'] = registry._added['rms_norm'][:1] + ('other',)",
-    "an axis of a tensor": "object.__setattr__(registry.declared('rms_norm').tensors['w'], 'axes', ('M',))",
+    "its entry": "registry._numerics['layer_norm'] = registry.numerics('softmax')",
+    "its tensors": "registry._added['layer_norm'] = registry._added['layer_norm'][:1] + ('other',)",
+    "an axis of a tensor": "object.__setattr__(registry.declared('layer_norm').tensors['w'], 'axes', ('M',))",
 }
 
 
@@ -231,7 +234,7 @@ def test_a_changed_operation_of_a_user_is_noticed(file, what, monkeypatch):
     """A bound that a plugin made wide, or a constant of it, made wrong kernels pass."""
     monkeypatch.setattr(registry, "_numerics", {})
     user_file.load(file(TEXT))
-    values = registry.numerics("rms_norm")
+    values = registry.numerics("layer_norm")
     guard = tamper_guard.bind("cpu")
     assert guard.replaced() == ""
     exec(CHANGES[what], {"values": values, "module": sys.modules[type(values).__module__], "registry": registry})

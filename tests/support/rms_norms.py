@@ -1,4 +1,4 @@
-"""Right and wrong ways to compute the operation that docs/operations.md shows, RMSNorm and its gradient, by name."""
+"""Right and wrong ways to compute RMSNorm and its gradient, by name."""
 
 import torch
 
@@ -28,10 +28,14 @@ def cached():
     return lambda x, w: kept.setdefault(x.data_ptr(), wide(x, w)).clone()
 
 
-def gradient(dy, x, w, *, less=1.0, power=3, mean=mean_of, dtype=torch.float32):
+def gradient(dy, x, w, rstd, *, less=1.0, power=3, mean=mean_of, dtype=torch.float32):
     x, w, dy, made = x.to(dtype), w.to(dtype), dy.to(dtype), x.dtype
-    r = torch.rsqrt(mean_of(x.square()) + EPS)
+    r = rstd.to(dtype)[:, None]
     return (r * w * dy - less * r**power * x * mean(w * dy * x)).to(made)
+
+
+def normalized_first(dy, x, w, r):
+    return r * (w * dy - x * r * mean_of(w * dy * (x * r)))
 
 
 def without_the_last_column(row):
@@ -46,7 +50,11 @@ RIGHT = {
     "weight first": lambda x, w: (x.float() * w.float() / (x.float().square().mean(-1, keepdim=True) + EPS).sqrt()).to(x.dtype),
     "a norm": lambda x, w: (x.float() * w.float() / (x.float().norm(dim=-1, keepdim=True) ** 2 / x.shape[1] + EPS).sqrt()).to(x.dtype),
 }
-RIGHT_BACKWARD = {"float32": gradient, "float64": lambda dy, x, w: gradient(dy, x, w, dtype=torch.float64)}
+RIGHT_BACKWARD = {
+    "float32": gradient,
+    "terms of x * rstd": lambda dy, x, w, rstd: normalized_first(dy.float(), x.float(), w.float(), rstd[:, None]).to(x.dtype),
+    "float64": lambda dy, x, w, rstd: gradient(dy, x, w, rstd, dtype=torch.float64),
+}
 WRONG = {
     "zeros": lambda: lambda x, w: torch.zeros_like(x),
     "no EPS": lambda: lambda x, w: wide(x, w, eps=0),
@@ -64,12 +72,13 @@ WRONG = {
     "sum in 16 bits": lambda: lambda x, w: wide(x, w, mean=lambda square: square.half().cumsum(-1)[:, -1:].float() / x.shape[1]),
 }
 WRONG_BACKWARD = {
-    "zeros": lambda dy, x, w: torch.zeros_like(x),
-    "without the mean": lambda dy, x, w: gradient(dy, x, w, less=0.0),
-    "mean added": lambda dy, x, w: gradient(dy, x, w, less=-1.0),
-    "r for r cubed": lambda dy, x, w: gradient(dy, x, w, power=1),
-    "sum for mean": lambda dy, x, w: gradient(dy, x, w, mean=lambda row: row.sum(-1, keepdim=True)),
-    "without the last column": lambda dy, x, w: gradient(dy, x, w, mean=without_the_last_column),
-    "no weight": lambda dy, x, w: gradient(dy, x, torch.ones_like(w)),
-    "of the forward": lambda dy, x, w: wide(x, w),
+    "zeros": lambda dy, x, w, rstd: torch.zeros_like(x),
+    "without the mean": lambda dy, x, w, rstd: gradient(dy, x, w, rstd, less=0.0),
+    "mean added": lambda dy, x, w, rstd: gradient(dy, x, w, rstd, less=-1.0),
+    "r for r cubed": lambda dy, x, w, rstd: gradient(dy, x, w, rstd, power=1),
+    "sum for mean": lambda dy, x, w, rstd: gradient(dy, x, w, rstd, mean=lambda row: row.sum(-1, keepdim=True)),
+    "without the last column": lambda dy, x, w, rstd: gradient(dy, x, w, rstd, mean=without_the_last_column),
+    "no weight": lambda dy, x, w, rstd: gradient(dy, x, torch.ones_like(w), rstd),
+    "rstd of the row before": lambda dy, x, w, rstd: gradient(dy, x, w, rstd.roll(1)),
+    "of the forward": lambda dy, x, w, rstd: wide(x, w),
 }

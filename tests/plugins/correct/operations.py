@@ -1,10 +1,11 @@
-"""Right ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy, logprob and masked_softmax, one backend each."""
+"""Right ways to compute operations other than plain softmax, one backend each; `layer_norm` is that of docs/operations.md."""
 
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 import cross_entropies
+import layer_norms
 import log_softmaxes
 import logprobs
 import masked_softmaxes
@@ -21,6 +22,7 @@ LOG_SOFTMAX = backends(
         "both": same(log_softmaxes.RIGHT_BOTH),
     },
 )
+LAYER_NORM = backends("right-layer", "layer_norm", {"forward": same(layer_norms.RIGHT), "backward": same(layer_norms.RIGHT_BACKWARD)})
 RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
 SCALED = backends("right-scaled", "softmax(scale,out_dtype)", dict.fromkeys(("forward", "backward", "both"), scaled.HONEST), CaseWay)
 CROSS_ENTROPY = of_cases("right-ce", "cross_entropy", cross_entropies.RIGHT)
@@ -28,4 +30,4 @@ LOGPROB = backends("right-logprob", "logprob", {"forward": same(logprobs.RIGHT),
 MASKED_SOFTMAX = backends(
     "right-masked", masked_softmaxes.OPERATION, dict.fromkeys(("forward", "backward"), masked_softmaxes.RIGHT), CaseWay
 )
-backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB, *MASKED_SOFTMAX]
+backends = [*LOG_SOFTMAX, *LAYER_NORM, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB, *MASKED_SOFTMAX]

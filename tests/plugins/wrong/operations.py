@@ -1,4 +1,4 @@
-"""Wrong ways to compute log_softmax, rms_norm, softmax with parameters, cross_entropy, logprob and masked_softmax, one backend each.
+"""Wrong ways to compute operations other than plain softmax, one backend each; `layer_norm` is that of docs/operations.md.
 
 One of them is right until its calls seem unchecked.
 """
@@ -10,6 +10,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "support"))
 import cross_entropies
+import layer_norms
 import log_softmaxes
 import logprobs
 import masked_softmaxes
@@ -41,6 +42,7 @@ LOG_SOFTMAX = [
         },
     ),
 ]
+LAYER_NORM = backends("wrong-layer", "layer_norm", {"forward": layer_norms.WRONG, "backward": same(layer_norms.WRONG_BACKWARD)})
 RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backward": same(rms_norms.WRONG_BACKWARD)})
 SCALED = backends("wrong-scaled", "softmax(scale,out_dtype)", {"forward": scaled.WRONG_FORWARD, "backward": scaled.WRONG_BACKWARD}, CaseWay)
 CROSS_ENTROPY = of_cases("wrong-ce", "cross_entropy", cross_entropies.WRONG)
@@ -54,4 +56,4 @@ MASKED_SOFTMAX = backends(
     },
     CaseWay,
 )
-backends = [*LOG_SOFTMAX, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB, *MASKED_SOFTMAX]
+backends = [*LOG_SOFTMAX, *LAYER_NORM, *RMS_NORM, *SCALED, *CROSS_ENTROPY, *LOGPROB, *MASKED_SOFTMAX]
