@@ -47,6 +47,14 @@ def test_files_of_the_architecture_are_there():
         assert (ROOT / name).exists() or any((ROOT / "softbench" / room / name).exists() for room in ROOMS), name
 
 
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+def test_files_of_a_design_are_there(name):
+    named = re.findall(r"`(\w+\.(?:py|cuh|cu))", (ROOT / "docs" / "kernels" / f"{name}.md").read_text())
+    assert len(named) > 10
+    for file in named:
+        assert (ROOT / "kernels" / name / file).exists(), file
+
+
 def test_readme_leads_to_every_page():
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
