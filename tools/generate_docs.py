@@ -26,7 +26,7 @@ from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import KEYS, shipped
 from softbench.plan.settings import Settings
 from softbench.report import listing
-from softbench.results.by_backend import by_backend
+from softbench.results.costs import by_backend
 from softbench.results.rows import Row
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -56,7 +56,7 @@ def list_backends(
     from softbench.plugins.select import matching, not_loaded
     from softbench.plugins.source import ALL
     from softbench.report import listing
-    from softbench.results.by_backend import by_backend, committed
+    from softbench.results.costs import by_backend, committed
     from softbench.run import run
 
     costs_by_backend = by_backend(read(costs)) if costs else committed() if long else {}

@@ -130,7 +130,7 @@ def _values(row: Row) -> dict[str, object]:
 def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> None:
     from softbench.cli import output
     from softbench.report import listing, tables
-    from softbench.results.by_backend import by_backend
+    from softbench.results.costs import by_backend
     from softbench.results.select import apart
 
     console = output.console()

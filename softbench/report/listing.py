@@ -15,7 +15,7 @@ from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
-from softbench.results.by_backend import BackendCost
+from softbench.results.costs import BackendCost
 
 LAUNCH = ("kernel", "grid", "block", "registers", "spilled", "shared", "moves")
 

@@ -15,7 +15,7 @@ from softbench.core.text import unknown
 from softbench.report import curves, dots, heatmap, style
 from softbench.report.figure_data import Quantity, groups, slices, speedup
 from softbench.report.style import COLOURS, Drawing
-from softbench.results.by_backend import by_backend
+from softbench.results.costs import by_backend
 from softbench.results.rows import Row
 from softbench.results.select import apart, file_of
 

@@ -13,12 +13,12 @@ from softbench.plugins import select
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
 from softbench.report import listing
-from softbench.results import by_backend
+from softbench.results import costs
 from softbench.results.csv import COLUMNS, read_csv, to_csv
 from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / by_backend.COMMITTED
+COMMITTED = ROOT / costs.COMMITTED
 
 CELL = {"direction": "forward", "M": 4096, "N": 256, "dtype": "bf16", "status": "ok", "device": "NVIDIA H200", "run": "r"}
 TIMES = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0, "timer": "do_bench"}
@@ -48,7 +48,7 @@ ROWS = [
 
 
 def test_builds_are_cold_and_fractions_of_copy_are_capped():
-    found = by_backend.by_backend(ROWS)
+    found = costs.by_backend(ROWS)
     assert found["compile"].build_s == pytest.approx(2.0)  # of 2, 4 and 1 s
     assert found["compile"].build_cache == "cold"
     assert found["compile"].host_us == pytest.approx(75.0)
@@ -60,20 +60,20 @@ def test_builds_are_cold_and_fractions_of_copy_are_capped():
 def test_where_all_have_device_times_the_fractions_are_theirs():
     copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
     ours = [replace(row("compile", 256, host=70.0, of_copy=0.1), device_us=4.0), replace(row("compile", 512, of_copy=0.1), device_us=1.0)]
-    found = by_backend.by_backend([*copies, *ours])["compile"]
+    found = costs.by_backend([*copies, *ours])["compile"]
     assert found.of_copy == pytest.approx({"forward": 0.5**0.5})  # the host's 70 us are no bandwidth; faster than copy counts as 1
     assert found.by_device
     assert "forward kernels, of copy" in listing.cost_rows({"compile": found})[0]
-    found = by_backend.by_backend([*copies, *ours, row("cudnn", 256)])["compile"]  # one without: what the timer gave, of all
+    found = costs.by_backend([*copies, *ours, row("cudnn", 256)])["compile"]  # one without: what the timer gave, of all
     assert (found.by_device, found.of_copy) == (False, pytest.approx({"forward": 0.1}))
 
 
 def test_an_implausible_cell_has_no_fraction_of_copy():
     copies = [replace(row("copy", N, host=9.0, of_copy=1.0, grade="yardstick"), device_us=2.0) for N in (256, 512)]
     fast = replace(row("compile", 256, of_copy=None), device_us=0.5, labels="implausible noisy")
-    found = by_backend.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
+    found = costs.by_backend([*copies, fast, replace(row("compile", 512), device_us=4.0)])["compile"]
     assert (found.by_device, found.of_copy) == (True, pytest.approx({"forward": 0.5}))
-    assert not by_backend.by_backend([row("numba", status="unavailable")])["numba"].by_device
+    assert not costs.by_backend([row("numba", status="unavailable")])["numba"].by_device
 
 
 def test_costs_are_shown_for_a_terminal_and_as_markdown(tmp_path, main):
@@ -100,7 +100,7 @@ def test_the_guide_has_summary_costs_and_advice_of_each_backend(capsys):
         BackendInfo("numba", origin, unavailable="numba-cuda is not installed: pip install numba-cuda"),
     ]
     console = Console(width=200)
-    console.print(listing.guide(infos, by_backend.by_backend(ROWS)))
+    console.print(listing.guide(infos, costs.by_backend(ROWS)))
     out = " ".join(capsys.readouterr().out.split())
     assert "what torch.compile of it costs build 2 s cold; host 75 us a call; forward 71% of copy" in out
     assert "pick it when nothing else will do" in out
@@ -110,10 +110,10 @@ def test_the_guide_has_summary_costs_and_advice_of_each_backend(capsys):
 
 def test_the_committed_run_is_found_and_may_be_absent(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert bool(by_backend.committed()) == COMMITTED.is_file()
-    (tmp_path / by_backend.COMMITTED).parent.mkdir(parents=True)
-    (tmp_path / by_backend.COMMITTED).write_text(to_csv(ROWS))
-    assert by_backend.committed()["cudnn"].host_us == pytest.approx(8.0)
+    assert bool(costs.committed()) == COMMITTED.is_file()
+    (tmp_path / costs.COMMITTED).parent.mkdir(parents=True)
+    (tmp_path / costs.COMMITTED).write_text(to_csv(ROWS))
+    assert costs.committed()["cudnn"].host_us == pytest.approx(8.0)
 
 
 def test_the_strategies_configuration_takes_every_backend_and_few_cells():
