@@ -19,12 +19,12 @@ import typer
 from result_pages import PAGES, readme_results, rows_of, table
 
 from softbench.cli.main import app
-from softbench.cli.panels import LAST, OTHERS, panel_of
+from softbench.cli.panels import ARGUMENTS, PLACES, panel_of
 from softbench.gate import self_test
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.plan.config_file import KEYS, shipped
-from softbench.plan.settings import Settings
+from softbench.plan.config_file import shipped
+from softbench.plan.settings import KEYS
 from softbench.report import listing
 from softbench.results.costs import by_backend
 from softbench.results.rows import Row
@@ -92,15 +92,12 @@ def docs_with(cls: type, *properties: str) -> dict[str, str]:
 
 
 def settings() -> str:
-    """The keys of a configuration with the docs of `Settings`."""
-    defaults = Settings()
+    """The keys of a configuration as `Settings` declares them."""
     rows = []
-    for name, text in docs_of(Settings):
-        if name not in KEYS:
-            continue
-        value = getattr(defaults, name)
-        shown = ", ".join(f"{key} {seconds:g}" for key, seconds in value.items()) if isinstance(value, dict) else str(value)
-        rows.append((f"`{name}`", f"`{shown}`" if value not in ((), None) else "", text))
+    for one in KEYS.values():
+        values = one.default.items() if isinstance(one.default, dict) else ()
+        shown = ", ".join(f"{key} {seconds:g}" for key, seconds in values) or str(one.default)
+        rows.append((f"`{one.name}`", f"`{shown}`" if one.default not in ((), None) else "", one.text))
     return table(("key", "default", "meaning"), rows)
 
 
@@ -142,8 +139,8 @@ def _command(command: Any, title: str, described: dict[tuple[str, ...], str]) ->
                 panels.setdefault(panel_of(param), []).append(row)
             else:
                 known.setdefault(earlier, []).append(names)
-    for panel, rows in sorted(panels.items(), key=lambda item: (item[0] in LAST, item[0] == OTHERS)):
-        parts += [f"**{panel}**", table((panel.lower() if panel == "Arguments" else "option", "meaning", "default"), rows)]
+    for panel, rows in sorted(panels.items(), key=lambda item: PLACES.get(item[0], 0)):
+        parts += [f"**{panel}**", table((panel.lower() if panel == ARGUMENTS else "option", "meaning", "default"), rows)]
     for earlier, names_of in known.items():
         parts.append(f"As in [{earlier}](#softbench-{earlier.replace(' ', '-')}): {', '.join(names_of)}.")
     return parts

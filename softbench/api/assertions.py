@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, Unpack, cast
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import pytest
 
 from softbench.api.backends import Backend, given
 from softbench.api.measure import checked, compare, judged
-from softbench.api.options import CheckOptions, GateOptions, Operations, Options, Words, known_only, texts, words
+from softbench.api.options import Operations, keywords, known_only, takes, texts, words
 from softbench.core.case import OPERATION
 from softbench.core.errors import InconclusiveError, SoftbenchError, UsageError
 from softbench.core.text import count, margin as shown_margin, percent
+from softbench.plan.declare import Words
 
 if TYPE_CHECKING:
     from softbench.gate.verdicts import GateReport, Verdict
     from softbench.results.rows import Row
 
-CHECKED = ("set", "device", "seed", "timeout", "plugins")
-"""The options of a measurement that a check has too."""
-SHAPE: Options = {"M": 4096, "N": 4096}
+SHAPE = {"M": 4096, "N": 4096}
 """The shape of a measurement that names none."""
 ALL = "*"
 """The pattern of all check cases."""
@@ -59,6 +58,7 @@ class Softbench:
         self.folder, self._note = folder, note
 
     @shows_the_test
+    @takes("check")
     def assert_correct(
         self,
         fn: Backend,
@@ -67,7 +67,7 @@ class Softbench:
         dtype: Words = None,
         direction: Words = "forward",
         case: str = ALL,
-        **options: Unpack[CheckOptions],
+        **options: Any,
     ) -> None:
         """Assert that `fn` is correct in the check cases of the operation: shapes, layouts and values, in all dtypes or in these.
 
@@ -80,6 +80,7 @@ class Softbench:
         self._check((fn,), op, dtype, direction, case, options)
 
     @shows_the_test
+    @takes("gate")
     def assert_not_slower(
         self,
         new: Backend,
@@ -89,7 +90,7 @@ class Softbench:
         op: Operations = None,
         config: str | Path | None = None,
         case: str = ALL,
-        **options: Unpack[GateOptions],
+        **options: Any,
     ) -> None:
         """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.run_gate` finds. .03 is 3 %.
 
@@ -114,6 +115,7 @@ class Softbench:
             pytest.skip(f"softbench: {report.summary}; {text}; repeat it: {command}")
 
     @shows_the_test
+    @takes("run")
     def assert_bandwidth(
         self,
         fn: Backend,
@@ -123,7 +125,7 @@ class Softbench:
         config: str | Path | None = None,
         quick: bool = False,
         case: str = ALL,
-        **options: Unpack[Options],
+        **options: Any,
     ) -> None:
         """Assert that `fn` is correct and reaches this fraction of the bandwidth of `copy` in every cell, as `softbench.compare` finds.
 
@@ -135,11 +137,11 @@ class Softbench:
             AssertionError: a cell is slower, wrong, or has no bandwidth. The message has the fraction and the command that repeats it.
         """
         __tracebackhide__ = True
-        known_only(options, Options)
+        known_only(options, "run")
         if not 0 < at_least_of_copy <= MOST_OF_COPY:
             raise UsageError(f"at_least_of_copy: must be a fraction above 0, such as .9 for 90 %, not {at_least_of_copy}")
-        self._without_gpu((fn,), op, case, cast(GateOptions, options))
-        sized = cast(Options, texts(_with_shape(options, config)))  # a generator gives its values once
+        self._without_gpu((fn,), op, case, options)
+        sized = texts(_with_shape(options, config))  # a generator gives its values once
         result = compare(fn, op=op, config=config, quick=quick, output=self.folder, **sized)
         rows = [row for row in result.rows if row.backend != "copy"]
         low = [row for row in rows if not (row.of_copy or 0) >= at_least_of_copy]
@@ -152,21 +154,23 @@ class Softbench:
             found_low = f"{count(len(low), 'cell')} below {percent(at_least_of_copy)} of copy"
             raise AssertionError(f"{found_low}\n{text}\nrepeat it: {command}\nresults: {result.csv}")
 
-    def _without_gpu(self, backends: Sequence[Backend], op: Operations, case: str, options: GateOptions) -> None:
+    def _without_gpu(self, backends: Sequence[Backend], op: Operations, case: str, options: Mapping[str, Any]) -> None:
         """Without a GPU: check the backends, and skip the test. With one, or on the CPU if the test names it: return."""
         __tracebackhide__ = True
         from softbench.run import doctor
 
         if options.get("device", "auto") != "auto" or not (reason := doctor.no_gpu()):
             return
-        of_check = cast(CheckOptions, {name: value for name, value in options.items() if name in CHECKED})
+        of_check = {name: value for name, value in options.items() if name in keywords("check")}
         self._check(backends, op or OPERATION, options.get("dtype", "fp32"), options.get("direction", "forward"), case, of_check)
         self._skip(f"checked, and not timed: no GPU ({reason}); device='cpu' times it on the CPU")
 
     def _skip(self, reason: str) -> NoReturn:
         pytest.skip(f"softbench: {reason}")
 
-    def _check(self, backends: Sequence[Backend], op: Operations, dtype: Words, direction: Words, case: str, options: CheckOptions) -> None:
+    def _check(
+        self, backends: Sequence[Backend], op: Operations, dtype: Words, direction: Words, case: str, options: Mapping[str, Any]
+    ) -> None:
         __tracebackhide__ = True
         report, plugins = checked(backends, op, case, dtype, direction, options)
         names = ", ".join(dict.fromkeys(finding.backend for finding in report.findings))
@@ -186,10 +190,10 @@ class Softbench:
         )
 
 
-def _with_shape(options: Options | GateOptions, config: str | Path | None) -> Options:
+def _with_shape(options: Mapping[str, Any], config: str | Path | None) -> dict[str, Any]:
     """The options with the default shape, unless they or a configuration give one."""
     sized = config is not None or options.keys() & {"M", "N", "shape"}
-    return cast(Options, {**({} if sized else SHAPE), **options})
+    return {**({} if sized else SHAPE), **options}
 
 
 def _verdicts(report: GateReport) -> str:

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
-from softbench.api.backends import Backend, given
-from softbench.api.options import (
-    CheckOptions,
-    GateOptions,
-    Operations,
-    Options,
-    Words,
-    known_only,
-    layer,
-    operations,
-    request,
-    texts,
-    words,
-)
+from softbench.api.backends import Backend, Given, given
+from softbench.api.options import Operations, given_settings, known_only, operations, path, takes, texts, words
 from softbench.api.progress import watched
 from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
+from softbench.plan.declare import Words
 from softbench.plugins.source import split_alias, split_function
 
 if TYPE_CHECKING:
@@ -39,6 +28,7 @@ if TYPE_CHECKING:
 RESULTS = Path("results")
 
 
+@takes("run")
 def compare(
     *backends: Backend,
     op: Operations = None,
@@ -46,7 +36,7 @@ def compare(
     output: str | Path = RESULTS,
     quick: bool = False,
     progress: bool | None = None,
-    **options: Unpack[Options],
+    **options: Any,
 ) -> Result:
     """Check and time backends on every shape, as `softbench run` does: isolated, interleaved, with the same files.
 
@@ -74,16 +64,34 @@ def compare(
     from softbench.api.result import Result
     from softbench.run import run
 
-    known_only(options, Options)
+    known_only(options, "run")
     with watched(progress, config, [*options, *(["backends"] if backends else [])]) as observer:
         chosen, found = given(backends), texts(options)
         named = {"backends": ",".join(chosen.labels) or None, **found, "config": config, "quick": quick}
         command = ["run", *words(chosen, op, named)]
-        asked = request(chosen, op, found, command, output=output, config=config, quick=quick)
+        asked = _asked(chosen, op, found, command, output=output, config=config, quick=quick)
         measured = run.run(asked, observer, lambda started: None)
     return Result.of_run(measured, observer.notes)
 
 
+def _asked(
+    backends: Given,
+    op: Operations,
+    found: Mapping[str, Any],
+    command: Sequence[str],
+    *,
+    output: str | Path,
+    config: str | PathLike[str] | None = None,
+    quick: bool = False,
+) -> RunRequest:
+    """The request of a call. `command` has the words of the command line that repeats it."""
+    from softbench.run.request import requested
+
+    settings = {**given_settings(backends, op, found), "config": None if config is None else str(config)}
+    return requested(settings, command, output=path(output, "output"), quick=quick)
+
+
+@takes("gate")
 def run_gate(
     candidate: Backend,
     reference: Backend,
@@ -93,7 +101,7 @@ def run_gate(
     config: str | Path | None = None,
     output: str | Path = RESULTS / "gate",
     progress: bool | None = None,
-    **options: Unpack[GateOptions],
+    **options: Any,
 ) -> GateReport:
     """Judge whether `candidate` is slower than `reference`, as `softbench gate --candidate --reference` does.
 
@@ -124,14 +132,14 @@ def judged(
     config: str | Path | None,
     output: str | Path,
     progress: bool | None,
-    options: GateOptions,
+    options: Mapping[str, Any],
 ) -> tuple[GateReport, str]:
     """The report of `run_gate`, and the command line that repeats the measurement."""
     from softbench.gate import ab_run, next_step
     from softbench.gate.verdicts import Rules
     from softbench.run import run
 
-    known_only(options, GateOptions)
+    known_only(options, "gate")
     if not isinstance(margin, int | float) or not 0 < margin <= 1:
         raise UsageError(f"margin {margin}: must be a fraction above 0, such as .03 for 3 %")
     rules = Rules(margin=margin)
@@ -140,7 +148,7 @@ def judged(
         new, old = both.names
         named = {"candidate": new, "reference": old, **found, "config": config, "margin": f"{100 * margin:g}"}
         command = ["gate", *words(both, op, named)]
-        asked = ab_run.ab_request(request(both, op, found, command, output=output, config=config), new, old)
+        asked = ab_run.ab_request(_asked(both, op, found, command, output=output, config=config), new, old)
         announced: list[str] = []
 
         def on_plan(plan: Plan) -> None:
@@ -157,13 +165,14 @@ def judged(
     return replace(report, next_step=next_step.after_pairs(report, line, asked.settings().processes)), line
 
 
+@takes("check")
 def check(
     *backends: Backend,
     op: str | PathLike[str] = OPERATION,
     case: str = "*",
     dtype: Words = None,
     direction: Words = None,
-    **options: Unpack[CheckOptions],
+    **options: Any,
 ) -> CheckReport:
     """Check backends on difficult shapes, layouts, values and gradients, as `softbench check` does. Nothing is timed.
 
@@ -184,12 +193,13 @@ def check(
 
 
 def checked(
-    backends: Sequence[Backend], op: Operations, case: str, dtype: Words, direction: Words, options: CheckOptions
+    backends: Sequence[Backend], op: Operations, case: str, dtype: Words, direction: Words, options: Mapping[str, Any]
 ) -> tuple[CheckReport, list[str]]:
     """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
+    from softbench.plan.settings import from_flags
     from softbench.run.check import CheckRequest, check as run_check
 
-    known_only(options, CheckOptions)
+    known_only(options, "check")
     with watched(progress=False):
         if not isinstance(case, str):
             raise UsageError(f"case: must be a pattern of names, not {case!r}")
@@ -199,6 +209,8 @@ def checked(
         found = texts({**options, "dtype": dtype, "direction": direction})
         axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
-        asked = CheckRequest.of(layer(found, None, chosen), ",".join(operations(op) or (OPERATION,)), pattern=case, set=parameters, **axes)
+        asked = CheckRequest.of(
+            from_flags(given_settings(chosen, None, found)), ",".join(operations(op) or (OPERATION,)), pattern=case, set=parameters, **axes
+        )
         report = run_check(asked, lambda done, total, now: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

@@ -5,65 +5,40 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import Any, ParamSpec, TypeVar
 
-from softbench import __version__
 from softbench.api.backends import Given
 from softbench.core.case import Value, value_text
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.text import did_you_mean, one_line
+from softbench.plan.settings import SETTINGS, of_command
 
-if TYPE_CHECKING:
-    from softbench.plan.settings import Layer
-    from softbench.run.request import RunRequest
-
-Axis = int | str | Iterable[int | str]
-"""Values of an axis: `4096`, `[256, 512]`, `range(256, 8192, 256)`, or a text such as `"256:8192:*2"`."""
-Words = str | Iterable[str] | Any
-"""One or several words. A dtype may be one of torch: `torch.bfloat16`."""
 Operations = str | PathLike[str] | Sequence[str | PathLike[str]] | None
 """An operation's name, the Python file of one, or several."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-class CheckOptions(TypedDict, total=False):
-    """Arguments that every call takes. Each means what the option of its name does; `softbench check --help` describes these options."""
-
-    set: Mapping[str, Value] | str | Sequence[Mapping[str, Value] | str]
-    """Parameters of the operation: `{"scale": 0.7}`. Each of several mappings makes cases of its own."""
-    device: Any
-    """A text such as `"cuda:1"`, or a `torch.device`."""
-    seed: int
-    timeout: float | str | Mapping[str, float]
-    plugins: str | Path | Sequence[str | Path]
+def keywords(command: str) -> list[str]:
+    """The settings that the function of a command has as keywords. Each means what the option of its name does."""
+    return [one.name for one in of_command(command) if one.python is not False and one.name not in ("backends", "op", "config")]
 
 
-class GateOptions(CheckOptions, total=False):
-    """Arguments that every measurement takes too."""
+def takes(command: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator for a function with `**options`: its signature, which `help` shows, has the keywords of the command."""
 
-    M: Axis
-    N: Axis
-    shape: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
-    """One shape such as `(8, 16, 1024)` or `"8x16x1024"`, or several."""
-    dim: int | str | Sequence[int]
-    dtype: Words
-    direction: Words
-    threads: int
-    rounds: int
-    processes: int
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        own = [one for one in signature(function).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        found = [SETTINGS[name] for name in keywords(command) if name not in signature(function).parameters]
+        more = [Parameter(one.name, Parameter.KEYWORD_ONLY, default=None, annotation=one.python or one.kind) for one in found]
+        function.__signature__ = signature(function).replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
 
-
-class Options(GateOptions, total=False):
-    """Arguments that a comparison takes too."""
-
-    max_rounds: int
-    precision: float
-    relative_to: str
-    timer: str
-    l2: str
-    profile: str
+    return decorate
 
 
 @contextmanager
@@ -89,9 +64,9 @@ def path(value: object, argument: str) -> Path:
     return Path(value)
 
 
-def known_only(options: Mapping[str, object], kind: type) -> None:
-    """Raises TypeError for an argument that is not of this kind, as Python does for its own functions."""
-    names = get_type_hints(kind)
+def known_only(options: Mapping[str, object], command: str) -> None:
+    """Raises TypeError for an argument that the function of a command does not have, as Python does for its own functions."""
+    names = keywords(command)
     if unknown := [name for name in options if name not in names]:
         raise TypeError(f"unknown argument '{unknown[0]}'; {did_you_mean(unknown[0], names)}known are {', '.join(names)}")
 
@@ -102,7 +77,7 @@ def texts(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: a value is of another type, or has no item.
     """
-    found = {key: _READERS.get(key, _plain)(value) for key, value in options.items() if value is not None}
+    found = {name: _as_option(name, value) for name, value in options.items() if value is not None}
     if empty := [key for key, value in found.items() if key != "plugins" and isinstance(value, str | list) and not "".join(value)]:
         raise UsageError(f"{empty[0]}: is empty; give a value, or leave it out")
     return found
@@ -144,7 +119,7 @@ def _parameters(value: str | Mapping[str, Value]) -> str:
 
 def _value(value: Any) -> str:
     """A parameter's value. A dtype of torch has softbench's name."""
-    from softbench.plan.sweep import DTYPE_ALIASES
+    from softbench.plan.grammar import DTYPE_ALIASES
 
     plain = _plain(value)
     name = str(plain).removeprefix("torch.")
@@ -168,59 +143,28 @@ def operations(op: Operations) -> list[str] | None:
     return found
 
 
-_READERS: dict[str, Callable[[Any], object]] = {
-    **dict.fromkeys(("M", "N", "dim", "dtype", "direction"), _listed),
-    **dict.fromkeys(("device", "timer", "l2", "profile", "relative_to"), str),
-    "shape": _shapes,
-    "set": _parameter_sets,
-    "timeout": _timeouts,
-    "plugins": _plugins,
-}
-"""What makes a text or a list of texts of an argument, where the command line takes one."""
-_NAMES = (*get_type_hints(Options), "backends", "op", "config", "output", "case", "candidate", "reference", "over")
+_SPECIAL: dict[str, Callable[[Any], object]] = {"shape": _shapes, "set": _parameter_sets, "timeout": _timeouts, "plugins": _plugins}
+"""The settings whose values in Python have a form of their own."""
+
+
+def _as_option(name: str, value: Any) -> object:
+    """A value as the command line has it: a text or a list of texts where it takes texts, else a number."""
+    if name in _SPECIAL:
+        return _SPECIAL[name](value)
+    kind = SETTINGS[name].kind
+    return _listed(value) if kind == list[str] else str(value) if kind is str else _plain(value)
+
+
+_NAMES = (*SETTINGS, "output", "case", "candidate", "reference", "over")
 _ARGUMENTS = {f"--{name.replace('_', '-')}": name for name in _NAMES} | {"--plugin": "plugin", "-o": "out", "--device cpu": "device='cpu'"}
 """The name of an argument for each flag."""
 _FLAG = re.compile(r"(?<![\w-])(?:--device cpu\b|-o(?= )|--[A-Za-z][A-Za-z0-9-]*)")
 
 
-def layer(found: Mapping[str, Any], op: Operations, backends: Given) -> Layer:
-    """The settings of the options that `texts` made.
-
-    Raises:
-        UsageError: an option is invalid.
-    """
-    from softbench.plan.flags import from_flags
-    from softbench.plan.values import strings
-    from softbench.run.operations import names
-
-    plugins = [*backends.plugins, *found.get("plugins", ())]
-    flags = from_flags({**found, "op": names(operations(op)), "plugins": plugins})
-    if backends.names and backends.names != ("all",):
-        flags["backends"] = strings(list(backends.names), "backends")
-    return flags
-
-
-def request(
-    backends: Given,
-    op: Operations,
-    found: Mapping[str, Any],
-    command: Sequence[str],
-    *,
-    output: str | Path,
-    config: str | PathLike[str] | None = None,
-    quick: bool = False,
-) -> RunRequest:
-    """The request of a measurement. `found` is of `texts`; `command` has the words of the command line that repeats it.
-
-    Raises:
-        UsageError: an option is invalid.
-    """
-    from softbench.plan.config_file import load
-    from softbench.run.operations import names
-    from softbench.run.request import RunRequest, command_line
-
-    base = load(str(config), names) if config is not None else {}
-    return RunRequest(base, layer(found, op, backends), quick, path(output, "output"), False, command_line(command), __version__)
+def given_settings(backends: Given, op: Operations, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a call as the command line gives them. `found` is of `texts`."""
+    names = backends.names if backends.names != ("all",) else None
+    return {**found, "op": operations(op), "backends": names, "plugins": [*backends.plugins, *found.get("plugins", ())]}
 
 
 def words(backends: Given, op: Operations, options: Mapping[str, Any]) -> list[str]:

@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from softbench.cli import options, verbosity
 from softbench.cli.actions import end, interruptible, note, try_file, write_text, wrote_to_stdout
-from softbench.cli.panels import PanelCommand
+from softbench.cli.options import option
+from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.case import OPERATION
 from softbench.core.text import count
+from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
     from softbench.run.check import CheckReport, Finding
@@ -23,52 +25,81 @@ TOLD = 5
 """Wrong or failed findings of a backend that are told with their command, without --long."""
 
 
+Case = Annotated[
+    str,
+    option(
+        WHAT,
+        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; with '' the error lists all names.",
+        "--case",
+        metavar="PATTERN",
+        default="all",
+    ),
+]
+Dtype = Annotated[
+    list[str] | None, option(WHAT, "fp32, fp16, bf16, or several.", "--dtype", default="fp32,fp16,bf16", complete=options.DTYPE)
+]
+Direction = Annotated[
+    list[str] | None,
+    option(WHAT, "forward, backward, both, fused, or several of them.", default="all of the operation", complete=options.DIRECTION),
+]
+Json = Annotated[Path | None, option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
+Junit = Annotated[Path | None, option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
+Long = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason; and the commands of all failures.",
+        "--long",
+        "-v",
+        "--verbose",
+        default=False,
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(check)
 
 
+@options.takes(command="check", after={"case": "backends"})
 def check(
-    backends: options.Backends = None,
-    case: options.Pattern = "*",
-    dtype: options.CheckDtype = None,
-    direction: options.CheckDirections = None,
+    *,
+    case: Case = "*",
+    dtype: Dtype = None,
+    direction: Direction = None,
     op: options.Operation = OPERATION,
-    set: options.Parameters = None,
-    device: options.Device = None,
-    seed: options.Seed = None,
-    timeout: options.Timeout = None,
-    plugin: options.Plugin = None,
-    json: options.FindingsJson = None,
-    junit: options.FindingsJunit = None,
-    long: options.LongFindings = False,
+    json: Json = None,
+    junit: Junit = None,
+    long: Long = False,
     quiet: options.Quiet = False,
+    **given: Any,
 ) -> None:
     """Check every backend on difficult cases: shapes, layouts, values, gradients, output rules. Nothing is timed.
 
     Each dtype has a sign: . pass, ~ low-precision, X wrong, ! failed, ? unverified, - skipped.
     """
     from softbench.cli.output import counter
-    from softbench.plan.flags import from_flags
+    from softbench.plan.settings import from_flags
     from softbench.run.check import CheckRequest, check as run_check
 
     verbosity.choose(quiet=quiet, verbose=long)
-    flags = from_flags({"backends": backends, "device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
+    parameters, plugins = given.pop("set"), [str(path) for path in given["plugins"] or ()]
+    flags = from_flags(given)
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest.of(flags, op, pattern=case, dtype=dtype, direction=direction, set=set)
+    request = CheckRequest.of(flags, op, pattern=case, dtype=dtype, direction=direction, set=parameters)
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
-    files = [str(path) for path in plugin or ()]
     if junit is not None:
         from softbench.report import check_report
 
-        write_text(junit, check_report.junit(report, files), "--junit")
+        write_text(junit, check_report.junit(report, plugins), "--junit")
     if str(json) != "-":
         wrote_to_stdout(report.document, json)
     # The same signal may have ended the program behind a pipe, or the terminal.
     with suppress(OSError) if report.interrupted else nullcontext():
-        _report(report, json, files, long=long)
+        _report(report, json, plugins, long=long)
     if report.interrupted:
         end(report.exit_code, f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part")
     raise typer.Exit(report.exit_code)

@@ -51,7 +51,7 @@ def backends(ctx: typer.Context) -> Iterable[str]:
     from softbench.run import info_cache
 
     try:
-        sources = origins([Path(file) for file in ctx.params.get("plugin") or ()])
+        sources = origins([Path(file) for file in ctx.params.get("plugins") or ()])
         known = info_cache.read(str(ctx.params.get("device") or "auto"), sources)
     except SoftbenchError:  # nothing is completed, and the command itself prints the error
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from softbench.cli import fleet_options
+from softbench.cli import options
 from softbench.cli.actions import interruptible, note
 from softbench.cli.panels import PanelCommand
 
@@ -14,7 +14,7 @@ def register(app: typer.Typer) -> None:
     app.command(cls=PanelCommand)(doctor)
 
 
-def doctor(devices: fleet_options.Devices = None) -> None:
+def doctor(devices: options.Devices = None) -> None:
     """Check the requirements of a run: GPU, driver, torch, triton, compilers. Exit code 1 if something must be installed.
 
     With --devices, also compare the cards: copy on each card alone, then on all at once.

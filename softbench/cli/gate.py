@@ -1,22 +1,25 @@
-"""`softbench gate`."""
+"""`softbench gate`: its modes, their options and what each does."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from softbench import __version__
 from softbench.cli import options
 from softbench.cli.actions import measure, note, typed_command, warn, wrote_to_stdout
 from softbench.cli.gate_outputs import Outputs
-from softbench.cli.panels import PanelCommand
+from softbench.cli.options import BACKEND, option
+from softbench.cli.panels import ARGUMENTS, CONTEXT, JUDGE, OTHERS, OUTPUT, WHERE, PanelCommand, panel_of
 from softbench.core.errors import InconclusiveError, UsageError
+from softbench.plan.declare import HOW_LONG
+from softbench.plan.settings import of_command
 
 if TYPE_CHECKING:
     from softbench.gate.samples import RunSamples
@@ -24,100 +27,250 @@ if TYPE_CHECKING:
     from softbench.plan.plan import Plan
     from softbench.run.request import RunRequest
 
+SUMMARY = "Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive."
+MODE, SELF_TEST = "Mode", "Self-test"
+"""Panels: the options that choose the mode, and those of the self-test."""
 
-SWEEP = ("M", "N", "shape", "dim", "set", "dtype", "direction", "device", "threads", "rounds", "processes", "seed", "timeout")
-"""The options of a measurement that are settings under their own name."""
+
+class Mode(Enum):
+    """What the gate does: how a message names it, an example, and what it measures."""
+
+    VERSIONS = (
+        "two versions",
+        "softbench gate --candidate new --reference old --plugin new=a.py --plugin old=b.py",
+        "Two versions are measured now, interleaved; 3 to 12 fresh process pairs decide undecided cells.",
+    )
+    BASELINE = (
+        "a baseline",
+        "softbench gate --baseline h200",
+        "The cells of a baseline are measured in 3 new processes, and undecided cells in 6 more.",
+    )
+    FILES = ("results files", "softbench gate results/latest.csv --baseline h200", "Results files are judged; nothing is measured.")
+    SELF_TEST = (
+        "a self-test",
+        "softbench gate --self-test --reference torch",
+        "The self-test measures --reference beside its A/A copy and slowed copies, to find false alarms and power. "
+        "Exit code 1: a false alarm, or fewer than 95 % pass.",
+    )
+    STORED_SELF_TESTS = (
+        "stored self-tests",
+        "softbench gate --self-test a.csv b.csv",
+        "Results of self-tests are added up; nothing is measured. With --baseline and FILES of unchanged code, each file is judged.",
+    )
+
+    def __init__(self, shown: str, example: str, about: str) -> None:
+        self.shown, self.example, self.about = shown, example, about
+
+
+MEASURING = (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST)
+JUDGING = (Mode.VERSIONS, Mode.BASELINE, Mode.FILES)
+OF_MODES: dict[str, tuple[Mode, ...]] = {
+    **dict.fromkeys((*(one.name for one in of_command("gate")), "output"), MEASURING),
+    **dict.fromkeys(("markdown", "junit"), JUDGING),
+    **dict.fromkeys(("families", "resume"), (Mode.SELF_TEST,)),
+    "processes": (Mode.VERSIONS, Mode.BASELINE),
+    "candidate": (Mode.VERSIONS,),
+    "reference": (Mode.VERSIONS, Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
+    "self_test": (Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
+}
+"""The options that some modes do not have, by parameter, with the modes that have them."""
+
+
+Files = Annotated[list[Path] | None, typer.Argument(help="Results CSVs to judge; their processes add up.")]
+Candidate = Annotated[str | None, option(MODE, "A backend to measure now and compare with --reference.", metavar="NAME", complete=BACKEND)]
+Reference = Annotated[
+    str | None,
+    option(
+        MODE,
+        "The reference backend of --candidate and --self-test.",
+        metavar="NAME",
+        default="torch with --self-test",
+        complete=BACKEND,
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    option(MODE, "A saved baseline or a file to compare with; with --candidate it shows how much processes differ.", metavar="NAME|FILE"),
+]
+SelfTest = Annotated[
+    bool,
+    option(
+        MODE,
+        "Measure the false alarms and the power of the gate. With FILES, add up earlier self-tests; with --baseline too, judge each file.",
+        "--self-test",
+        default=False,
+    ),
+]
+Margin = Annotated[float | None, option(JUDGE, "The slowdown that passes, in percent.", metavar="PERCENT", default="5; 3 with --candidate")]
+MaxAmbiguous = Annotated[
+    float, option(JUDGE, "The largest share of ambiguous cells, in percent; a larger one gives exit code 3.", metavar="PERCENT")
+]
+Folder = Annotated[Path, option(JUDGE, "Folder of the baselines.")]
+Long = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "One line per cell, not only for changed cells, and each case's progress.",
+        "--long",
+        "-v",
+        "--verbose",
+        default=False,
+    ),
+]
+Json = Annotated[Path | None, option(OUTPUT, "Write the verdicts as JSON; - is stdout, without the table.", metavar="FILE|-")]
+Markdown = Annotated[Path | None, option(OUTPUT, "Write the report as Markdown into this file.")]
+Junit = Annotated[Path | None, option(OUTPUT, "Write JUnit XML with a test case per cell.")]
+Plot = Annotated[Path | None, option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg or .pdf.")]
+Families = Annotated[int | None, option(SELF_TEST, "A/A repetitions of the self-test, each with fresh processes; 4 to 1000.", default="59")]
+Resume = Annotated[
+    bool, option(SELF_TEST, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False)
+]
+Rounds = Annotated[int | None, option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="20")]
+Processes = Annotated[
+    int | None,
+    option(
+        HOW_LONG,
+        "Process pairs of the screening, or new processes of each cell with --baseline. More find smaller slowdowns.",
+        default="1; 3 with --baseline",
+    ),
+]
+Output = Annotated[Path, option(WHERE, "Folder of the measurements.", "-o", "--output")]
+
+
+def mode_of(given: Mapping[str, Any]) -> Mode | None:
+    """The mode that the given parameters choose; None if they choose none."""
+    if given.get("self_test"):
+        return Mode.STORED_SELF_TESTS if given.get("files") or given.get("baseline") else Mode.SELF_TEST
+    if given.get("candidate") is not None or given.get("reference") is not None:
+        return Mode.VERSIONS
+    return Mode.FILES if given.get("files") else Mode.BASELINE if given.get("baseline") is not None else None
+
+
+class GateCommand(PanelCommand):
+    """The command, whose help has the options of the mode that the command line chooses; without a mode those of every mode."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if {"-h", "--help"} & set(args):
+            given = {name: True for name in ("self_test", "candidate", "reference", "baseline") if f"--{name.replace('_', '-')}" in args}
+            ctx.meta[__name__] = mode_of(given | {"files": any(word.endswith(".csv") for word in args)})
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write what the gate does, and each mode with an example, or the mode of the command line."""
+        mode = ctx.meta.get(__name__)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(SUMMARY)
+            for one in [mode] if mode else Mode:
+                formatter.write_paragraph()
+                formatter.write_text(one.about)
+                formatter.write(f"    {one.example}\n")
+            if mode is None:
+                formatter.write_paragraph()
+                formatter.write_text("A mode has more options. They are in its own help, such as: softbench gate --candidate --help")
+
+    def shown_params(self, ctx: Any) -> list[Any]:
+        """The options of the mode. Without one those that choose it, and those of panels that every mode has."""
+        mode = ctx.meta.get(__name__)
+        if mode is None:
+            return [one for one in self.get_params(ctx) if panel_of(one) in (ARGUMENTS, MODE, JUDGE, OUTPUT, OTHERS)]
+        return [one for one in self.get_params(ctx) if mode in OF_MODES.get(one.name, (mode,))]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(cls=PanelCommand, epilog=options.GATE_EPILOG)(gate)
+    app.command(cls=GateCommand, epilog=options.GATE_EPILOG, help=documented())(gate)
 
 
+def documented() -> str:
+    """The help of all modes, as docs/commands.md has it."""
+    measuring = (
+        "What to measure, how long, where to, and the advanced options are for the modes that measure. "
+        "--markdown and --junit do not go with --self-test."
+    )
+    return "\n\n".join([SUMMARY, *(f"{one.about}\n\n    {one.example}" for one in Mode), measuring])
+
+
+@options.takes(command="gate", own_first=True)
 def gate(
-    files: Annotated[list[Path] | None, typer.Argument(help="Results CSVs to judge; their processes add up.")] = None,
-    baseline: options.Baseline = None,
-    candidate: options.Candidate = None,
-    reference: options.Reference = None,
-    self_test: options.SelfTest = False,
-    families: options.Families = None,
-    margin: options.Margin = None,
-    max_ambiguous: options.MaxAmbiguous = 10.0,
+    files: Files = None,
+    candidate: Candidate = None,
+    reference: Reference = None,
+    baseline: Baseline = None,
+    self_test: SelfTest = False,
+    margin: Margin = None,
+    max_ambiguous: MaxAmbiguous = 10.0,
     allow_env_mismatch: options.Mismatch = None,
-    folder: options.Folder = options.BASELINES,
-    long: options.LongVerdicts = False,
+    folder: Folder = options.BASELINES,
+    long: Long = False,
     quiet: options.Quiet = False,
-    json: options.VerdictsJson = None,
-    markdown: options.VerdictsMarkdown = None,
-    junit: options.VerdictsJunit = None,
-    plot: options.VerdictsPlot = None,
-    M: options.Rows = None,
-    N: options.Columns = None,
-    shape: options.Shapes = None,
-    dim: options.Dims = None,
-    dtype: options.Dtype = None,
-    direction: options.Directions = None,
-    op: options.Operations = None,
-    set: options.Parameters = None,
-    config: options.Config = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    rounds: options.GateRounds = None,
-    processes: options.GateProcesses = None,
-    seed: options.Seed = None,
-    timeout: options.Timeout = None,
-    plugin: options.Plugin = None,
-    output: options.GateOutput = Path("results") / "gate",
-    resume: options.GateResume = False,
+    json: Json = None,
+    markdown: Markdown = None,
+    junit: Junit = None,
+    plot: Plot = None,
+    families: Families = None,
+    resume: Resume = False,
+    rounds: Rounds = None,
+    processes: Processes = None,
+    output: Output = Path("results") / "gate",
+    **given: Any,
 ) -> None:
-    """Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive.
-
-    With --candidate and --reference, both are measured now, interleaved; 3 to 12 fresh process pairs decide undecided cells.
-    With --baseline, the baseline's cells are measured in 3 new processes, and undecided cells in 6 more. With FILES too,
-    nothing is measured, and the gate judges these runs. The tests are moderated t tests with Holm's correction.
-
-    With --self-test, --reference is measured beside its A/A copy and slowed copies, to measure false alarms and power.
-    Exit code 1: a false alarm, or fewer than 95 % pass. With --baseline and FILES of unchanged code, each file is judged.
-    """
+    """SUMMARY and the modes are the help."""
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
-    from softbench.run.operations import names
-
-    sweep: dict[str, Any] = {name: value for name, value in locals().items() if name in SWEEP} | {"op": names(op), "plugins": plugin}
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
-    _reject_mixed(self_test, families, resume, (candidate, processes, markdown, junit), sittings=bool(baseline and (plot or resume)))
-    if self_test:
-        if baseline is not None:
-            _sitting_test(files, dict(sweep, config=config, families=families, reference=reference), baseline, strictness, stored, outputs)
-        _self_test(files, reference, families, _request(sweep, config, output, resume), strictness, stored, outputs)
-    if candidate is not None or reference is not None:
-        outputs.render(_ab_run(*_pair(candidate, reference, files), _request(sweep, config, output), strictness, stored))
-    if baseline is not None and not files:
-        outputs.render(_new_processes(_request(sweep, config, output), strictness, stored))
-    outputs.render(_against_baseline(files, {**sweep, "config": config}, baseline, strictness, stored))
+    mode = _mode()
+
+    def request() -> RunRequest:
+        from softbench.run.request import requested
+
+        return requested({**given, "rounds": rounds, "processes": processes}, sys.argv[1:], output=output, resume=resume)
+
+    if mode is Mode.STORED_SELF_TESTS and baseline is not None:
+        if reference is not None or plot is not None:
+            raise UsageError("gate: --reference and --plot do not go with --self-test --baseline, which judges files")
+        _sittings(files or [], strictness, stored, outputs)
+    elif mode in (Mode.SELF_TEST, Mode.STORED_SELF_TESTS):
+        backend = reference or "torch"
+        run = _added_up(files, stored) if files else _measure_repetitions(backend, families, request())
+        _self_test(run, backend, strictness, outputs)
+    elif mode is Mode.VERSIONS:
+        outputs.render(_ab_run(*_pair(candidate, reference, files), request(), strictness, stored))
+    elif mode is Mode.BASELINE:
+        outputs.render(_new_processes(request(), strictness, stored))
+    else:
+        outputs.render(_against_baseline(files or [], strictness, stored))
 
 
-def _reject_mixed(self_test: bool, families: int | None, resume: bool, others: Sequence[object], *, sittings: bool) -> None:
-    """Raises a UsageError for options that do not go with `--self-test`, or only with it."""
-    if not self_test and (families is not None or resume):
-        raise UsageError(f"gate: --{'resume' if resume else 'families'} goes with --self-test")
-    if self_test and any(value is not None for value in others):
-        raise UsageError(
-            "gate: --self-test goes with --reference, --families, --baseline, --json, --plot and the sweep; leave out the others"
-        )
-    if self_test and sittings:
-        raise UsageError("gate: --plot and --resume do not go with --self-test --baseline, which judges files")
+def _mode() -> Mode:
+    """The mode of this command line.
+
+    Raises:
+        UsageError: it chooses none, or it has an option of another mode.
+    """
+    context = CONTEXT.get()
+    mode = mode_of(context.params)
+    given = [one for one in context.command.params if context.get_parameter_source(one.name).name == "COMMANDLINE"]
+    for param in given:
+        modes = OF_MODES.get(param.name, tuple(Mode))
+        if mode is None and modes == (Mode.SELF_TEST,):
+            raise UsageError(f"gate: {param.opts[0]} goes with --self-test")
+        if mode and mode not in modes:
+            names = [one.shown for one in modes]
+            shown = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+            raise UsageError(f"gate: {param.opts[0]} does not go with {mode.shown}, only with {shown}; leave it out")
+    if mode is None:
+        raise UsageError(_NO_MODE)
+    return mode
+
+
+_NO_MODE = "gate: give --candidate and --reference, or --baseline NAME|FILE with results files or without; see: softbench gate -h"
 
 
 def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:
     if candidate is None or reference is None or files:
         raise UsageError("gate: --candidate and --reference go together, and without results files")
     return candidate, reference
-
-
-def _reject_with_stored_runs(sweep: dict[str, Any]) -> None:
-    if rejected := [name for name, value in sweep.items() if value not in (None, [])]:
-        flag = "plugin" if rejected[0] == "plugins" else rejected[0]
-        raise UsageError(f"gate: --{flag} is for a measurement; leave out the results files, or give --candidate and --reference")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +286,13 @@ class _Stored:
 
         validate(self.allowed)
 
-    def open(self) -> RunSamples | None:
-        """The baseline, if one is named."""
+    def open(self) -> RunSamples:
+        """The baseline. Raises UsageError or ResultsError if there is none."""
         from softbench.gate.baselines import open_baseline
 
-        return open_baseline(self.name, self.folder) if self.name else None
+        if not self.name:
+            raise UsageError("gate: --baseline is missing")
+        return open_baseline(self.name, self.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,27 +318,22 @@ def _new_processes(request: RunRequest, strictness: _Strictness, stored: _Stored
     from softbench.gate import baseline_run, next_step, unpaired
 
     rules, base = strictness.rules(unpaired.MARGIN), stored.open()
-    if base is None:
-        raise UsageError("gate: --baseline is missing")
     adjusted = baseline_run.baseline_request(request, base)
     measuring = partial(measure, resumable=False, announced=[partial(baseline_run.plan_text, base=base, rules=rules)])
     report = baseline_run.compare(measuring, adjusted, base, rules, stored.allowed)
     return replace(report, next_step=next_step.after_new_processes(report, typed_command(), base, adjusted.settings().processes))
 
 
-def _sitting_test(
-    files: list[Path] | None, others: dict[str, Any], name: str, strictness: _Strictness, stored: _Stored, outputs: Outputs
-) -> NoReturn:
-    _reject_with_stored_runs(others)
+def _sittings(files: Sequence[Path], strictness: _Strictness, stored: _Stored, outputs: Outputs) -> NoReturn:
+    """Judge runs of unchanged code against the baseline, a file for each sitting."""
     from softbench.cli import output
     from softbench.gate import run_files, self_test, unpaired
-    from softbench.gate.baselines import open_baseline
     from softbench.gate.environment_match import check
     from softbench.report import gate_report
 
     if not files:
         raise UsageError("gate: --self-test --baseline needs results of unchanged code, a file for each sitting")
-    base, runs = open_baseline(name, stored.folder), [run_files.read(file) for file in files]
+    base, runs = stored.open(), [run_files.read(file) for file in files]
     warn([text for run in runs for text in check(run, base, stored.allowed)])
     result = self_test.analyse_sittings(runs, base, strictness.rules(unpaired.MARGIN))
     if not wrote_to_stdout(result.document, outputs.json):
@@ -191,46 +341,29 @@ def _sitting_test(
     raise typer.Exit(result.exit_code)
 
 
-def _against_baseline(
-    files: list[Path] | None, others: dict[str, Any], name: str | None, strictness: _Strictness, stored: _Stored
-) -> GateReport:
-    _reject_with_stored_runs(others)
-    if not files or name is None:
-        raise UsageError(
-            "gate: give --candidate and --reference, or --baseline NAME|FILE with results files or without; see: softbench gate -h"
-        )
+def _against_baseline(files: Sequence[Path], strictness: _Strictness, stored: _Stored) -> GateReport:
     from softbench.gate import environment_match, next_step, run_files, samples, units, unpaired
-    from softbench.gate.baselines import open_baseline
 
-    base = open_baseline(name, stored.folder)
+    if stored.name is None:
+        raise UsageError(_NO_MODE)
+    base = stored.open()
     runs = [run_files.read(file) for file in files]
     notes = environment_match.one_machine(runs, stored.allowed)
     rules = strictness.rules(unpaired.MARGIN)
     for run in runs:
         if shared := sorted(set(run.runs) & set(base.runs)):
             raise InconclusiveError(
-                f"{run.source}: {shared[0]} is part of the baseline {name}; a run cannot be compared with itself: measure again"
+                f"{run.source}: {shared[0]} is part of the baseline {stored.name}; a run cannot be compared with itself: measure again"
             )
     new = samples.join(runs)
     report = units.compare(new, base, rules, notes, stored.allowed)
     return replace(report, next_step=next_step.after_files(report, typed_command(), files, new, base))
 
 
-def _request(sweep: dict[str, Any], config: str | None, folder: Path, resume: bool = False) -> RunRequest:
-    from softbench.cli.output import command_line
-    from softbench.plan.config_file import load
-    from softbench.plan.flags import from_flags
-    from softbench.run.operations import names
-    from softbench.run.request import RunRequest
-
-    layer = load(config, names) if config is not None else {}
-    return RunRequest(layer, from_flags(sweep), False, folder, resume, command_line(sys.argv[1:]), __version__)
-
-
 def _ab_run(candidate: str, reference: str, request: RunRequest, strictness: _Strictness, stored: _Stored) -> GateReport:
     from softbench.gate import ab_run, next_step, paired
 
-    rules, base = strictness.rules(paired.MARGIN), stored.open()
+    rules, base = strictness.rules(paired.MARGIN), stored.open() if stored.name else None
     ab_request = ab_run.ab_request(request, candidate, reference)
     warn(ab_run.rounds_notes(request))
 
@@ -243,35 +376,26 @@ def _ab_run(candidate: str, reference: str, request: RunRequest, strictness: _St
     return replace(report, next_step=next_step.after_pairs(report, typed_command(), ab_request.settings().processes))
 
 
-def _self_test(
-    files: list[Path] | None,
-    reference: str | None,
-    families: int | None,
-    request: RunRequest,
-    strictness: _Strictness,
-    stored: _Stored,
-    outputs: Outputs,
-) -> NoReturn:
+def _self_test(run: RunSamples, backend: str, strictness: _Strictness, outputs: Outputs) -> NoReturn:
     from softbench.cli import output
-    from softbench.gate import paired, run_files, samples, self_test
-    from softbench.gate.environment_match import one_machine
+    from softbench.gate import paired, self_test
     from softbench.report import gate_figures, gate_report
 
-    backend, rules = reference or "torch", strictness.rules(paired.MARGIN)
-    if files:
-        if families is not None or request.resume:
-            raise UsageError("gate: --families and --resume are for a measurement; with FILES nothing is measured")
-        runs = [run_files.read(file) for file in files]
-        warn(one_machine(runs, stored.allowed))
-        run = samples.join(runs)
-    else:
-        run = _measure_repetitions(backend, families, request)
-    result = self_test.analyse(run, backend, rules)
+    result = self_test.analyse(run, backend, strictness.rules(paired.MARGIN))
     if not wrote_to_stdout(result.document, outputs.json):
         output.show(gate_report.self_test(result), output.console())
     if outputs.plot is not None:
         note(f"wrote {gate_figures.write_power(result, outputs.plot)}")
     raise typer.Exit(result.exit_code)
+
+
+def _added_up(files: Sequence[Path], stored: _Stored) -> RunSamples:
+    from softbench.gate import run_files, samples
+    from softbench.gate.environment_match import one_machine
+
+    runs = [run_files.read(file) for file in files]
+    warn(one_machine(runs, stored.allowed))
+    return samples.join(runs)
 
 
 def _measure_repetitions(reference: str, families: int | None, request: RunRequest) -> RunSamples:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from softbench.cli import options
 from softbench.cli.actions import interruptible, note, try_file, wrote_to_stdout
-from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
-from softbench.core.case import OPERATION
-from softbench.core.errors import UsageError
+from softbench.cli.options import option
+from softbench.cli.panels import OUTPUT, PanelCommand
 
 
 def register(app: typer.Typer) -> None:
@@ -19,50 +18,25 @@ def register(app: typer.Typer) -> None:
     app.command(cls=PanelCommand)(inspect)
 
 
+@options.takes("device", "seed", "timeout", "plugins", case=True)
 def inspect(
     backend: Annotated[str, typer.Argument(help="A name from softbench list.", autocompletion=options.BACKEND)],
-    M: Annotated[int | None, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
-    N: Annotated[int | None, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
-    shape: Annotated[str | None, typer.Option(help="Shape in place of --M and --N: 8x16x1024x1024.", rich_help_panel=WHAT)] = None,
-    dim: Annotated[str | None, typer.Option(help="The reduced dimension of --shape.", rich_help_panel=WHAT, show_default="-1")] = None,
-    dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.", rich_help_panel=WHAT, autocompletion=options.DTYPE)] = "fp32",
-    direction: Annotated[
-        str, typer.Option(help="forward, backward, both or fused.", rich_help_panel=WHAT, autocompletion=options.DIRECTION)
-    ] = "forward",
-    op: options.Operation = OPERATION,
-    set: options.Parameters = None,
-    show: Annotated[
-        str, typer.Option(help="source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.", rich_help_panel=OUTPUT)
-    ] = "source",
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", "--output", metavar="DIR", help="Write all code into this folder.", rich_help_panel=OUTPUT)
-    ] = None,
-    device: options.Device = None,
-    seed: options.Seed = None,
-    timeout: options.Timeout = None,
-    plugin: options.Plugin = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE|-", help="Write everything as JSON; - is stdout, without the code.", rich_help_panel=OUTPUT)
-    ] = None,
+    show: Annotated[str, option(OUTPUT, "source, wrapper, ttir, ttgir, llir, ptx, sass, report, several; all or none.")] = "source",
+    out: Annotated[Path | None, option(OUTPUT, "Write all code into this folder.", "-o", "--out", "--output", metavar="DIR")] = None,
+    json: Annotated[Path | None, option(OUTPUT, "Write everything as JSON; - is stdout, without the code.", metavar="FILE|-")] = None,
+    **given: Any,
 ) -> None:
     """Show the code that a backend generates for one case: sources, Triton's stages, PTX and SASS.
 
     For each kernel of a call on a GPU it shows grid, block, registers, spills, shared memory and bytes moved.
     """
     from softbench.cli import output
-    from softbench.plan import sweep
-    from softbench.plan.flags import from_flags
-    from softbench.plan.settings import Settings, with_axes
+    from softbench.plan.settings import Settings, from_flags
     from softbench.report import listing
-    from softbench.run import inspect as inspections, operations
+    from softbench.run import inspect as inspections
 
-    flags = from_flags({"device": device, "seed": seed, "timeout": timeout, "plugins": plugin})
-    extents = {"M": M and str(M), "N": N and str(N), "shape": shape, "dim": dim}
-    axes = from_flags({**extents, "dtype": dtype, "direction": direction, "op": operations.name(op, set)})
-    try:
-        (case,) = sweep.cases([with_axes(sweep.Sweep((4096,), (4096,)), axes)], "cuda")
-    except ValueError:
-        raise UsageError("softbench inspect shows one case: give one --dtype, one --direction, and one --shape with one --dim") from None
+    flags = from_flags({name: given[name] for name in ("device", "seed", "timeout", "plugins")})
+    case = options.case_of(given, "softbench inspect shows one case")
     kinds = inspections.kinds(show)
     try_file(json)
     if out is not None:

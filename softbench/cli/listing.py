@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command(name="list", cls=PanelCommand)(list_backends)
 
 
+@options.takes("plugins", "device", own_first=True)
 def list_backends(
     pattern: Annotated[
         str, typer.Argument(help="all (without extras), a name, or a pattern: 'compile:*', '*'.", autocompletion=options.BACKENDS)
@@ -41,18 +42,16 @@ def list_backends(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
-    plugin: options.Plugin = None,
-    device: options.Device = None,
     ops: Annotated[
         bool, typer.Option("--ops", help="List the operations, each with its passes and its backends.", rich_help_panel=OUTPUT)
     ] = False,
     load: Annotated[bool, typer.Option("--load", help="Load plugins too, each in its own process; this runs their code.")] = False,
+    **given: Any,
 ) -> None:
     """List the backends with their sources, and whether they can run here. Plugins are read and not run, unless --load."""
     from softbench.cli import output
     from softbench.ops.registry import names, operation
-    from softbench.plan.flags import from_flags
-    from softbench.plan.settings import Settings
+    from softbench.plan.settings import Settings, from_flags
     from softbench.plugins.select import matching, not_loaded
     from softbench.plugins.source import ALL
     from softbench.report import listing
@@ -60,7 +59,7 @@ def list_backends(
     from softbench.run import run
 
     costs_by_backend = by_backend(read(costs)) if costs else committed() if long else {}
-    flags = from_flags({"plugins": plugin, "device": device})
+    flags = from_flags(given)
     with interruptible():
         infos = run.infos(Settings.from_sources({}, flags), load=load)
     pattern = "*" if every and pattern == ALL else pattern

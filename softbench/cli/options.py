@@ -1,16 +1,23 @@
-"""The options and arguments that commands share. If another module sets a default, the option shows it as text."""
+"""The options that commands share. Those of settings follow from `softbench.plan.settings`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
 import typer
 
 from softbench.cli import completion
-from softbench.cli.panels import ADVANCED, HOW_LONG, JUDGE, OUTPUT, WHAT, WHERE
-from softbench.core.case import DTYPES, OPERATION, TIMERS, Direction
-from softbench.ops import registry
+from softbench.cli.panels import JUDGE, OUTPUT, WHERE
+from softbench.core.case import OPERATION
+from softbench.plan.declare import WHAT, Setting
+from softbench.plan.settings import SETTINGS, of_command
+from softbench.plan.sweep import AXES
+
+if TYPE_CHECKING:
+    from softbench.core.case import Case
 
 BASELINES = Path("results") / "baselines"
 RUN_EPILOG = (
@@ -21,277 +28,104 @@ GATE_EPILOG = (
     "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
     "3 inconclusive or not comparable; 4 the disk is full; 130 interrupted (143 by SIGTERM)."
 )
+FLEET = "Several cards"
+BACKENDS = completion.several(completion.patterns)
+BACKEND = completion.one(completion.backends)
+DTYPE = completion.several(completion.fixed(*AXES["dtype"].words))
+DIRECTION = completion.several(completion.fixed(*AXES["direction"].words))
 
 
-def _option(
+def option(
     panel: str, help: str, *names: str, default: str | bool = True, metavar: str | None = None, complete: completion.Completer | None = None
 ) -> typer.models.OptionInfo:
     """An option of a panel. `default` is the shown text if the default is not a value of the option; `complete` is for the shell."""
-    option: typer.models.OptionInfo = typer.Option(
+    found: typer.models.OptionInfo = typer.Option(
         *names, help=help, rich_help_panel=panel, show_default=default, metavar=metavar, autocompletion=complete
     )
-    return option
+    return found
 
 
-BACKENDS = completion.several(completion.patterns)
-BACKEND = completion.one(completion.backends)
-DTYPE = completion.several(completion.fixed(*DTYPES))
-DIRECTION = completion.several(completion.fixed(*(direction.value for direction in Direction)))
-PLOT_KIND = completion.one(completion.fixed("curves", "heatmap", "speedup", "costs"))
-PLOT_FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
-OPERATION_NAMES = completion.fixed(*registry.NAMES)
+def of_setting(one: Setting) -> Any:
+    """The annotation of a setting's option."""
+    words = completion.fixed(*one.words) if isinstance(one.words, tuple) else getattr(completion, one.words)
+    complete = (completion.several if get_origin(one.kind) is list else completion.one)(words) if one.words else None
+    return Annotated[
+        one.kind | None,
+        option(one.panel, one.option_help, one.flag, default=one.shown_default, metavar=one.metavar, complete=complete),
+    ]
 
-Backends = Annotated[
-    list[str] | None,
-    _option(
-        WHAT,
-        "Names or patterns such as torch,compile:*. A run adds the yardstick copy.",
-        default="all without extras",
-        complete=BACKENDS,
-    ),
-]
-Rows = Annotated[
-    list[str] | None, _option(WHAT, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", "--M", default="of --config")
-]
-Columns = Annotated[list[str] | None, _option(WHAT, "Columns, the reduced axis; written like --M.", "--N", default="of --config")]
-Shapes = Annotated[
-    list[str] | None,
-    _option(
-        WHAT,
-        "Shapes in place of --M and --N: 8x16x1024x1024, a preset of the operation such as vocabularies, or several.",
-        "--shape",
-        default="M by N",
-    ),
-]
-Dims = Annotated[
-    list[str] | None,
-    _option(WHAT, "The reduced dimension of --shape: -1 is the last, 0 the first; or several: -1,1.", "--dim", default="-1"),
-]
-Dtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several: fp32,bf16.", default="fp32", complete=DTYPE)]
-Directions = Annotated[
-    list[str] | None,
-    _option(
-        WHAT,
-        "forward, backward, both (through autograd), fused (output and gradient in one call), or several.",
-        default="forward",
-        complete=DIRECTION,
-    ),
-]
-Operations = Annotated[
-    list[str] | None,
-    _option(
-        WHAT,
-        "One operation or several, by name or by Python file; softbench list --ops shows the names.",
-        "--op",
-        default=OPERATION,
-        complete=completion.several(OPERATION_NAMES),
-    ),
-]
+
+def takes(
+    *names: str, command: str = "", case: bool = False, own_first: bool = False, after: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator: the command gets options of settings. Its function gets those that it does not declare itself as `**given`.
+
+    Args:
+        names: the settings, or with `command` those of that command.
+        case: it also gets the options that name one case.
+        own_first: the help begins with the function's own options.
+        after: own options that the help has after a setting.
+    """
+    of = [*([*CASE, "set"] if case else ()), *([one.name for one in of_command(command)] if command else names)]
+    for own_name, name in (after or {}).items():
+        of.insert(of.index(name) + 1, own_name)
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own = {name: one for name, one in signature(function, eval_str=True).parameters.items() if one.kind is not Parameter.VAR_KEYWORD}
+        known = {**(CASE if case else {}), **own}
+        found = {name: known.get(name) or _parameter(SETTINGS[name]) for name in of}
+        others = {name: one for name, one in own.items() if name not in found}
+        ordered = {**others, **found} if own_first else {**found, **others}
+        parameters = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in ordered.values()]
+        function.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def _parameter(one: Setting) -> Parameter:
+    return Parameter(one.name, Parameter.KEYWORD_ONLY, default=None, annotation=of_setting(one))
+
+
 Operation = Annotated[
     str,
-    _option(
+    option(
         WHAT,
         "The operation, by name or by Python file; softbench list --ops shows the names.",
         "--op",
-        complete=completion.one(OPERATION_NAMES),
+        complete=completion.one(completion.fixed(*AXES["op"].words)),
     ),
 ]
-Parameters = Annotated[
-    list[str] | None,
-    _option(
-        WHAT,
-        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Repeated in run or gate, each makes its own cases.",
-        "--set",
-        metavar="NAME=VALUE",
-        default="the defaults",
-    ),
-]
-Config = Annotated[
-    str | None,
-    _option(
-        WHAT,
-        "A configuration: tutorial, powers, frontier, operations, losses, models, small, strategies, gate, cpu, or a TOML file. "
-        "Flags override it.",
-        metavar="NAME|FILE",
-        default="tutorial; cpu without a GPU",
-        complete=completion.one(completion.configurations),
-    ),
-]
-Plugin = Annotated[
-    list[Path] | None,
-    _option(
-        WHAT,
-        "A Python file that defines backends, or one function of a file or module; softbench runs its code. "
-        "NAME= renames its backend. Repeatable.",
-        metavar="[NAME=]FILE[:FUNCTION]",
-    ),
-]
-Device = Annotated[
-    str | None,
-    _option(ADVANCED, "auto, cpu, cuda or cuda:K.", default="auto", complete=completion.one(completion.fixed("auto", "cpu", "cuda"))),
-]
-Threads = Annotated[
-    int | None,
-    _option(ADVANCED, "CPU threads of torch in each worker, 1 to the number of processors. Only on the CPU.", default="torch's own number"),
-]
-Seed = Annotated[int | None, _option(ADVANCED, "Seed of the inputs.", default="0")]
-Timeout = Annotated[
-    list[str] | None,
-    _option(
-        ADVANCED,
-        "Deadlines in seconds: one number for all phases, or PHASE=SECONDS for some.",
-        default="import=60,build=300,check=120,time=120",
-    ),
-]
-Rounds = Annotated[int | None, _option(HOW_LONG, "Number of rounds; in each, every backend takes one batch.", default="3 to --max-rounds")]
-MaxRounds = Annotated[int | None, _option(HOW_LONG, "Maximum rounds if the target precision is not reached.", default="10")]
-Precision = Annotated[
-    float | None,
-    _option(HOW_LONG, "Target precision: the 95 % interval of the median lies within this fraction of the median.", default="0.005"),
-]
-Processes = Annotated[int | None, _option(HOW_LONG, "Process sets: fresh workers that each measure the whole sweep.", default="1")]
-Quick = Annotated[bool, _option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
-Output = Annotated[Path, _option(WHERE, "Folder of the results.", "-o", "--output")]
-Report = Annotated[
-    bool, _option(WHERE, "Also write the results as an HTML page, DIR/latest.html; see softbench report.", "--report", default=False)
-]
-Resume = Annotated[bool, _option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
-DryRun = Annotated[
-    bool, _option(WHERE, "Show the cells and the estimated time; measure nothing. With --resume: what is left.", "--dry-run", default=False)
-]
-RelativeTo = Annotated[str | None, _option(ADVANCED, "The reference backend of the speed-ups.", default="torch", complete=BACKEND)]
-Timer = Annotated[
-    str | None,
-    _option(
-        ADVANCED,
-        "Timer of the median on a GPU: do_bench, device, graph or host.",
-        default="do_bench",
-        complete=completion.one(completion.fixed(*TIMERS)),
-    ),
-]
-L2 = Annotated[
-    str | None,
-    _option(
-        ADVANCED,
-        "cold flushes the GPU's L2 before every timed call; warm does not.",
-        default="cold",
-        complete=completion.one(completion.fixed("cold", "warm")),
-    ),
-]
-Profile = Annotated[
-    str | None,
-    _option(
-        ADVANCED,
-        "off skips device time and host time, for shorter runs.",
-        default="on",
-        complete=completion.one(completion.fixed("on", "off")),
-    ),
-]
-Judge = Annotated[
-    str | None,
-    _option(
-        ADVANCED,
-        "separate also judges each cell in a process that its backend cannot reach; docs/judge.md describes it.",
-        default="worker",
-        complete=completion.one(completion.fixed("worker", "separate")),
-    ),
-]
-Quiet = Annotated[bool, _option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
-Verbose = Annotated[
-    bool,
-    _option(OUTPUT, "Also print each case's progress, every phase, and why backends are unavailable.", "-v", "--verbose", default=False),
-]
-RunJson = Annotated[
-    Path | None,
-    _option(WHERE, "Write the run document, or the plan of --dry-run, as JSON; - is stdout, without the table.", metavar="FILE|-"),
-]
-
-Pattern = Annotated[
-    str,
-    _option(
-        WHAT,
-        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; with '' the error lists all names.",
-        "--case",
-        metavar="PATTERN",
-        default="all",
-    ),
-]
-CheckDtype = Annotated[list[str] | None, _option(WHAT, "fp32, fp16, bf16, or several.", default="fp32,fp16,bf16", complete=DTYPE)]
-CheckDirections = Annotated[
-    list[str] | None,
-    _option(WHAT, "forward, backward, both, fused, or several of them.", default="all of the operation", complete=DIRECTION),
-]
-FindingsJson = Annotated[Path | None, _option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
-FindingsJunit = Annotated[Path | None, _option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
-LongFindings = Annotated[
-    bool,
-    _option(
-        OUTPUT,
-        "One line per check case: error over bound, ULP, row sum, Frobenius norm, reason; and the commands of all failures.",
-        "--long",
-        "-v",
-        "--verbose",
-        default=False,
-    ),
-]
-
-Baseline = Annotated[
-    str | None,
-    _option(JUDGE, "A saved baseline or a file to compare with; with --candidate it shows how much processes differ.", metavar="NAME|FILE"),
-]
-Candidate = Annotated[
-    str | None, _option(JUDGE, "A backend to measure now and compare with --reference.", metavar="NAME", complete=BACKEND)
-]
-Reference = Annotated[
-    str | None,
-    _option(
-        JUDGE, "The reference backend of --candidate and --self-test.", metavar="NAME", default="torch with --self-test", complete=BACKEND
-    ),
-]
-SelfTest = Annotated[
-    bool,
-    _option(
-        JUDGE,
-        "Measure the false alarms and the power of the gate. With FILES, add up earlier self-tests; with --baseline too, judge each file.",
-        "--self-test",
-        default=False,
-    ),
-]
-Families = Annotated[int | None, _option(JUDGE, "A/A repetitions of the self-test, each with fresh processes; 4 to 1000.", default="59")]
-Margin = Annotated[
-    float | None, _option(JUDGE, "The slowdown that passes, in percent.", metavar="PERCENT", default="5; 3 with --candidate")
-]
-MaxAmbiguous = Annotated[
-    float, _option(JUDGE, "The largest share of ambiguous cells, in percent; a larger one gives exit code 3.", metavar="PERCENT")
-]
+Devices = Annotated[str | None, option(FLEET, "GPUs of this host that measure at once: all, or numbers such as 0,2.")]
+Quiet = Annotated[bool, option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
 Mismatch = Annotated[
     list[str] | None,
-    _option(JUDGE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
+    option(JUDGE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
 ]
-Folder = Annotated[Path, _option(WHERE, "Folder of the baselines.")]
-GateRounds = Annotated[
-    int | None, _option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="20")
-]
-GateProcesses = Annotated[
-    int | None,
-    _option(
-        HOW_LONG,
-        "Process pairs of the screening, or new processes of each cell with --baseline. More find smaller slowdowns.",
-        default="1; 3 with --baseline",
-    ),
-]
-GateOutput = Annotated[Path, _option(WHERE, "Folder of the measurements.", "-o", "--output")]
-GateResume = Annotated[
-    bool,
-    _option(WHERE, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False),
-]
-LongVerdicts = Annotated[
-    bool,
-    _option(OUTPUT, "One line per cell, not only for changed cells, and each case's progress.", "--long", "-v", "--verbose", default=False),
-]
-VerdictsJson = Annotated[Path | None, _option(OUTPUT, "Write the verdicts as JSON; - is stdout, without the table.", metavar="FILE|-")]
-VerdictsMarkdown = Annotated[Path | None, _option(OUTPUT, "Write the report as Markdown into this file.")]
-VerdictsJunit = Annotated[Path | None, _option(OUTPUT, "Write JUnit XML with a test case per cell.")]
-VerdictsPlot = Annotated[Path | None, _option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg or .pdf.")]
-
+Folder = Annotated[Path, option(WHERE, "Folder of the baselines.")]
 ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv; - is stdin.")]
+
+
+def _of_case(
+    M: Annotated[int | None, typer.Option("--M", help="Rows.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
+    N: Annotated[int | None, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
+    shape: Annotated[str | None, option(WHAT, "Shape in place of --M and --N: 8x16x1024x1024.")] = None,
+    dim: Annotated[str | None, option(WHAT, "The reduced dimension of --shape.", default="-1")] = None,
+    dtype: Annotated[str, option(WHAT, "fp32, fp16 or bf16.", complete=DTYPE)] = "fp32",
+    direction: Annotated[str, option(WHAT, "forward, backward, both or fused.", complete=DIRECTION)] = "forward",
+    op: Operation = OPERATION,
+) -> None:
+    """The options that name one case, beside `--set`."""
+
+
+CASE = signature(_of_case, eval_str=True).parameters
+
+
+def case_of(given: Mapping[str, Any], command: str) -> Case:
+    """The case that the options of `CASE` name. Raises UsageError for an invalid one, and if they name several."""
+    from softbench.plan.settings import one_case
+    from softbench.run.operations import name
+
+    sizes = {key: given[key] and str(given[key]) for key in ("M", "N")}
+    texts = {key: given[key] for key in ("shape", "dim", "dtype", "direction")}
+    return one_case({**sizes, **texts, "op": name(given["op"], given["set"])}, command)

@@ -10,12 +10,11 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from softbench.core.errors import UsageError
+from softbench.plan.declare import ADVANCED
 
-WHAT, HOW_LONG, WHERE, ADVANCED = "What to measure", "How long", "Where to", "Advanced"
-JUDGE, OUTPUT = "What to judge", "Output"
-OTHERS = "Options"
-LAST = (ADVANCED, OTHERS)
-"""These panels come after all others."""
+WHERE, JUDGE, OUTPUT, ARGUMENTS, OTHERS = "Where to", "What to judge", "Output", "Arguments", "Options"
+PLACES = {ARGUMENTS: -1, ADVANCED: 1, OTHERS: 2}
+"""The panels that come before or after all others."""
 
 CONTEXT: ContextVar[Any] = ContextVar("context", default=None)
 """Click's context of the command that runs: its parameters and their values."""
@@ -24,7 +23,7 @@ CONTEXT: ContextVar[Any] = ContextVar("context", default=None)
 def panel_of(param: Any) -> str:
     """The panel of an option or argument of a command."""
     if param.param_type_name == "argument":
-        return "Arguments"
+        return ARGUMENTS
     return getattr(param, "rich_help_panel", None) or OTHERS
 
 
@@ -92,13 +91,17 @@ class PanelCommand(TyperCommand):
         finally:
             CONTEXT.reset(before)
 
+    def shown_params(self, ctx: Any) -> list[Any]:
+        """The options and arguments that the help shows."""
+        return list(self.get_params(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:  # typer brings its own click in some versions
         """Write one section per panel; every default is written as `[default: value]`."""
         panels: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
+        for param in self.shown_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
                 name, text = record
                 panels.setdefault(panel_of(param), []).append((name, text.replace("[default: (", "[default: ").replace(")]", "]")))
-        for panel in sorted(panels, key=lambda panel: (panel in LAST, panel == OTHERS)):
+        for panel in sorted(panels, key=lambda panel: PLACES.get(panel, 0)):
             with formatter.section(panel):
                 formatter.write_dl(panels[panel])

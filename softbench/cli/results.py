@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softbench.cli import options
+from softbench.cli import completion, options
 from softbench.cli.actions import note, printed, read, wrote_to_stdout
 from softbench.cli.options import ResultsFile
-from softbench.cli.panels import OUTPUT, WHAT, PanelCommand
+from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
 from softbench.core.text import one_line, printable, unknown
+from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
     from softbench.results.compare import Pair
@@ -26,6 +27,8 @@ COMPARE_EPILOG = (
     "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
 )
 
+KIND = completion.one(completion.fixed("curves", "heatmap", "speedup", "costs"))
+FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
 Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
 Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
 Shapes = Annotated[
@@ -82,7 +85,7 @@ def show(
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
     from softbench.core.case import shape_of
-    from softbench.plan.sweep import parse_axis, parse_directions, parse_dtypes, parse_shapes, split
+    from softbench.plan.grammar import parse_axis, parse_directions, parse_dtypes, parse_shapes, split
     from softbench.results.csv import to_csv
     from softbench.results.select import select
 
@@ -166,13 +169,13 @@ def plot(
         str,
         typer.Option(
             help="curves over N or M; heatmap of the fastest at M and N; speedup over a backend; costs, one bar per backend.",
-            autocompletion=options.PLOT_KIND,
+            autocompletion=KIND,
             show_default="curves",
         ),
     ] = "",
     format: Annotated[
         list[str] | None,
-        typer.Option("--format", help="png, svg, pdf, or several: png,svg.", autocompletion=options.PLOT_FORMATS, show_default="of -o"),
+        typer.Option("--format", help="png, svg, pdf, or several: png,svg.", autocompletion=FORMATS, show_default="of -o"),
     ] = None,
     over: Annotated[
         str | None,
@@ -190,7 +193,7 @@ def plot(
     Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey. Powers of two
     and other N have a line each. Shapes that make no line have a row per backend. A heat map says `tie` where 95 % intervals overlap.
     """
-    from softbench.plan.sweep import split
+    from softbench.plan.grammar import split
     from softbench.report import plots
 
     files = files or [LATEST]

@@ -6,16 +6,17 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from softbench import __version__
-from softbench.cli import fleet_options, options, verbosity
+from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, measure, note, show_table, try_file, warn, wrote_to_stdout
-from softbench.cli.panels import PanelCommand
-from softbench.core.errors import SoftbenchError
-from softbench.core.text import printable
+from softbench.cli.options import FLEET, option
+from softbench.cli.panels import OUTPUT, WHERE, PanelCommand
+from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.text import printable, unknown
+from softbench.plan.declare import HOW_LONG
 
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
@@ -24,11 +25,51 @@ if TYPE_CHECKING:
     from softbench.run.request import RunRequest
 
 
-SETTINGS = (
-    *("backends", "M", "N", "shape", "dim", "dtype", "direction", "set", "device", "threads", "rounds", "max_rounds", "precision"),
-    *("processes", "seed", "relative_to", "timer", "l2", "profile", "judge", "timeout"),
-)
-"""The parameters of `run` that are settings as they are."""
+Quick = Annotated[bool, option(HOW_LONG, "A short run: three short rounds and, without --N, at most six N.", "--quick", default=False)]
+Output = Annotated[Path, option(WHERE, "Folder of the results.", "-o", "--output")]
+Report = Annotated[
+    bool, option(WHERE, "Also write the results as an HTML page, DIR/latest.html; see softbench report.", "--report", default=False)
+]
+Resume = Annotated[bool, option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
+DryRun = Annotated[
+    bool,
+    option(WHERE, "Show the cells and the estimated time; measure nothing. With --resume: what is left.", "--dry-run", default=False),
+]
+Shard = Annotated[
+    str | None,
+    option(
+        FLEET,
+        "Measure one part of the cases, such as 2/8, for a matrix of tasks; softbench merge puts the parts together.",
+        metavar="I/N",
+    ),
+]
+Ray = Annotated[
+    str | None,
+    option(
+        FLEET,
+        "Measure on all GPUs of a Ray cluster: its address, or auto; needs softbench[ray].",
+        metavar="auto|ADDRESS",
+    ),
+]
+Spread = Annotated[
+    str | None,
+    option(FLEET, "shard deals the cases to the cards of a model; replicate measures everything on every card.", default="shard"),
+]
+Force = Annotated[bool, option(FLEET, "Deal cases to cards of one model that are more than 2 % apart.", "--force")]
+Verbose = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "Also print each case's progress, every phase, and why backends are unavailable.",
+        "-v",
+        "--verbose",
+        default=False,
+    ),
+]
+Json = Annotated[
+    Path | None,
+    option(WHERE, "Write the run document, or the plan of --dry-run, as JSON; - is stdout, without the table.", metavar="FILE|-"),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,52 +77,34 @@ def register(app: typer.Typer) -> None:
     app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(run)
 
 
+@options.takes(command="run")
 def run(
-    backends: options.Backends = None,
-    M: options.Rows = None,
-    N: options.Columns = None,
-    shape: options.Shapes = None,
-    dim: options.Dims = None,
-    dtype: options.Dtype = None,
-    direction: options.Directions = None,
-    op: options.Operations = None,
-    set: options.Parameters = None,
-    config: options.Config = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    rounds: options.Rounds = None,
-    max_rounds: options.MaxRounds = None,
-    precision: options.Precision = None,
-    processes: options.Processes = None,
-    seed: options.Seed = None,
-    relative_to: options.RelativeTo = None,
-    timer: options.Timer = None,
-    l2: options.L2 = None,
-    profile: options.Profile = None,
-    judge: options.Judge = None,
-    timeout: options.Timeout = None,
-    plugin: options.Plugin = None,
-    output: options.Output = Path("results"),
-    report: options.Report = False,
-    resume: options.Resume = False,
-    dry_run: options.DryRun = False,
-    shard: fleet_options.Shard = None,
-    devices: fleet_options.Devices = None,
-    ray: fleet_options.Ray = None,
-    spread: fleet_options.Spread = None,
-    force: fleet_options.Force = False,
-    quick: options.Quick = False,
+    *,
+    quick: Quick = False,
+    output: Output = Path("results"),
+    report: Report = False,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    shard: Shard = None,
+    devices: options.Devices = None,
+    ray: Ray = None,
+    spread: Spread = None,
+    force: Force = False,
     quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    json: options.RunJson = None,
+    verbose: Verbose = False,
+    json: Json = None,
+    **given: Any,
 ) -> None:
     """Check and time every backend on every shape; write a table, DIR/latest.csv and DIR/latest.json.gz.
 
     Without shapes, a GPU runs the sweep of Triton's fused-softmax tutorial (M=4096, N=256:6272:128, fp32), a CPU a short one.
     """
-    request = _request(dict(locals()))
+    from softbench.run.request import requested
+
+    verbosity.choose(quiet=quiet, verbose=verbose)
+    request = requested(given, sys.argv[1:], output=output, quick=quick, resume=resume, shard=shard)
     try_file(json)
-    several = fleet_options.how(devices, ray, spread, force, device)
+    several = _cards(devices, ray, spread, force, given["device"])
     if dry_run:
         _dry_run(request, json) if several is None else _dry_run_of_cards(several, request, json)
         return
@@ -93,21 +116,28 @@ def run(
     raise typer.Exit(exit_code(measured.records()))
 
 
-def _request(given: dict[str, Any]) -> RunRequest:
-    """The request from the parameters of `run`. Raises UsageError for a wrong one."""
-    from softbench.cli.output import command_line
-    from softbench.plan.config_file import load
-    from softbench.plan.deal import parse_shard
-    from softbench.plan.flags import from_flags
-    from softbench.run.operations import names
-    from softbench.run.request import RunRequest
+def _cards(devices: str | None, ray: str | None, spread: str | None, force: bool, device: str | None) -> How | None:
+    """How a run uses several cards; None if it uses one.
 
-    verbosity.choose(quiet=given["quiet"], verbose=given["verbose"])
-    flags = from_flags({key: given[key] for key in SETTINGS} | {"op": names(given["op"]), "plugins": given["plugin"]})
-    layer = load(given["config"], names) if given["config"] is not None else {}
-    shard = parse_shard(given["shard"]) if given["shard"] is not None else None
-    about = (given["quick"], given["output"], given["resume"], command_line(sys.argv[1:]), __version__, shard)
-    return RunRequest(layer, flags, *about)
+    Raises:
+        UsageError: options that contradict each other.
+    """
+    given = [f"--{name} {value}" for name, value in (("device", device), ("devices", devices), ("ray", ray)) if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: give one of them")
+    if devices is None and ray is None:
+        if spread is not None or force:
+            raise UsageError(f"--{'force' if spread is None else 'spread'} goes with --devices or --ray: a run on one card deals nothing")
+        return None
+    from softbench.run.fleet.cards import LocalCards
+    from softbench.run.fleet.fleet import SPREADS, How
+    from softbench.run.fleet.ray_cards import RayCards
+
+    chosen = SPREADS[0] if spread is None else spread
+    if chosen not in SPREADS:
+        raise UsageError(f"--spread: {unknown(chosen, SPREADS, 'spread')}")
+    cards = partial(RayCards, ray) if ray is not None else (lambda request: LocalCards(devices or ""))
+    return How(cards, chosen, force)
 
 
 SHOWN_SECONDS = 0.1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import cast
 
 from softbench.core import text
 from softbench.core.errors import UsageError
@@ -17,8 +16,8 @@ from softbench.gate.units import own
 from softbench.gate.verdicts import GateReport, Rules
 from softbench.plan import estimate
 from softbench.plan.plan import Plan
-from softbench.plan.settings import AXES, Layer
-from softbench.plan.sweep import only
+from softbench.plan.settings import Layer
+from softbench.plan.sweep import AXES, only
 from softbench.plugins.select import of_source
 from softbench.results import store
 from softbench.run.request import RunRequest
@@ -151,6 +150,6 @@ def samples_of(run: store.Run) -> RunSamples:
 def confirmation(request: RunRequest, cells: Sequence[CellKey], pairs: int) -> RunRequest:
     """The request that measures only these cases, in this many fresh process pairs."""
     sweeps = tuple(map(only, dict.fromkeys(cell.identity for cell in cells)))
-    flags = cast(Layer, {key: value for key, value in request.flags.items() if key not in AXES})
+    flags = {key: value for key, value in request.flags.items() if key not in AXES}
     flags["processes"] = pairs
     return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import cast
 
 from softbench.core import text
 from softbench.core.case import YARDSTICK
@@ -20,9 +19,8 @@ from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.units import dealt, own
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.plan import Plan
-from softbench.plan.settings import Layer
+from softbench.plan.settings import read
 from softbench.plan.sweep import only
-from softbench.plan.values import READERS
 from softbench.run.request import RunRequest
 
 SETTINGS = ("threads", "rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
@@ -37,10 +35,10 @@ def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
     """
     keys = [key for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status in CORRECT]
     known = {**base.settings, "device": base.environment.get("device", "auto")}
-    stored = {name: READERS[name](known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
+    stored = {name: read(name, known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
     sweeps = tuple(map(only, dict.fromkeys(key.identity for key in keys)))
-    config = cast(Layer, {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config})
-    flags = cast(Layer, {**request.flags, "backends": tuple(dict.fromkeys(key.backend for key in keys))})
+    config = {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config}
+    flags = {**request.flags, "backends": tuple(dict.fromkeys(key.backend for key in keys))}
     adjusted = replace(request, config=config, flags=flags)
     if not keys:
         raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}")

@@ -31,7 +31,6 @@ from softbench.gate.verdicts import (
     state_and_reason,
     unmeasured,
 )
-from softbench.plan.settings import Layer
 
 MARGIN = 0.03
 NO_ROUND = "the two backends share no round"
@@ -39,7 +38,7 @@ NO_ROUND = "the two backends share no round"
 ROUNDS = 20
 MIN_ROUNDS = 6
 """Fewer rounds give no 95 % interval, and a median of so few does not resist a disturbed round."""
-FIXED_ROUNDS: Layer = {"rounds": ROUNDS, "max_rounds": ROUNDS}
+FIXED_ROUNDS = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """Settings for which candidate and reference share every round."""
 MIN_CELLS = 5
 """Fewer cells with one process pair do not show how much processes differ."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import cast
 
 from softbench.core import text
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case
 from softbench.core.files import not_written
 from softbench.gate import self_test
 from softbench.gate.ab_run import Measure, samples_of, with_fixed_rounds
 from softbench.gate.samples import RunSamples
 from softbench.ops.registry import operation
-from softbench.plan import estimate, sweep
+from softbench.plan import estimate, grammar, sweep
 from softbench.plan.plan import Plan
-from softbench.plan.settings import AXES, Axes, Layer
+from softbench.plan.settings import axes_of
 from softbench.plan.sweep import Sweep
 from softbench.plugins.source import absolute
 from softbench.results import store
@@ -52,10 +51,9 @@ def measure_repetitions(
     plan = run.dry_run(replace(adjusted, flags={**adjusted.flags, "backends": (reference,)}))
     if not cases:
         M, N = SHAPES[plan.device]
-        shapes = Sweep(M, sweep.parse_axis(N, "N"), ("fp32",), (Direction.FORWARD,))
-        axes = cast(Axes, {key: value for key, value in adjusted.flags.items() if key in AXES})
+        shapes = Sweep(M, grammar.parse_axis(N, "N"))
         adjusted = replace(adjusted, config={**adjusted.config, "sweep": (shapes,)})
-        cases = sweep.cases([replace(shapes, **axes)], plan.device)
+        cases = sweep.cases([replace(shapes, **axes_of(adjusted.flags))], plan.device)
     injected = injected_cases(cases)
     adjusted = _with_copies(adjusted, reference, repetitions, injected)
     announce(plan_text(replace(plan, settings=adjusted.settings(), cases=tuple(cases)), [case.key for case in injected], reference))
@@ -98,6 +96,6 @@ def _with_copies(request: RunRequest, reference: str, repetitions: int, injected
     except OSError as error:
         raise not_written(file, error) from None
     names = (reference, *(self_test.name(reference, slowdown) for slowdown in slowdowns))
-    flags: Layer = {**request.flags, "processes": repetitions, "backends": names, "relative_to": reference}
+    flags = {**request.flags, "processes": repetitions, "backends": names, "relative_to": reference}
     flags["plugins"] = (*request.flags.get("plugins", ()), file)
     return replace(request, flags=flags)

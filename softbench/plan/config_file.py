@@ -20,19 +20,17 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Container, Sequence
-from dataclasses import fields
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import cast
 
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.json import JsonObject
 from softbench.core.text import unknown
-from softbench.plan import parameters
-from softbench.plan.settings import Layer, Settings, with_fixed_rounds
-from softbench.plan.sweep import Sweep, split, with_parameters
-from softbench.plan.values import READERS, SWEEP_READERS, axis_text, strings, timeouts
+from softbench.plan.declare import axis_text
+from softbench.plan.grammar import split, with_parameters
+from softbench.plan.settings import KEYS, SETTINGS, Layer, read, with_fixed_rounds
+from softbench.plan.sweep import AXES, Sweep
 from softbench.plugins.source import beside, source_of
 
 DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
@@ -41,9 +39,7 @@ DEFAULT_CONFIG = {"cuda": "tutorial", "cpu": "cpu"}
 Operations = Callable[[Sequence[str], str], Sequence[str] | None]
 """`softbench.run.operations.names`."""
 
-KEYS = [field.name for field in fields(Settings) if field.name in READERS or field.name in ("sweep", "timeout", "plugins", "backends")]
-"""The keys of a configuration. An A/B run alone leaves out the yardstick."""
-NAMED = frozenset({*READERS, "backends", "dtype", "direction", "shape", "dim"})
+NAMED = SETTINGS.keys() - {"sweep", "plugins", "timeout", "config", "M", "N", "op", "set"}
 """The keys whose values are checked again after the file was read, when device and backends are known."""
 _KEY = re.compile(r"(?:--)?([A-Za-z][\w-]*)")
 MAX_BYTES = 64 * 1024
@@ -105,35 +101,28 @@ def load(name_or_file: str, operations: Operations = known) -> Layer:
 
 
 def from_table(table: JsonObject, where: str, base: Path, operations: Operations = known) -> Layer:
-    layer: JsonObject = {}
-    for key, value in table.items():
+    layer: Layer = {}
+    for key, given in table.items():
         at = f"{where}: {key}"
-        if key == "sweep":
-            sweeps = value if isinstance(value, list) else [value]
-            if not sweeps:
-                raise ConfigError(f"{at}: is empty; write [[sweep]] and then M = ..., N = ...")
-            layer[key] = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}", base, operations) for i, sweep in enumerate(sweeps))
-        elif key == "timeout":
-            layer[key] = timeouts(value, at)
-        elif key == "plugins":
-            layer[key] = tuple(beside(base, file) for file in strings(value, at))
-            for plugin in layer[key]:
-                source_of(plugin, at)  # an error names the file, and not --plugin
-        elif key == "backends":
-            layer[key] = None if value == "all" else strings(value, at)
-        elif key in READERS:
-            layer[key] = READERS[key](value, at)
-        else:
+        if key not in KEYS:
             raise ConfigError(f"{where}: {unknown(key, KEYS, 'key')}")
-    return with_fixed_rounds(cast(Layer, layer))
+        value = read(key, given, at)
+        if key == "sweep":
+            value = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}", base, operations) for i, sweep in enumerate(value))
+        elif key == "plugins":
+            value = tuple(beside(base, file) for file in value)
+            for plugin in value:
+                source_of(plugin, at)  # an error names the file, and not --plugin
+        layer[key] = value
+    return with_fixed_rounds(layer)
 
 
 def _sweep(table: object, at: str, base: Path, operations: Operations) -> Sweep:
     if not isinstance(table, dict):
         raise ConfigError(f"{at}: must be a table; write [[sweep]] and then M = ..., N = ...")
     for key in table:
-        if key not in (*SWEEP_READERS, "set"):
-            raise ConfigError(f"{at}: {unknown(key, (*SWEEP_READERS, 'set'), 'key')}")
+        if key not in AXES:
+            raise ConfigError(f"{at}: {unknown(key, AXES, 'key')}")
     if "shape" in table and ("M" in table or "N" in table):
         raise ConfigError(f"{at}: shape gives all sizes of the tensor; leave out M and N")
     if "dim" in table and "shape" not in table:
@@ -141,13 +130,11 @@ def _sweep(table: object, at: str, base: Path, operations: Operations) -> Sweep:
     for key in ("M", "N"):
         if key not in table and "shape" not in table:
             raise ConfigError(f"{at}: {key} is missing")
-    texts = {key: axis_text(value, f"{at} {key}") for key, value in table.items() if key != "set"}
-    if "op" in texts:
-        words = [str(beside(base, word)) if word.endswith(".py") else word for word in split(texts["op"])]
-        texts["op"] = ",".join(operations(words, f"{at} op") or ())
-    axes: JsonObject = {key: SWEEP_READERS[key](text, f"{at} {key}") for key, text in texts.items()}
-    if "set" in table:
-        axes["set"] = parameters.from_toml(table["set"], f"{at} set")
+    axes = dict(table)
+    if "op" in axes:
+        words = [str(beside(base, word)) if word.endswith(".py") else word for word in split(axis_text(axes["op"], f"{at} op"))]
+        axes["op"] = ",".join(operations(words, f"{at} op") or ())
+    axes = {key: read(key, value, f"{at} {key}") for key, value in axes.items()}
     sweep = Sweep(**axes)
     for op, given in product(sweep.op, sweep.set):
         with_parameters(op, given, f"{at} set")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from softbench.core.case import CPU_TIMER, TIMERS, Case
 from softbench.core.errors import UsageError
@@ -14,9 +15,11 @@ from softbench.core.outcome import Status
 from softbench.core.text import size, unknown
 from softbench.ops.registry import operation
 from softbench.plan.deal import Shard, of_shard
-from softbench.plan.settings import Settings
 from softbench.plan.sweep import cases as cases_of_sweeps
 from softbench.plugins.info import BackendInfo
+
+if TYPE_CHECKING:
+    from softbench.plan.settings import Settings
 
 CONTEXT_BYTES = {"cuda": 800 * 2**20, "cpu": 400 * 2**20}
 """Memory of a worker before any case: a CUDA context and do_bench's 256 MiB flush buffer; on the CPU, torch and Inductor."""

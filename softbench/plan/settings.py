@@ -1,15 +1,37 @@
-"""The settings of a run: defaults, then the configuration, then `--quick`, then flags; later ones win."""
+"""The settings of a run: defaults, then the configuration, then `--quick`, then flags; later ones win.
+
+`Settings` and `Sweep` declare each setting once. The keys of a configuration, the options of the commands, the keywords in Python, their
+readers, the help and docs/configuration.md follow from these declarations.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import Any
 
-from softbench.core.case import Direction
-from softbench.core.errors import UsageError
-from softbench.core.json import JsonObject
-from softbench.plan.sweep import DEFAULTS, LAST, Given, Sweep, thinned
+from softbench.core.case import TIMERS, Case
+from softbench.core.errors import ConfigError, UsageError
+from softbench.core.text import unknown
+from softbench.plan import sweep as sweeps
+from softbench.plan.declare import (
+    ADVANCED,
+    HOW_LONG,
+    MEASUREMENTS,
+    RUN,
+    WHAT,
+    Setting,
+    declared,
+    device,
+    number,
+    setting,
+    strings,
+    threads,
+    whole,
+    word,
+)
+from softbench.plan.sweep import AXES, DEFAULTS, LAST, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines in seconds."""
@@ -18,103 +40,199 @@ WORKER = "worker"
 QUICK_SHAPES = 6
 """The largest number of N in a `--quick` run without `--N`."""
 
-
-class Axes(TypedDict, total=False):
-    """Axes that flags set for every sweep."""
-
-    M: tuple[int, ...]
-    N: tuple[int, ...]
-    dtype: tuple[str, ...]
-    direction: tuple[Direction, ...]
-    op: tuple[str, ...]
-    shape: tuple[str, ...]
-    dim: tuple[int, ...]
-    set: tuple[Given, ...]
-
-
-class Layer(Axes, total=False):
-    """Some fields of Settings, from one source. Flags may also set axes."""
-
-    sweep: tuple[Sweep, ...]
-    backends: tuple[str, ...] | None
-    plugins: tuple[Path, ...]
-    device: str
-    threads: int
-    rounds: int
-    max_rounds: int
-    precision: float
-    tick_us: float
-    processes: int
-    seed: int
-    relative_to: str
-    warmup_ms: float
-    batch_ms: float
-    timer: str
-    l2: str
-    profile: str
-    judge: str
-    yardstick: bool
-    memory_share: float
-    timeout: dict[str, float]
-
-
+Layer = dict[str, Any]
+"""Some fields of `Settings` and, from flags, of `Sweep`, with valid values from one source."""
 QUICK: Layer = {"rounds": 3, "max_rounds": 3, "batch_ms": 5.0}
 """What `--quick` sets."""
-AXES = ("M", "N", "dtype", "direction", "op", "set", "shape", "dim")
+
+
+def timeouts(value: object, at: str) -> dict[str, float]:
+    """Reads a table of deadlines."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{at}: must be a table of seconds; its keys are {', '.join(PHASES)}")
+    for key in value:
+        if key not in PHASES:
+            raise UsageError(f"{at}: {unknown(key, PHASES, 'phase')}")
+    return {key: number(0.001, 1e6)(seconds, f"{at}.{key}") for key, seconds in value.items()}
+
+
+def parse_timeout(text: str, flag: str = "--timeout") -> dict[str, float]:
+    """`30` (every phase) or `import=10,build=600`, in seconds."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    try:
+        if len(pairs) == 1 and not pairs[0][1]:
+            return timeouts(dict.fromkeys(PHASES, float(text)), flag)
+        return timeouts({name.strip(): float(seconds) for name, _, seconds in pairs}, flag)
+    except ValueError:
+        raise UsageError(f"{flag} {text}: write seconds, or phases as in import=10,build=600") from None
+
+
+def backends(value: Any, at: str) -> tuple[str, ...] | None:
+    """Reads names or patterns of backends; None for `all`."""
+    if isinstance(value, str) and value.strip() == "all":
+        return None
+    return strings(list(value) if isinstance(value, tuple) else value, at)
+
+
+def tables(value: Any, at: str) -> list[Any]:
+    """Reads tables: one, or a list of them."""
+    if value == []:
+        raise ConfigError(f"{at}: is empty; write [[sweep]] and then M = ..., N = ...")
+    return value if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run, fully described. The field docs are the text of docs/configuration.md."""
+    """One run, fully described."""
 
-    sweep: tuple[Sweep, ...] = ()
-    """Tables with M and N, or shape and dim, and with dtype, direction, op (the operation) and set (its parameters)."""
-    backends: tuple[str, ...] | None = None
-    """Names or patterns of backends; without this key all but the extras."""
-    plugins: tuple[Path, ...] = ()
-    """Plugins: each is `FILE`, `FILE:FUNCTION` or `MODULE:FUNCTION`. `NAME=` in front renames the backend."""
-    device: str = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:K`."""
-    threads: int | None = None
-    """CPU threads of torch in each worker; without this key torch's own number. Only on the CPU."""
-    rounds: int = 3
-    """Minimum number of rounds."""
-    max_rounds: int = 10
-    """Maximum number of rounds. A backend stops earlier when it reaches the precision. If only `rounds` is given, it is `rounds`."""
-    precision: float = 0.005
-    """Target precision: the 95 % interval of the median lies within this fraction of the median. 0 is never reached."""
-    tick_us: float = 0.032
-    """The precision is also reached if the interval lies within this many microseconds of the median; CUDA events have a tick of 32 ns."""
-    processes: int = 1
-    """Process sets: fresh workers that each measure the whole sweep."""
-    seed: int = 0
-    """Seed of the inputs."""
-    relative_to: str = "torch"
-    """The reference backend of the speed-ups."""
-    warmup_ms: float = 2.0
-    """Milliseconds of untimed calls before each batch."""
-    batch_ms: float = 10.0
-    """Milliseconds of timed calls per batch."""
-    timer: str = "do_bench"
-    """The timer of the median on a GPU: `do_bench`, `device`, `graph` or `host`."""
-    l2: str = "cold"
-    """`cold` flushes the GPU's L2 before every timed call; `warm` does not."""
-    profile: str = "on"
-    """`on` measures device and host time of a call after the rounds; `off` saves that time."""
-    judge: str = WORKER
-    """`separate` also judges each cell in a process that its backend cannot reach, as `softbench judge`; `worker` does not."""
+    sweep: tuple[Sweep, ...] = setting(
+        (), "Tables with M and N, or shape and dim, and with dtype, direction, op (the operation) and set (its parameters).", tables
+    )
+    backends: tuple[str, ...] | None = setting(
+        None,
+        "Names or patterns of backends; without this key all but the extras.",
+        backends,
+        WHAT,
+        help="Names or patterns such as torch,compile:*. A run adds the yardstick copy.",
+        shown="all without extras",
+        words="patterns",
+        commands=("run", "check"),
+    )
+    plugins: tuple[Path, ...] = setting(
+        (),
+        "Plugins: each is `FILE`, `FILE:FUNCTION` or `MODULE:FUNCTION`. `NAME=` in front renames the backend.",
+        strings,
+        WHAT,
+        parse=lambda value, at: tuple(value),
+        help="A Python file that defines backends, or one function of a file or module; softbench runs its code. "
+        "NAME= renames its backend. Repeatable.",
+        shown=True,
+        kind=list[Path],
+        repeats=True,
+        metavar="[NAME=]FILE[:FUNCTION]",
+        python=str | Path | list[str | Path],
+    )
+    device: str = setting(
+        "auto", "`auto`, `cpu`, `cuda` or `cuda:K`.", device, ADVANCED, kind=str, words=("auto", "cpu", "cuda"), python=Any
+    )
+    threads: int | None = setting(
+        None,
+        "CPU threads of torch in each worker; without this key torch's own number. Only on the CPU.",
+        threads,
+        ADVANCED,
+        help="CPU threads of torch in each worker, 1 to the number of processors. Only on the CPU.",
+        shown="torch's own number",
+        kind=int,
+        commands=MEASUREMENTS,
+        affects=True,
+    )
+    rounds: int = setting(
+        3,
+        "Minimum number of rounds.",
+        whole(1, 10_000),
+        HOW_LONG,
+        help="Number of rounds; in each, every backend takes one batch.",
+        shown="3 to --max-rounds",
+        kind=int,
+        commands=MEASUREMENTS,
+        affects=True,
+    )
+    max_rounds: int = setting(
+        10,
+        "Maximum number of rounds. A backend stops earlier when it reaches the precision. If only `rounds` is given, it is `rounds`.",
+        whole(1, 10_000),
+        HOW_LONG,
+        help="Maximum rounds if the target precision is not reached.",
+        kind=int,
+        commands=RUN,
+        affects=True,
+    )
+    precision: float = setting(
+        0.005,
+        "Target precision: the 95 % interval of the median lies within this fraction of the median. 0 is never reached.",
+        number(0, 1),
+        HOW_LONG,
+        help="Target precision: the 95 % interval of the median lies within this fraction of the median.",
+        kind=float,
+        commands=RUN,
+        affects=True,
+    )
+    tick_us: float = setting(
+        0.032,
+        "The precision is also reached if the interval lies within this many microseconds of the median; CUDA events have a tick of 32 ns.",
+        number(0, 1e6),
+        affects=True,
+    )
+    processes: int = setting(
+        1,
+        "Process sets: fresh workers that each measure the whole sweep.",
+        whole(1, 1_000),
+        HOW_LONG,
+        kind=int,
+        commands=MEASUREMENTS,
+        affects=True,
+    )
+    seed: int = setting(0, "Seed of the inputs.", whole(0, 2**31 - 1), ADVANCED, kind=int, affects=True)
+    relative_to: str = setting("torch", "The reference backend of the speed-ups.", word, ADVANCED, kind=str, words="backends", commands=RUN)
+    warmup_ms: float = setting(2.0, "Milliseconds of untimed calls before each batch.", number(0, 1e5), affects=True)
+    batch_ms: float = setting(10.0, "Milliseconds of timed calls per batch.", number(0.01, 1e5), affects=True)
+    timer: str = setting(
+        "do_bench",
+        "The timer of the median on a GPU: `do_bench`, `device`, `graph` or `host`.",
+        TIMERS,
+        ADVANCED,
+        help="Timer of the median on a GPU: do_bench, device, graph or host.",
+        kind=str,
+        commands=RUN,
+        affects=True,
+    )
+    l2: str = setting(
+        "cold",
+        "`cold` flushes the GPU's L2 before every timed call; `warm` does not.",
+        ("cold", "warm"),
+        ADVANCED,
+        kind=str,
+        commands=RUN,
+        affects=True,
+    )
+    profile: str = setting(
+        "on",
+        "`on` measures device and host time of a call after the rounds; `off` saves that time.",
+        ("on", "off"),
+        ADVANCED,
+        help="off skips device time and host time, for shorter runs.",
+        kind=str,
+        commands=RUN,
+        affects=True,
+    )
+    judge: str = setting(
+        WORKER,
+        "`separate` also judges each cell in a process that its backend cannot reach, as `softbench judge`; `worker` does not.",
+        (WORKER, "separate"),
+        ADVANCED,
+        help="separate also judges each cell in a process that its backend cannot reach; docs/judge.md describes it.",
+        kind=str,
+        commands=RUN,
+        affects=True,
+        python=False,
+    )
     yardstick: bool = True
-    """Measure the yardstick too. A run always does; an A/B run does not need it."""
-    memory_share: float = 0.9
-    """The fraction of the free device memory that all workers may hold together."""
-    timeout: dict[str, float] = field(default_factory=lambda: dict(PHASES))
-    """Deadline of each phase in seconds."""
+    """Measure the yardstick too. A run always does; an A/B run does not need it. No source sets this."""
+    memory_share: float = setting(0.9, "The fraction of the free device memory that all workers may hold together.", number(1e-6, 1))
+    timeout: dict[str, float] = setting(  # noqa: RUF009 - a field of its own
+        PHASES,
+        "Deadline of each phase in seconds.",
+        timeouts,
+        ADVANCED,
+        parse=parse_timeout,
+        help="Deadlines in seconds: one number for all phases, or PHASE=SECONDS for some.",
+        python=float | str | Mapping[str, float],
+    )
 
     def measuring(self) -> dict[str, object]:
         """The settings that affect a measurement. A resumed run must have the same ones."""
-        keys = ("rounds", "max_rounds", "precision", "tick_us", "processes", "seed", "warmup_ms", "batch_ms", "timer", "l2", "profile")
-        judged = ("judge",) if self.judge != WORKER else ()  # older runs have no such setting
-        return {key: value for key, value in asdict(self).items() if key in ("threads", *keys, *judged)}
+        keys = {key for key, one in KEYS.items() if one.affects} - ({"judge"} if self.judge == WORKER else set())
+        return {key: value for key, value in asdict(self).items() if key in keys}
 
     @classmethod
     def from_sources(cls, config: Layer, flags: Layer, *, quick: bool = False) -> Settings:
@@ -123,13 +241,13 @@ class Settings:
         Raises:
             UsageError: settings contradict each other.
         """
-        axes = cast(Axes, {key: value for key, value in flags.items() if key in AXES})
-        sweeps = [with_axes(sweep, axes) for sweep in config.get("sweep", ())]
+        axes = axes_of(flags)
+        found = [with_axes(sweep, axes) for sweep in config.get("sweep", ())]
         if quick and "N" not in axes:
-            sweeps = [replace(sweep, N=thinned(sweep.N, QUICK_SHAPES)) for sweep in sweeps]
-        others: Layer = {**config, **(QUICK if quick else {}), **flags}
-        merged: JsonObject = {key: value for key, value in others.items() if key not in AXES} | {
-            "sweep": tuple(sweeps),
+            found = [replace(sweep, N=thinned(sweep.N, QUICK_SHAPES)) for sweep in found]
+        others = {**config, **(QUICK if quick else {}), **flags}
+        merged = {key: value for key, value in others.items() if key not in AXES} | {
+            "sweep": tuple(found),
             "timeout": {**PHASES, **config.get("timeout", {}), **flags.get("timeout", {})},
             "plugins": tuple(dict.fromkeys((*config.get("plugins", ()), *flags.get("plugins", ())))),
         }
@@ -141,7 +259,60 @@ class Settings:
         return settings
 
 
-def with_axes(sweep: Sweep, axes: Axes) -> Sweep:
+KEYS = declared(Settings)
+"""The keys of a configuration. An A/B run alone leaves out the yardstick."""
+CONFIG = Setting(
+    name="config",
+    text="A configuration: tutorial, powers, frontier, operations, losses, models, small, strategies, gate, cpu, or a TOML file. "
+    "Flags override it.",
+    read=word,
+    parse=word,
+    panel=WHAT,
+    shown="tutorial; cpu without a GPU",
+    kind=str,
+    metavar="NAME|FILE",
+    words="configurations",
+    commands=MEASUREMENTS,
+)
+"""The option that names the configuration."""
+SETTINGS = {"backends": KEYS["backends"], **AXES, "config": CONFIG, **KEYS}
+"""Everything that a source sets, in the order of the help."""
+
+
+def of_command(command: str) -> list[Setting]:
+    """The settings that a command has as options, in the order of its help."""
+    return [one for one in SETTINGS.values() if one.panel and command in one.commands]
+
+
+def read(name: str, value: object, at: str) -> Any:
+    """The valid value of a key of a configuration, or of an axis of a sweep. Raises UsageError, which begins with `at`."""
+    return SETTINGS[name].read(value, at)
+
+
+def from_flags(flags: Mapping[str, Any]) -> Layer:
+    """The given flags (not None), validated. Keys are names of settings.
+
+    The values of a repeated option are joined: `--N 256 --N 512` is `--N 256,512`.
+
+    Raises:
+        UsageError: naming the flag.
+    """
+    layer: Layer = {}
+    for key, value in flags.items():
+        if value not in (None, (), []):
+            one = SETTINGS[key]
+            layer[key] = one.parse(",".join(value) if isinstance(value, list) and not one.repeats else value, one.flag)
+    if "shape" in layer and ("M" in layer or "N" in layer):
+        raise UsageError("--shape gives all sizes of the tensor; leave out --M and --N")
+    return with_fixed_rounds(layer)
+
+
+def axes_of(flags: Layer) -> Layer:
+    """The axes among flags."""
+    return {key: value for key, value in flags.items() if key in AXES}
+
+
+def with_axes(sweep: Sweep, axes: Layer) -> Sweep:
     """A sweep with other axes. A shape replaces M and N, and these replace a shape. An operation replaces the parameters too.
 
     Raises:
@@ -158,6 +329,20 @@ def with_axes(sweep: Sweep, axes: Axes) -> Sweep:
     if "dim" in axes and not sweep.shape:
         raise UsageError("--dim is a dimension of --shape; without a shape the rows are along N")
     return replace(sweep, **axes)
+
+
+def one_case(flags: Mapping[str, Any], command: str) -> Case:
+    """The case that flags name, of 4096 rows and columns without others.
+
+    Raises:
+        UsageError: a flag is invalid, or they name several cases.
+    """
+    axes = from_flags(flags)
+    try:
+        (case,) = sweeps.cases([with_axes(Sweep((4096,), (4096,)), axes)], "cuda")
+    except ValueError:
+        raise UsageError(f"{command}: give one --dtype, one --direction, and one --shape with one --dim") from None
+    return case
 
 
 def with_fixed_rounds(layer: Layer) -> Layer:

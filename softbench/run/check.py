@@ -16,7 +16,7 @@ from softbench.core.messages import CheckCaseGraded, Failure, ListCheckCases, Ru
 from softbench.core.outcome import ErrorMetrics, Grade
 from softbench.core.text import did_you_mean
 from softbench.ops import registry
-from softbench.plan import sweep
+from softbench.plan import grammar, sweep
 from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
@@ -91,8 +91,8 @@ class CheckRequest:
         Raises:
             UsageError: an option is invalid, or does not fit the operation.
         """
-        directions = sweep.parse_directions(",".join(direction or Direction), "--direction")
-        dtypes = sweep.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
+        directions = grammar.parse_directions(",".join(direction or Direction), "--direction")
+        dtypes = grammar.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
         of = operations.name(op, set)
         sweep.require_passes(of, directions)
         sweep.require_dtypes(of, dtypes)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Status
-from softbench.plan import sweep
-from softbench.plan.flags import from_flags
-from softbench.plan.settings import Settings, with_axes
+from softbench.plan.settings import Settings
 from softbench.plugins.select import needed
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.judge_process import JudgeProcess
@@ -91,15 +87,6 @@ def _source(plugin: Path | None, backend: str | None) -> PluginSource:
     if source.kind != FILE:
         raise UsageError(f"{plugin}: no file; the judge takes a Python file")
     return source
-
-
-def one_case(flags: Mapping[str, Any]) -> Case:
-    """The case that flags name. Raises UsageError if they name several."""
-    try:
-        (case,) = sweep.cases([with_axes(sweep.Sweep((4096,), (4096,)), from_flags(flags))], "cuda")
-    except ValueError:
-        raise UsageError("softbench judge takes one case: give one --dtype, one --direction, and one --shape with one --dim") from None
-    return case
 
 
 def verified(file: Path, key: Path) -> JsonObject:

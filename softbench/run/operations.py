@@ -9,9 +9,8 @@ from softbench.core.errors import UsageError
 from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation
 from softbench.ops import registry
 from softbench.ops.declaration import from_json
-from softbench.plan.parameters import from_flags
+from softbench.plan.grammar import DEFAULTS, parse_operation, parse_parameters, split
 from softbench.plan.settings import PHASES
-from softbench.plan.sweep import DEFAULTS, parse_operation, split
 from softbench.processes.pool import Lost, Pool
 
 
@@ -38,7 +37,7 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
 
 def name(given: str, parameters: Sequence[str] | None = None) -> str:
     """The one operation of values of `--op` and `--set`; raises as `names`, also if there are several or an unknown one."""
-    return parse_operation(",".join(names([given]) or ()), "--op", from_flags(parameters, "--set") if parameters else DEFAULTS)
+    return parse_operation(",".join(names([given]) or ()), "--op", parse_parameters(parameters, "--set") if parameters else DEFAULTS)
 
 
 def _read(pool: Pool, file: str, at: str, seconds: float) -> str:

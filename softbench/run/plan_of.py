@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from softbench.core.case import YARDSTICK
 from softbench.core.machine import Gpu, Machine
@@ -15,7 +15,6 @@ from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.select import not_loaded, not_loaded_text, select
 
 if TYPE_CHECKING:
-    from softbench.plan.settings import Layer
     from softbench.run.request import RunRequest
 
 
@@ -38,7 +37,7 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
 def of_yardstick(request: RunRequest) -> RunRequest:
     """The request for the same cases of the yardstick alone."""
     alone = {"backends": (YARDSTICK,), "relative_to": YARDSTICK, "judge": WORKER, "profile": "off", "processes": 1}
-    return replace(request, flags=cast("Layer", {**request.flags, **alone}))
+    return replace(request, flags={**request.flags, **alone})
 
 
 def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from softbench import __version__
 from softbench.core.case import Direction
 from softbench.core.json import JsonObject, to_json
 from softbench.plan.config_file import DEFAULT_CONFIG, load
-from softbench.plan.deal import Shard
-from softbench.plan.settings import AXES, Layer, Settings
-from softbench.plan.sweep import Sweep
+from softbench.plan.deal import Shard, parse_shard
+from softbench.plan.settings import Layer, Settings, from_flags
+from softbench.plan.sweep import AXES, Sweep
 from softbench.plugins.source import absolute
+from softbench.run import operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,36 @@ class RunRequest:
         return set(names) <= {*self.config, *self.flags}
 
 
+def requested(
+    given: Mapping[str, Any],
+    command: Sequence[str],
+    *,
+    output: Path,
+    quick: bool = False,
+    resume: bool = False,
+    shard: str | None = None,
+) -> RunRequest:
+    """The request of a command or a call.
+
+    Args:
+        given: its settings as the command line gives them; `config` is the name or file of a configuration.
+        command: the words of the command line, after `softbench`.
+        shard: the part of the cases to measure, as a text.
+
+    Raises:
+        UsageError: a setting is invalid, or the configuration does not exist.
+    """
+    flags = flags_of({name: value for name, value in given.items() if name != "config"})
+    layer = load(given["config"], operations.names) if given.get("config") is not None else {}
+    part = parse_shard(shard) if shard is not None else None
+    return RunRequest(layer, flags, quick, output, resume, command_line(command), __version__, part)
+
+
+def flags_of(given: Mapping[str, Any]) -> Layer:
+    """The settings that the command line gives; an operation may be a Python file. Raises UsageError for an invalid one."""
+    return from_flags({**given, "op": operations.names(given.get("op"))})
+
+
 def request_to_json(request: RunRequest) -> JsonObject:
     """A request as JSON, for another process; files of plugins have absolute paths."""
     layers = {name: {**layer, "plugins": [str(absolute(path)) for path in layer.get("plugins", ())]} for name, layer in _layers(request)}
@@ -82,7 +114,7 @@ def _layer(data: JsonObject) -> Layer:
         found["sweep"] = tuple(Sweep(**{axis: _axis(axis, values) for axis, values in sweep.items()}) for sweep in data["sweep"])
     if data.get("backends"):
         found["backends"] = tuple(data["backends"])
-    return cast(Layer, found)
+    return found
 
 
 def _axis(name: str, values: list[Any]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from pretended import GOOD, PASS, FakePool, make, measure
 from rich.console import Console
 
-from softbench.core.case import Direction
+from softbench.core.case import MAX_EXTENT, Direction
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json import to_json
 from softbench.core.messages import CheckCaseGraded, Failure, RunCheckCase
@@ -22,9 +22,8 @@ from softbench.core.text import harmless
 from softbench.gate import run_files
 from softbench.plan import sweep
 from softbench.plan.config_file import from_table
-from softbench.plan.flags import from_flags
-from softbench.plan.settings import Settings
-from softbench.plan.values import READERS
+from softbench.plan.grammar import parse_axis
+from softbench.plan.settings import KEYS, Settings, from_flags
 from softbench.processes.slot import WorkerSlot, revive
 from softbench.report import check_report, tables
 from softbench.results import compare, records, rows as results, store
@@ -206,12 +205,13 @@ def test_no_journal_makes_resuming_raise(run_folder, data):
             run.journal.close()
 
 
-KEYS = [*READERS, "sweep", "timeout", "plugins", "backends", "rouns"]
 values = st.one_of(anything, st.just(math.nan), st.just([{"M": 1, "N": "1:8:*2"}]), st.just({"import": 5, "time": -1}))
 
 
 @few
-@given(st.dictionaries(st.sampled_from(KEYS), values, max_size=4), st.dictionaries(st.sampled_from(["M", "N", "dtype"]), anything))
+@given(
+    st.dictionaries(st.sampled_from([*KEYS, "rouns"]), values, max_size=4), st.dictionaries(st.sampled_from(["M", "N", "dtype"]), anything)
+)
 def test_no_table_makes_the_configuration_raise_anything_but_words(table, axes):
     for settings_of in (table, {**table, "sweep": [axes]}):
         try:
@@ -228,7 +228,7 @@ grammar = st.text(alphabet="0123456789:,*-+ e_x", max_size=24)
 @given(grammar)
 def test_text_of_grammar_signs_raises_only_usage_errors(text):
     try:
-        assert all(1 <= value <= sweep.MAX_EXTENT for value in sweep.parse_axis(text, "--N"))
+        assert all(1 <= value <= MAX_EXTENT for value in parse_axis(text, "--N"))
     except UsageError as error:
         assert str(error).startswith("--N")
 

@@ -1,5 +1,6 @@
 """Arguments of Python are the options of the command line: their words, read by the command line, give the same settings."""
 
+import inspect
 from pathlib import Path
 
 import numpy
@@ -7,12 +8,12 @@ import pytest
 import torch
 import typer
 
+import softbench
 from softbench.api.backends import given
-from softbench.api.options import CheckOptions, GateOptions, Options, as_arguments, known_only, layer, operations, texts, words
-from softbench.cli import gate
+from softbench.api.options import as_arguments, given_settings, keywords, known_only, operations, texts, words
 from softbench.cli.main import app
 from softbench.core.errors import ResultsError, UsageError
-from softbench.plan.flags import from_flags
+from softbench.plan.settings import from_flags, of_command
 
 CALLS = {
     "numbers": {"M": 4096, "N": [1024, 4096], "rounds": 4, "max_rounds": 8, "precision": 0.01, "seed": 3, "processes": 2, "timeout": 30},
@@ -35,14 +36,17 @@ CALLS = {
 }
 
 
+def layer(found, op, backends):
+    return from_flags(given_settings(backends, op, found))
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_the_words_give_the_same_settings(name):
     chosen, found = given(["torch", "compile:*"]), texts(CALLS[name])
     line = words(chosen, None, {"backends": ",".join(chosen.labels), **found})
     context = typer.main.get_command(app).commands["run"].make_context("run", list(line))
-    flags = {key: value for key, value in context.params.items() if key in (*Options.__annotations__, *GateOptions.__annotations__)}
-    both = {key: context.params[key] for key in ("backends", "set", "timeout", "device", "seed")}
-    assert layer(found, None, chosen) == from_flags({**flags, **both, "op": context.params["op"]})
+    flags = {key: value for key, value in context.params.items() if key in (*keywords("run"), "backends", "op")}
+    assert layer(found, None, chosen) == from_flags(flags)
 
 
 def test_an_operation_and_plugins_are_words_too():
@@ -102,11 +106,19 @@ def test_errors_name_arguments_and_keep_command_lines(text, shown):
 
 def test_an_unknown_argument_is_a_type_error():
     with pytest.raises(TypeError, match="unknown argument 'dtpye'; did you mean 'dtype'"):
-        known_only({"M": 1, "dtpye": "bf16"}, Options)
+        known_only({"M": 1, "dtpye": "bf16"}, "run")
 
 
-def test_the_gates_arguments_are_the_gates_options():
-    assert set(gate.SWEEP) | {"plugins"} == set(GateOptions.__annotations__) | set(CheckOptions.__annotations__)
+@pytest.mark.parametrize(
+    ("function", "command", "positional"),
+    [(softbench.compare, "run", {"backends", "judge"}), (softbench.run_gate, "gate", set()), (softbench.check, "check", {"backends"})],
+)
+def test_help_shows_the_options_of_the_command_as_keywords(function, command, positional):
+    options = {one.name for one in of_command(command)} - positional
+    shown = inspect.signature(function).parameters
+    assert options <= shown.keys()
+    assert "options" not in shown
+    assert shown["seed"].annotation is int
 
 
 def test_errors_about_a_configuration_name_it_and_the_key():

@@ -98,12 +98,62 @@ def test_exit_codes_of_mismatch_missing_cell_and_few_processes(main, files, tmp_
     assert "softbench run --M 4096 --processes 3" in err
 
 
-@pytest.mark.parametrize("flag", [("--plot", "forest.png"), ("--resume",)])
+@pytest.mark.parametrize("flag", ["--plot=forest.png", "--reference=torch"])
 def test_the_self_test_of_a_baseline_takes_no_plot(main, files, flag):
     run = files(stored(dice(1), 3))
-    code, out, err = main("gate", "--self-test", "--baseline", "h200", run, *flag)
+    code, out, err = main("gate", "--self-test", "--baseline", "h200", run, flag)
     assert (code, out) == (2, "")
-    assert "--plot and --resume do not go with --self-test --baseline, which judges files" in err
+    assert "--reference and --plot do not go with --self-test --baseline, which judges files" in err
+
+
+MODES = {
+    "two versions": (
+        ("--candidate", "new", "--reference", "old"),
+        {"--M", "--processes", "--junit", "--output"},
+        {"--families", "--resume"},
+    ),
+    "a baseline": (("--baseline", "h200"), {"--M", "--processes", "--junit"}, {"--families", "--candidate"}),
+    "results files": (("run.csv", "--baseline", "h200"), {"--junit", "--margin"}, {"--M", "--processes", "--plugin", "--output"}),
+    "a self-test": (("--self-test",), {"--M", "--families", "--resume", "--plot"}, {"--processes", "--markdown"}),
+    "stored self-tests": (("--self-test", "run.csv"), {"--plot", "--margin"}, {"--M", "--families", "--junit"}),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_help_shows_the_options_of_the_mode(main, name):
+    words, own, others = MODES[name]
+    code, out, _ = main("gate", *words, "--help")
+    shown = {
+        word for line in out.splitlines() for word in line.replace(",", " ").split() if line.startswith("  -") and word.startswith("--")
+    }
+    assert code == 0
+    assert own <= shown
+    assert not others & shown
+
+
+def test_help_without_a_mode_is_one_screen_with_an_example_of_each(main):
+    code, out, _ = main("gate", "--help")
+    assert code == 0
+    assert len(out.splitlines()) < 80
+    for example in ("--candidate new --reference old", "--baseline h200", "results/latest.csv --baseline", "--self-test --reference"):
+        assert f"softbench gate {example}" in out
+    assert "--rounds" not in out
+    assert main("gate", "--candidate", "--help")[1].index("--rounds")
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, f"{option}=4")
+        for name, (_, _, others) in MODES.items()
+        for option in sorted(others)
+        if option not in ("--resume", "--candidate")
+    ],
+)
+def test_an_option_of_another_mode_is_one_line(main, name, option):
+    code, out, err = main("gate", *MODES[name][0], option)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"softbench: gate: {option.partition('=')[0]} does not go with {name}, only with ".replace("--output", "-o"))
 
 
 @pytest.mark.parametrize(
@@ -214,11 +264,17 @@ BAD = {
         ("gate", "--candidate", "torch", "--reference", "naive", "--allow-env-mismatch", "gpus"),
         "did you mean 'gpu'?",
     ),
-    "no rounds": (("gate", "run.csv", "--baseline", "run.csv", "--rounds", "0"), "--rounds is for a measurement"),
+    "no rounds": (
+        ("gate", "run.csv", "--baseline", "run.csv", "--rounds", "0"),
+        "--rounds does not go with results files, only with two versions",
+    ),
     "rounds of nothing": (("gate", "--candidate", "torch", "--reference", "naive", "--rounds", "0"), "whole number from 1"),
-    "processes of a self-test": (("gate", "--self-test", "--processes", "0"), "leave out the others"),
-    "no families": (("gate", "run.csv", "--self-test", "--families", "0"), "with FILES nothing is measured"),
-    "resuming what is no self-test": (("gate", "run.csv", "--baseline", "run.csv", "--resume"), "--resume goes with --self-test"),
+    "processes of a self-test": (("gate", "--self-test", "--processes", "0"), "--processes does not go with a self-test"),
+    "no families": (("gate", "run.csv", "--self-test", "--families", "0"), "--families does not go with stored self-tests"),
+    "resuming what is no self-test": (
+        ("gate", "run.csv", "--baseline", "run.csv", "--resume"),
+        "--resume does not go with results files, only with a self-test",
+    ),
     "an unknown field": (("gate", "run.csv", "--baseline", "run.csv", "--allow-env-mismatch", "gpus"), "did you mean 'gpu'?"),
     "a figure of another format": (("gate", "run.csv", "--baseline", "run.csv", "--plot", "x.jpeg"), "must end in .png, .svg, .pdf"),
     "a file in no folder": (("gate", "run.csv", "--baseline", "run.csv", "--junit", "no/x.xml"), "--junit no/x.xml: cannot be written"),

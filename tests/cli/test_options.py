@@ -1,52 +1,39 @@
-"""The texts of options: configurations, deadlines and defaults equal those of the code."""
+"""Options: help, panels, lists, hints, and errors of one line."""
 
+import os
 import re
 
 import pytest
 import typer
 
 from softbench import __version__
-from softbench.cli import options
-from softbench.cli.main import app
+from softbench.cli.main import ORDER, app
 from softbench.plan.config_file import shipped
-from softbench.plan.flags import from_flags
-from softbench.plan.settings import PHASES, Settings
+from softbench.plan.settings import from_flags
 
 
-def default_text(option) -> object:
-    (found,) = option.__metadata__
-    return found.show_default
+def params(command):
+    return {param.name: param for param in typer.main.get_command(app).commands[command].params}
 
 
-def test_help_names_the_default_deadlines():
-    assert default_text(options.Timeout) == ",".join(f"{phase}={seconds:g}" for phase, seconds in PHASES.items())
+def test_the_defaults_of_settings_are_in_the_help(main):
+    text = " ".join(main("run", "--help")[1].split())
+    for shown in ("0.005", "10", "do_bench", "import=60,build=300,check=120,time=120", "fp32", "softmax", "torch's own number"):
+        assert f"[default: {shown}]" in text
 
 
 def test_help_names_every_shipped_configuration():
-    (option,) = options.Config.__metadata__
     for name in shipped():
-        assert f"{name}, " in option.help, name
-
-
-@pytest.mark.parametrize(
-    ("option", "field"),
-    [
-        *[(options.MaxRounds, "max_rounds"), (options.Precision, "precision"), (options.Processes, "processes"), (options.Seed, "seed")],
-        *[(options.RelativeTo, "relative_to"), (options.Timer, "timer"), (options.L2, "l2"), (options.Profile, "profile")],
-        *[(options.Device, "device")],
-    ],
-)
-def test_text_defaults_equal_the_settings(option, field):
-    assert default_text(option) == str(getattr(Settings(), field))
+        assert f"{name}, " in params("run")["config"].help, name
 
 
 def test_gate_help_names_the_gates_defaults():
     from softbench.gate import paired, unpaired
     from softbench.gate.self_test_run import REPETITIONS
 
-    assert default_text(options.Margin) == f"{100 * unpaired.MARGIN:g}; {100 * paired.MARGIN:g} with --candidate"
-    assert default_text(options.Families) == str(REPETITIONS)
-    assert default_text(options.GateRounds) == str(paired.ROUNDS)
+    shown = {name: param.show_default for name, param in params("gate").items()}
+    assert shown["margin"] == f"{100 * unpaired.MARGIN:g}; {100 * paired.MARGIN:g} with --candidate"
+    assert (shown["families"], shown["rounds"]) == (str(REPETITIONS), str(paired.ROUNDS))
 
 
 def test_every_option_of_the_long_commands_has_a_panel():
@@ -151,3 +138,111 @@ def test_an_error_names_the_flag_or_the_files_key(main, tmp_path, text, flags, m
     (tmp_path / "sweep.toml").write_text(f"{settings}\n[[sweep]]\nM = 8\nN = 8\n{sweep}\n")
     code, _, err = main("run", "--config", "sweep.toml", "--device", "cpu", "--dry-run", *flags)
     assert (code, err.startswith(f"softbench: {message}")) == (2, True), err
+
+
+def test_help_groups_options_and_shows_defaults_once(main):
+    code, text, _ = main("run", "--help")
+    assert code == 0
+    panels = re.findall(r"^([A-Z][a-z ]+):$", text, re.M)
+    assert panels == ["What to measure", "How long", "Where to", "Several cards", "Output", "Advanced", "Options"]
+    assert "[default: 0.005]" in text
+    assert "(" not in "".join(re.findall(r"\[default: [^\]]*\]", text))
+
+
+def test_help_of_gate_names_arguments_first(main):
+    code, text, _ = main("gate", "--candidate", "--help")
+    assert code == 0
+    assert text.index("Arguments:") < text.index("What to judge:") < text.index("Output:") < text.index("Advanced:")
+
+
+@pytest.mark.parametrize("words", [*((name,) for name in ORDER), ("baseline", "save"), ("baseline", "promote"), ()], ids=" ".join)
+def test_an_unknown_option_is_one_line(main, words):
+    code, out, err = main(*words, "--nonsense")
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("softbench: " + (" ".join(words) + ": " if words else "") + "no such option")
+    assert line.endswith(" ".join(("softbench", *words, "--help")))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rum",), "no such command 'rum'"),
+        (("baseline", "saev"), "baseline: no such command 'saev'"),
+        (("compare", "a.csv"), "compare: missing argument "),
+        (("judge", "--M", "x"), "judge: invalid value for '--M': "),
+    ],
+)
+def test_other_errors_of_the_parser_are_one_line(main, words, said):
+    code, out, err = main(*words)
+    (line,) = err.splitlines()
+    assert (code, out, line.startswith(f"softbench: {said}"), "--help" in line) == (2, "", True, True)
+
+
+def test_an_option_is_not_the_value_of_another(main):
+    code, _, err = main("gate", "--baseline", "b", "--markdown", "--plot", "f.png")
+    assert (code, err) == (2, "softbench: --markdown: its value is missing, because --plot is an option\n")
+    assert "--json: its value is missing, because -h is an option" in main("check", "--json", "-h")[2]
+    assert "--long: No such file" in main("show", "--", "--long")[2]
+
+
+@pytest.mark.parametrize("words", [(), ("baseline",)])
+def test_a_group_without_a_command_shows_its_help(main, words):
+    _, out, err = main(*words)
+    assert "Commands:" in out + err and "see:" not in out + err
+
+
+@pytest.mark.parametrize("text", ["3/2", "x", ""])
+def test_a_wrong_shard_is_one_line(main, text):
+    code, out, err = main("run", "--device", "cpu", "--shard", text)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"softbench: --shard '{text}': write ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--devices", "all", "--ray", "auto"), "--devices all and --ray auto: give one of them"),
+        (("--devices", "all", "--device", "cpu"), "--device cpu and --devices all: give one of them"),
+        (("--spread", "shard"), "--spread goes with --devices or --ray"),
+        (("--force",), "--force goes with --devices or --ray"),
+        (("--devices", "all", "--spread", "shart"), "--spread: unknown spread 'shart'; did you mean 'shard'?"),
+        (("--devices", "all", "--spread", ""), "--spread: unknown spread ''"),
+    ],
+)
+def test_options_that_contradict_each_other_are_one_line(main, options, why):
+    code, out, err = main("run", *options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"softbench: {why}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_cards_that_do_not_exist_are_one_line(cli, more):
+    done = cli("run", "--devices", "70,90", *more)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("softbench: --devices 70,90: ") and done.stderr.count("\n") == 1
+    assert not list(cli.folder.iterdir())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_more_threads_than_a_card_has_processors_are_refused(cli):
+    """As for a run on one processor; the folder of the results is not created."""
+    cards = ",".join(f"cpu:{number}" for number in range(len(os.sched_getaffinity(0))))
+    done = cli("run", "--devices", cards, "--backends", "torch", "--M", 8, "--N", 8, "--threads", 2)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "softbench: --threads 2: must be at most 1, the processors of the card cpu"
+    assert not list(cli.folder.iterdir())
+
+
+@pytest.mark.slow
+def test_a_dry_run_shows_the_cases_of_each_card(cli):
+    done = cli("run", "--devices", "cpu:0", "--backends", "torch", "--M", 8, "--N", "8,16,24", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    *_, whole, card = done.stdout.splitlines()
+    assert whole.startswith("3 cases x 2 backends (copy, torch) = 6 cells") and " on 1 card (" in whole
+    assert (
+        card.startswith("cpu:0 (")
+        and ": 3 cases, about " in card
+        and card.endswith("forward-fp32-8x8, forward-fp32-8x16, forward-fp32-8x24")
+    )
+    assert not list(cli.folder.iterdir())

@@ -205,7 +205,7 @@ BAD = {
     "one backend twice": (("--candidate", "torch", "--reference", "torch"), "is also the reference"),
     "an unknown backend": (("--candidate", "troch", "--reference", "torch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
     "a stored file too": (("x.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
-    "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N is for a measurement"),
+    "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N does not go with results files"),
     "invalid shapes": (("--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
 }
 

@@ -102,7 +102,7 @@ def test_stored_self_tests_add_up(main, tmp_path):
 BAD = {
     "families without a self-test": (("--families", "5"), "--families goes with --self-test"),
     "too few families": (("--self-test", "--families", "3"), "--families 3: must be from 4"),
-    "a candidate": (("--self-test", "--candidate", "torch"), "leave out the others"),
+    "a candidate": (("--self-test", "--candidate", "torch"), "--candidate does not go with a self-test"),
     "an unknown backend": (("--self-test", "--reference", "troch", "--device", "cpu", "--N", "8", "--M", "4"), "troch"),
 }
 

@@ -10,40 +10,42 @@ from softbench.core.errors import ConfigError, UsageError
 from softbench.ops import registry
 from softbench.ops.parameters import Parameter
 from softbench.plan.config_file import load as load_config
-from softbench.plan.flags import from_flags as layer_of
-from softbench.plan.parameters import from_flags, from_toml
-from softbench.plan.settings import Settings
-from softbench.plan.sweep import Sweep, cases, parse_operation, parse_operations
+from softbench.plan.grammar import parameters_from_toml, parse_operation, parse_operations, parse_parameters
+from softbench.plan.settings import Settings, from_flags as layer_of
+from softbench.plan.sweep import Sweep, cases
 
 
 def test_each_flag_makes_parameters_of_its_own():
-    assert from_flags(["scale=.7, out_dtype=fp32", "scale=row"], "--set") == ((("scale", 0.7), ("out_dtype", "fp32")), (("scale", "row"),))
-    assert from_flags(["K=64:256:*2,causal=true"], "--set") == tuple((("K", K), ("causal", True)) for K in (64, 128, 256))
+    assert parse_parameters(["scale=.7, out_dtype=fp32", "scale=row"], "--set") == (
+        (("scale", 0.7), ("out_dtype", "fp32")),
+        (("scale", "row"),),
+    )
+    assert parse_parameters(["K=64:256:*2,causal=true"], "--set") == tuple((("K", K), ("causal", True)) for K in (64, 128, 256))
 
 
 def test_a_table_sweeps_over_its_lists():
-    found = from_toml({"scale": [0.5, 2], "out_dtype": "fp32"}, "set")
+    found = parameters_from_toml({"scale": [0.5, 2], "out_dtype": "fp32"}, "set")
     assert found == ((("scale", 0.5), ("out_dtype", "fp32")), (("scale", 2), ("out_dtype", "fp32")))
-    assert from_toml([{"scale": "row"}, {"K": "8:16:8"}], "set") == ((("scale", "row"),), (("K", 8),), (("K", 16),))
+    assert parameters_from_toml([{"scale": "row"}, {"K": "8:16:8"}], "set") == ((("scale", "row"),), (("K", 8),), (("K", 16),))
 
 
 @pytest.mark.parametrize("text", ["scale", "scale=", "=1", "", "scale=1,,", "scale=1,scale=2", "K=8:4:1"])
 def test_an_invalid_flag_is_one_line(text):
     with pytest.raises(UsageError, match=r"^--set "):
-        from_flags([text], "--set")
+        parse_parameters([text], "--set")
 
 
 @pytest.mark.parametrize("value", [{}, [], 1, {"scale": []}, {"scale": {"a": 1}}, [{"scale": 1}, 2]])
 def test_an_invalid_table_is_one_line(value):
     if value == {}:
-        assert from_toml(value, "set") == ((),)
+        assert parameters_from_toml(value, "set") == ((),)
         return
     with pytest.raises(ConfigError, match=r"^set"):
-        from_toml(value, "set")
+        parameters_from_toml(value, "set")
 
 
 def test_a_sweep_has_cases_of_each_parameter_once():
-    sweep = Sweep((8,), (4,), ("fp32", "bf16"), set=((("scale", 1.0),), (("out_dtype", "fp32"), ("scale", 0.5)), (("scale", "row"),)))
+    sweep = Sweep((8,), (4,), dtype=("fp32", "bf16"), set=((("scale", 1.0),), (("out_dtype", "fp32"), ("scale", 0.5)), (("scale", "row"),)))
     assert [(case.op, case.dtype) for case in cases([sweep, sweep], "cpu")] == [
         ("softmax", "fp32"),
         ("softmax", "bf16"),
@@ -98,9 +100,9 @@ def test_a_parameter_comes_once_in_a_text():
 
 def test_operations_may_name_their_parameters():
     assert parse_operations("softmax(out_dtype=fp32,scale=2.0),log_softmax", "--op") == ("softmax(scale=2,out_dtype=fp32)", "log_softmax")
-    assert parse_operation("softmax", "--op", from_flags(["scale=2"], "--set")) == "softmax(scale=2)"
+    assert parse_operation("softmax", "--op", parse_parameters(["scale=2"], "--set")) == "softmax(scale=2)"
     with pytest.raises(UsageError, match="give it once"):
-        parse_operation("softmax", "--op", from_flags(["scale=2", "scale=3"], "--set"))
+        parse_operation("softmax", "--op", parse_parameters(["scale=2", "scale=3"], "--set"))
 
 
 def test_a_configuration_sets_parameters_and_flags_replace_them(tmp_path):

@@ -8,9 +8,8 @@ from hypothesis import given, strategies as st
 from softbench.core.case import Direction
 from softbench.core.errors import ConfigError, UsageError
 from softbench.plan.config_file import load as load_config, shipped
-from softbench.plan.flags import from_flags, parse_timeout
 from softbench.plan.plan import cases_of
-from softbench.plan.settings import PHASES, QUICK_SHAPES, Settings
+from softbench.plan.settings import PHASES, QUICK_SHAPES, Settings, from_flags, parse_timeout
 from softbench.plan.sweep import Sweep
 from softbench.plugins.source import beside, origins, split_alias
 

@@ -8,11 +8,8 @@ from hypothesis import given, strategies as st
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.ops import registry
-from softbench.plan.sweep import (
+from softbench.plan.grammar import (
     MAX_VALUES,
-    Sweep,
-    cases,
-    only,
     parse_axis,
     parse_dims,
     parse_directions,
@@ -20,8 +17,8 @@ from softbench.plan.sweep import (
     parse_operation,
     parse_operations,
     parse_shapes_or_presets,
-    thinned,
 )
+from softbench.plan.sweep import Sweep, cases, only, thinned
 
 
 @pytest.mark.parametrize(
@@ -83,7 +80,7 @@ def test_unknown_dtypes_and_directions_are_refused_with_the_known_ones():
 
 
 def test_cases_are_the_product_of_the_axes_without_repeats():
-    sweep = Sweep((1, 2), (8,), ("fp32", "bf16"), (Direction.FORWARD, Direction.BACKWARD))
+    sweep = Sweep((1, 2), (8,), dtype=("fp32", "bf16"), direction=(Direction.FORWARD, Direction.BACKWARD))
     found = cases([sweep, sweep], "cpu")
     assert len(found) == 8
     assert found[0].key == "forward-fp32-1x8"

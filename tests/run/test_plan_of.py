@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from softbench.plan.flags import from_flags
-from softbench.plan.settings import Settings
+from softbench.plan.settings import Settings, from_flags
 from softbench.plan.sweep import Sweep
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource

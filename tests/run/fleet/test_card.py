@@ -15,7 +15,7 @@ from softbench.core.json import to_json
 from softbench.ops import registry
 from softbench.plan.config_file import load
 from softbench.plan.deal import Shard
-from softbench.plan.flags import from_flags
+from softbench.plan.settings import from_flags
 from softbench.processes.pool import Pool
 from softbench.results.records import record_from_json
 from softbench.run.fleet import card

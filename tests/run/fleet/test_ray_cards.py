@@ -17,7 +17,7 @@ from fleets import Note
 
 from softbench import __version__
 from softbench.core.errors import UsageError
-from softbench.plan.flags import from_flags
+from softbench.plan.settings import from_flags
 from softbench.run.fleet import members, ray_cards, ray_relay
 from softbench.run.fleet.fleet import How, run
 from softbench.run.fleet.members import CardsLostError
