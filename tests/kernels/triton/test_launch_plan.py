@@ -1,16 +1,16 @@
-"""Problems, plans and the tables of measured plans."""
+"""Problems, plans, the tables of measured plans, and the delays between the first rows of a launch."""
 
 import json
-import math
 from dataclasses import replace
 
 import pytest
-from problems import covers
-from softbench.kernels.triton import launch_plan
+from hypothesis import given, settings, strategies as st
+from problems import covers, problems
+from softbench.kernels.triton import heuristics, launch_plan
 from softbench.kernels.triton.launch_plan import Plan, Problem, plan_to_json
+from softbench.kernels.triton.staggered_start import stagger
 
 LARGE = Problem(False, 4096, 4096, 2, 16, True, 132, True, hopper=True)
-SPLIT = Plan("split", 8, 256, 4, 8, 0, 8, 64, split_ctas=2, smem_tiles=11)
 
 
 @pytest.fixture(autouse=True)
@@ -26,50 +26,6 @@ def test_only_large_inputs_on_hopper_are_kept_in_l2():
     assert replace(LARGE, backward=True, N=2048).keep_in_l2
     assert not replace(LARGE, N=2048).keep_in_l2
     assert not replace(LARGE, hopper=False).keep_in_l2
-
-
-@pytest.mark.parametrize(
-    ("mebibytes", "policy"),
-    [(29, launch_plan.NO_POLICY), (30, launch_plan.LEAVE_FIRST), (59, launch_plan.LEAVE_FIRST), (60, launch_plan.KEEP)],
-)
-def test_gradients_that_fill_the_device_once_leave_l2_first(mebibytes, policy):
-    """Each row of both tensors has one MiB."""
-    gradient = replace(LARGE, backward=True, M=mebibytes, N=1 << 18)
-    kept = launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY
-    assert gradient.policy(SPLIT) == policy
-    assert gradient.policy(Plan("cluster", cluster_ctas=16)) == kept
-    assert replace(gradient, hopper=False).policy(SPLIT) == launch_plan.NO_POLICY
-    assert replace(gradient, M=4, N=mebibytes << 16).policy(SPLIT) == kept
-    assert replace(gradient, M=5, N=(mebibytes << 18) // 5).policy(SPLIT) == policy
-    assert replace(gradient, sms=66).policy(SPLIT) == kept
-    assert replace(gradient, sms=72).policy(SPLIT) == (launch_plan.LEAVE_FIRST if mebibytes == 30 else kept)
-
-
-@pytest.mark.parametrize(
-    ("mebibytes", "policy"),
-    [
-        (12, launch_plan.NO_POLICY),
-        (13, launch_plan.LEAVE_FIRST),
-        (45, launch_plan.LEAVE_FIRST),
-        (47, launch_plan.LEAVE_FIRST),
-        (48, launch_plan.KEEP),
-    ],
-)
-def test_forwards_of_little_more_than_one_wave_leave_l2_first(mebibytes, policy):
-    """Each row has one MiB. The device holds 528 programs of SPLIT."""
-    forward = replace(LARGE, M=mebibytes, N=1 << 19)
-    kept = launch_plan.KEEP if mebibytes >= 32 else launch_plan.NO_POLICY
-    ctas = int(1.2 * 528 / mebibytes)
-    tiles = math.ceil(65536 / ctas / 256)
-    nearly = replace(SPLIT, tiles=tiles, split_ctas=ctas, smem_tiles=0)
-    assert forward.policy(nearly) == policy
-    assert forward.policy(replace(nearly, tiles=tiles - 1)) == kept  # reads part of a row twice
-    assert forward.policy(replace(nearly, split_ctas=nearly.split_ctas + 1)) == kept
-    assert forward.policy(replace(nearly, threads=128, warps=4)) == kept
-    assert replace(forward, wide=True).policy(nearly) == replace(forward, hopper=True).policy(Plan("rows")) == kept
-    assert replace(forward, hopper=False).policy(nearly) == launch_plan.NO_POLICY
-    assert replace(forward, M=4, N=mebibytes << 17).policy(SPLIT) == kept
-    assert replace(forward, sms=66).policy(nearly) == kept
 
 
 def test_tables_are_read_by_device_name(monkeypatch, tmp_path):
@@ -116,3 +72,28 @@ def test_plans_of_wide_results_cover_rows_with_shorter_vectors():
 )
 def test_rows_of_a_warp_are_where_they_share_banks_least(N, size, lanes, rows, turns, distance):
     assert launch_plan.row_distance(N * size, size, lanes, rows) == (turns, distance)
+
+
+PROBLEM = Problem(False, 64, 1 << 20, 4, 16, True, 132, True, bytes_per_cycle=2500.0)
+SPLIT = Plan("split", 8, 256, 4, 4, 0, 8, 64, split_ctas=56, smem_tiles=11)
+CLUSTER = Plan("cluster", 8, 256, 4, 4, 0, 8, 64, cluster_ctas=16)
+
+
+def test_rows_that_exceed_the_device_are_staggered():
+    row = (1 << 20) * 4
+    assert stagger(PROBLEM, SPLIT) == (4 * 132 // 56, int(row / 2500 * 4 / 3))
+    assert stagger(PROBLEM, CLUSTER) == (4 * 18 // 16 * 7, int(row / 2500))
+    for alone in (replace(PROBLEM, M=1), replace(PROBLEM, N=1024), replace(PROBLEM, bytes_per_cycle=0.0)):
+        assert stagger(alone, SPLIT) == stagger(alone, CLUSTER) == (0, 0)
+    backward = replace(PROBLEM, backward=True)  # five programs of an SM have ten tiles of each of two tensors
+    assert stagger(backward, replace(SPLIT, threads=128, registers=96, smem_tiles=10)) == (5 * 132 // 56, int(2 * row / 2500 * 4 / 3))
+
+
+@given(problems, st.floats(0, 1e5))
+@settings(max_examples=200, deadline=None)
+def test_delays_fit_the_kernels_arguments(problem, rate):
+    problem = replace(problem, bytes_per_cycle=rate)
+    for plan in heuristics.candidates(problem):
+        if plan.tier in ("cluster", "split"):
+            rows, cycles = stagger(problem, plan)
+            assert 0 <= rows < 1 << 31 and 0 <= cycles < 1 << 31 and (rows > 0 or cycles == 0)

@@ -159,28 +159,6 @@ def test_stream_plans_cover_each_row_once(size, sms):
             assert (plan.split_ctas - 1) * reach < vectors <= plan.split_ctas * reach and plan.threads == 32 * plan.warps
 
 
-def test_few_rows_use_many_sms():
-    assert loss_plans.gradient_plan(problem(1, 128256, 2)).split_ctas > 120
-    for M in (1, 8, 64):
-        plan = loss_plans.reduction_plan(problem(M, 128256, 2))
-        assert M * plan.split_ctas >= 60  # a program has at least 4 KiB
-    assert loss_plans.reduction_plan(problem(4096, 128256, 2)).split_ctas == 1
-
-
-def test_parts_of_a_row_fill_their_last_tiles():
-    given = problem(64, 128256, 2)
-    plan = loss_plans.reduction_plan(given)
-    reads = chunk_of(given, plan) / (plan.tiles * plan.threads)
-    assert 0.9 < reads / -(-reads // 1) <= 1
-    assert 0.9 < 64 * plan.split_ctas / given.sms / loss_plans.LEAST_PROGRAMS <= 2
-
-
-@pytest.mark.parametrize(("N", "tiles"), [(32000, 4), (50257, 5), (128256, 4), (9000, 5)])
-def test_turns_have_another_tile_where_that_saves_reads(N, tiles):
-    plan = loss_plans.reduction_plan(problem(4096, N, 2))
-    assert (plan.tiles, plan.threads, plan.split_ctas) == (tiles, 256, 1)
-
-
 def test_rows_beyond_the_counters_are_not_shared():
     given = problem(loss_plans.MOST_SHARED_ROWS + 1, 128256, 2, sms=1000)
     assert loss_plans.reduction_plan(given).split_ctas == 1

@@ -4,12 +4,10 @@ import itertools
 
 import pytest
 import torch
-from operators import EVERY_TEST, LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, Wrapped, both, each, run_and_differentiate
-from sampled import sampled
+from operators import LOG_PAIRS, OF_FUNCTION, OPS, PAIRS, each
 from softbench.kernels.triton import generic, operator, traceable
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.library import opcheck
 
 from softbench.kernels import triton as kernels
 
@@ -41,43 +39,6 @@ LAYOUTS = [
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
-
-
-@both
-@pytest.mark.parametrize(("shape", "dim"), sampled(SHAPES, lambda shape, dim: shape in ((2, 3, 4), (), (0, 3)) and dim < 2))
-def test_opcheck_passes_with_all_its_tests(pair, shape, dim):
-    forward, backward = pair
-    x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    opcheck(forward, (x, dim), test_utils=EVERY_TEST)
-    opcheck(backward, (dy, y, dim), test_utils=EVERY_TEST)
-
-
-@both
-@pytest.mark.parametrize("layout", sampled(range(len(LAYOUTS)), lambda layout: layout % 2 == 0))
-def test_opcheck_passes_on_any_strides(pair, layout):
-    forward, backward = pair
-    x = LAYOUTS[layout]
-    opcheck(forward, (x, 1), test_utils=EVERY_TEST)
-    opcheck(backward, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", LOG_PAIRS)
-def test_opcheck_passes_on_log_softmax(kind):
-    forward, backward = LOG_PAIRS[kind]
-    for shape, dim in (((2, 3, 4), -2), ((), 0), ((3, 0), 1)):
-        x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))
-        opcheck(forward, (x, dim), test_utils=EVERY_TEST)
-        opcheck(backward, (dy, y, dim), test_utils=EVERY_TEST)
-
-
-@each
-def test_gradients_of_both_orders_are_those_of_finite_differences(name):
-    forward, backward = OF_FUNCTION[name]["triton_op"]
-    x, dy, y = (torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(lambda x: forward(x, 1), (x,), check_batched_grad=True)
-        assert check(lambda dy, y: backward(dy, y, 1), (dy, y), check_batched_grad=True)
 
 
 @each
@@ -125,24 +86,6 @@ def test_fake_tensors_have_torchs_strides_dtype_and_device_on_cuda():
             for forward, backward in (*PAIRS.values(), *LOG_PAIRS.values()):
                 for out in (forward(x, dim), backward(x, x, dim)):
                     assert (out.shape, out.stride(), out.dtype, out.device) == (x.shape, expected.stride(), dtype, x.device)
-
-
-@both
-def test_tensor_subclasses_see_the_operators(pair):
-    forward, backward = pair
-    x, dy = torch.randn(2, 4, 6).unbind()
-    Wrapped.calls.clear()
-    wrapped = Wrapped(x).requires_grad_()
-    y = forward(wrapped, -1)
-    (dx,) = torch.autograd.grad(y, wrapped, Wrapped(dy))
-    assert {forward, backward} <= set(Wrapped.calls)
-    assert isinstance(y, Wrapped)
-    assert isinstance(dx, Wrapped)
-    expected = run_and_differentiate(lambda x: torch.softmax(x, -1), x, dy)
-    assert torch.allclose(y.inner, expected[0])
-    assert torch.allclose(dx.inner, expected[1], atol=1e-6)
-    compiled = torch.compile(lambda x: forward(x, -1), fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(Wrapped(x)).inner, expected[0])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Launches and machine code of rows that several programs of a package share. `test_traceable_rows.py` runs the kernels."""
+"""Launches, plans and machine code of rows that several programs of a package share. `test_traceable_rows.py` runs the kernels."""
 
 import itertools
 import math
@@ -11,7 +11,7 @@ import torch
 import triton
 from sampled import sampled, with_dtypes
 from softbench.kernels.triton import generic, traceable, traceable_split
-from softbench.kernels.triton.launch_plan import Problem
+from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
 from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -145,3 +145,44 @@ print("fine")
 @pytest.mark.slow
 def test_a_part_of_a_result_is_not_taken(run_interpreted):
     run_interpreted(EXCHANGE)
+
+
+COLUMNS = (9217, 20_000, 32_768, 50_257, 131_073, 262_144, 1 << 20, 1 << 22, 1 << 23)
+
+
+def problems():
+    for backward, size, sms, M, N in itertools.product((False, True), (2, 4), (20, 108, 132), (1, 8, 64, 132, 4096), COLUMNS):
+        yield Problem(backward, M, N, size, math.gcd(16, N * size), True, sms, True)
+
+
+def test_parts_cover_a_row_and_fit_registers():
+    seen = set()
+    for problem in problems():
+        if (plan := traceable.shared_plan(problem)) is not None:
+            seen.add((plan.tier, problem.backward))
+            chunk = chunk_of(problem, plan)
+            assert plan.split_ctas >= 2
+            of_split = traceable.SPLIT_TILES[problem.backward]
+            most = (of_split[1] if plan.base_alignment else max(of_split)) if plan.tier == "split" else 8 // problem.reads
+            assert plan.tiles <= most
+            assert plan.threads == 32 * plan.warps
+            assert chunk <= plan.tiles * plan.threads
+            assert chunk * plan.split_ctas >= vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
+    assert seen == set(itertools.product(("split", "passes"), (False, True)))
+
+
+def test_programs_of_a_split_row_all_run_at_once():
+    """An SM holds three programs of 128 threads, which have at most 168 registers each."""
+    for problem in problems():
+        if (plan := traceable.shared_plan(problem)) is not None and plan.tier == "split":
+            assert plan.threads == 128
+            assert plan.split_ctas <= min(problem.sms * 3, 256)
+
+
+def test_no_lane_has_parts_of_two_short_rows():
+    for N, backward in itertools.product((36, 60, 77, 100, 197, 230, 333), (False, True)):
+        problem = Problem(backward, 262_144, N, 2, math.gcd(16, 2 * N), True, 132, True, 2500.0, True)
+        plan = traceable.plan_for(problem, "NVIDIA H200")
+        assert plan.tier == "rows"
+        assert plan.threads > 32 or plan.rows * plan.threads <= 32 * plan.warps
+        assert plan.warps <= 8
