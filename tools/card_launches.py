@@ -18,8 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from card_compiler import Operand
-from card_limits import RESERVED, SM_REGISTERS, Card
+from card_limits import RESERVED, SM_REGISTERS, Card, Operand
 
 LARGE = 32 << 20  # bytes that a launch reads, from which the kernels keep them in L2
 MOST_SPILLED = {

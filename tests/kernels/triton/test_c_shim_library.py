@@ -11,8 +11,7 @@ from pathlib import Path
 import cards
 import pytest
 import torch
-from card_compiler import Operand
-from card_limits import CARDS
+from card_limits import CARDS, Operand
 from sampled import sampled
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.kernels.triton import c_shims, generic

@@ -7,8 +7,7 @@ import numpy as np
 import ptx_machine
 import pytest
 import torch
-from card_compiler import Operand
-from card_limits import CARDS
+from card_limits import CARDS, Operand
 from sampled import sampled
 from softbench.kernels.triton import generic, traceable, traceable_staged
 from softbench.kernels.triton.c_shims import static_launch
