@@ -1,8 +1,8 @@
 """Imports the backends of a plugin source; only workers call it.
 
 A file without a backend has functions with the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one;
-`log_softmax(x)`; `layer_norm(x, w)`. A function that the user names may have any name: it is taken for the operation, the parameters and the
-direction that are asked for.
+`log_softmax(x)`; `layer_norm(x, w)`. A function that the user names may have any name: it is taken for the operation, the parameters and
+the direction that are asked for.
 """
 
 from __future__ import annotations
