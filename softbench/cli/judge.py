@@ -44,13 +44,13 @@ def judge(
 ) -> None:
     """Judge one untrusted plugin on one case, in a process that cannot reach the judge. docs/judge.md describes what that vouches for."""
     from softbench.results import signature
-    from softbench.run import judge as judging
+    from softbench.run import signed_verdict
 
     key = key or signature.default_key()
     if (plugin is None and backend is None) == (verify is None):
         raise UsageError("softbench judge takes a plugin's file or --backend, or else --verify and a verdict's file")
     if verify is not None:
-        _show(judging.verified(verify, key))
+        _show(signed_verdict.verified(verify, key))
         note("the signature is right")
         return
     from softbench.plan.settings import Settings, from_flags
@@ -59,7 +59,7 @@ def judge(
     try_file(json)
     with interruptible():
         case = options.case_of(given, "softbench judge takes one case")
-        verdict = judging.judge(settings, plugin, case, backend, key, __version__)
+        verdict = signed_verdict.judge(settings, plugin, case, backend, key, __version__)
     if not printed(verdict.text, json, "--json"):
         _show(verdict.document)
     raise typer.Exit(verdict.exit_code)

@@ -26,8 +26,7 @@ from softbench.core.statistics import median_interval
 from softbench.core.text import one_line, size
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
-from softbench.judge.plugin_folder import plugin_folder
-from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess
+from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess, plugin_folder
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
 from softbench.processes.pool import Pool

@@ -18,10 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softbench.core.case import Case, Direction
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.json import JsonObject
-from softbench.plugins.source import PluginSource
+from softbench.core.json import JsonObject, from_json, to_json
+from softbench.processes.judge_process import Found, JudgeCase, NotJudged
 from softbench.processes.session import Session
 from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged.confinement import SYSTEM
@@ -67,44 +66,43 @@ def main() -> None:
     with ExitStack() as end:
         sessions: list[tuple[Session, Judge]] = []
         for line in sys.stdin:
-            request = json.loads(line)
+            request = from_json(JudgeCase, json.loads(line))
+            answer: Found | NotJudged
             try:
                 sessions = sessions or [end.enter_context(opened(request))]
-                answer = judged(*sessions[0], request)
+                answer = Found(judged(*sessions[0], request))
             except SoftbenchError as error:
-                answer = {"error": str(error), "exit_code": error.exit_code}
-            answers.write(json.dumps(answer) + "\n")
+                answer = NotJudged(str(error), error.exit_code)
+            answers.write(json.dumps(to_json(answer)) + "\n")
 
 
 @contextmanager
-def opened(request: JsonObject) -> Iterator[tuple[Session, Judge]]:
+def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
     """A session and a judge on the device of a request, with its users' operations.
 
     Raises:
         UsageError: the device does not exist, or takes one process at a time.
         WorkersError: workers cannot be started.
     """
-    with Session(request["device"], request["timeout"]["import"]) as session:
+    with Session(request.device, request.timeout["import"]) as session:
         if session.exclusive:
             raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
         os.environ.update(session.environment)
         from softbench.judge.judgement import Judge  # torch sees the session's device only
         from softbench.ops import user_file
 
-        for file in request["operations"]:
+        for file in request.operations:
             user_file.load(file)
-        yield session, Judge(session.pool, session.environment, readable_folders(), request["timeout"])
+        yield session, Judge(session.pool, session.environment, readable_folders(), request.timeout)
 
 
-def judged(session: Session, judge: Judge, request: JsonObject) -> JsonObject:
+def judged(session: Session, judge: Judge, request: JudgeCase) -> JsonObject:
     """The judgement of a request, with its device. Raises UsageError if the plugin's process could read a private file."""
-    source = PluginSource(**request["source"])
-    files = [*([source.file] if source.file else []), *map(Path, request["operations"])]
+    source, case = request.source, replace(request.case, device=session.device)
+    files = [*([source.file] if source.file else []), *map(Path, request.operations)]
     folders = [*judge.readable, *built_libraries()[1], *(str(file.parent) for file in files), *SYSTEM]
-    require_unreadable([Path(file) for file in request["private"]], folders)
-    given = request["case"]
-    case = replace(Case(**{**given, "direction": Direction(given["direction"])}), device=session.device)
-    found = judge.judge(source, case, request["backend"], request["operations"])
+    require_unreadable([Path(file) for file in request.private], folders)
+    found = judge.judge(source, case, request.backend, request.operations)
     return {**found.document(case), "device": session.gpu.name if session.gpu else session.machine.cpu}
 
 

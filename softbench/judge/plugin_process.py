@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
@@ -267,3 +269,17 @@ def _stopped_at(pid: int) -> int:
 @cache
 def _flush_buffer() -> torch.Tensor:
     return torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+
+@contextmanager
+def plugin_folder() -> Iterator[str]:
+    """The folder that a plugin's process may write to. It is removed after the process has ended, whatever was left in it."""
+    folder = TemporaryDirectory(prefix="softbench-plugin-", ignore_cleanup_errors=True)
+    try:
+        yield folder.name
+    finally:
+        with suppress(RecursionError):
+            folder.cleanup()
+        if Path(folder.name).exists():  # its folders are too deep for Python
+            subprocess.run(["chmod", "-R", "u+rwx", folder.name], stderr=subprocess.DEVNULL, check=False)
+            subprocess.run(["rm", "-rf", folder.name], stderr=subprocess.DEVNULL, check=False)

@@ -8,13 +8,14 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
+from msgspec import Struct
+
 from softbench.core.case import Case
 from softbench.core.errors import UsageError, WorkersError
-from softbench.core.json import JsonObject
+from softbench.core.json import JsonObject, from_json, to_json
 from softbench.core.text import one_line
 from softbench.ops import registry
 from softbench.plugins.source import PluginSource
@@ -23,11 +24,42 @@ END_SECONDS = 20.0
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.judge.main import main; main()"
 
 
+class JudgeCase(Struct, frozen=True):
+    """The request to judge a backend on a case."""
+
+    device: str
+    """As `--device`."""
+    timeout: dict[str, float]
+    """Deadlines by phase, seconds."""
+    private: tuple[str, ...]
+    """Files that no plugin may be able to read."""
+    operations: tuple[str, ...]
+    """Files of users' operations."""
+    source: PluginSource
+    case: Case
+    backend: str | None
+    """Its name, which a source of several needs."""
+
+
+class Found(Struct, frozen=True, tag=True):
+    """The answer to a `JudgeCase`."""
+
+    judgement: JsonObject
+    """As `softbench.judge.judgement.Judgement.document`, with the device's name."""
+
+
+class NotJudged(Struct, frozen=True, tag=True):
+    """The answer if an error that was expected ended it."""
+
+    error: str
+    exit_code: int
+
+
 class JudgeProcess:
     """A process of `softbench.judge`. Leaving the context ends it and its workers."""
 
     def __init__(self, device: str, timeout: Mapping[str, float], private: Sequence[Path] = ()) -> None:
-        """`device` as `--device`; `timeout`: deadlines by phase, seconds; `private`: files that no plugin may be able to read."""
+        """`device`, `timeout` and `private`: as in `JudgeCase`."""
         self.log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - it lives as long as the process
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path)],
@@ -37,8 +69,8 @@ class JudgeProcess:
             text=True,
             start_new_session=True,  # a terminal's Ctrl-C reaches this process only, which then ends the other
         )
-        files = [str(file.resolve()) for file in private]
-        self.head = {"device": device, "timeout": dict(timeout), "private": files, "operations": registry.files()}
+        self.device, self.timeout = device, dict(timeout)
+        self.private = tuple(str(file.resolve()) for file in private)
 
     def __enter__(self) -> JudgeProcess:
         return self
@@ -54,7 +86,7 @@ class JudgeProcess:
         self.log.close()
 
     def ask(self, source: PluginSource, case: Case, backend: str | None) -> JsonObject:
-        """The judgement of a backend on a case, as `softbench.judge.judgement.Judgement.document`, with the device's name.
+        """The judgement of a backend on a case (`Found.judgement`).
 
         Raises:
             UsageError: the device does not exist, or the plugin could read a private file.
@@ -62,8 +94,9 @@ class JudgeProcess:
         """
         if self.process.stdin is None or self.process.stdout is None:
             raise AssertionError("it was started with pipes")
+        request = JudgeCase(self.device, self.timeout, self.private, registry.files(), source, case, backend)
         with suppress(BrokenPipeError):  # the read below finds its end
-            self.process.stdin.write(json.dumps({**self.head, "source": asdict(source), "case": asdict(case), "backend": backend}) + "\n")
+            self.process.stdin.write(json.dumps(to_json(request)) + "\n")
             self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
@@ -71,7 +104,7 @@ class JudgeProcess:
             self.log.seek(0)
             last = self.log.read().strip().splitlines() or [f"exit code {self.process.returncode}"]
             raise WorkersError(f"the judge's process failed: {one_line(last[-1])}; try: softbench doctor")
-        answer: JsonObject = json.loads(line)
-        if "error" in answer:
-            raise (UsageError if answer["exit_code"] == UsageError.exit_code else WorkersError)(answer["error"])
-        return answer
+        answer: Found | NotJudged = from_json(Found | NotJudged, json.loads(line))  # type: ignore[arg-type]
+        if isinstance(answer, NotJudged):
+            raise (UsageError if answer.exit_code == UsageError.exit_code else WorkersError)(answer.error)
+        return answer.judgement

@@ -211,7 +211,7 @@ def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:
 
 
 def verdict(found: Mapping[str, Any]) -> Table:
-    """A verdict of the judge (`softbench.run.judge`)."""
+    """A verdict of the judge (`softbench.run.signed_verdict`)."""
     had = [level for level, there in found["confinement"].items() if there]
     lacking = [level for level, there in found["confinement"].items() if not there]
     rows = [

@@ -11,7 +11,7 @@ import pytest
 from softbench.core.errors import UsageError
 from softbench.judge.main import require_unreadable
 from softbench.results import signature
-from softbench.run.judge import Verdict
+from softbench.run.signed_verdict import Verdict
 
 SMALL = ("--M", 8, "--N", 32, "--device", "cpu")
 

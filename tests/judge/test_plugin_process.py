@@ -1,4 +1,4 @@
-"""No part of the plugin's process runs while an empty challenge is measured."""
+"""No part of the plugin's process runs while an empty challenge is measured, and nothing of its folder stays."""
 
 import os
 import select
@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.messages import Done, QueueCalls
 from softbench.core.outcome import Status
 from softbench.judge import plugin_process
-from softbench.judge.plugin_process import EndedError, PluginProcess
+from softbench.judge.plugin_process import EndedError, PluginProcess, plugin_folder
 from softbench.processes.pool import Lost
 
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
@@ -139,3 +140,28 @@ def test_calls_before_the_clock_have_a_deadline_of_their_own(monkeypatch):
         with pytest.raises(EndedError, match=f"longer than {expected:g} s"):
             process._timed(SimpleNamespace())
         assert asked == [("ReleaseOutputs", seconds)] * plugin_process.WAKING_REQUESTS + [("QueueCalls", expected)]
+
+
+def test_a_folder_of_any_depth_is_removed():
+    with plugin_folder() as folder:
+        file = os.open(folder, os.O_RDONLY)
+        for _ in range(sys.getrecursionlimit() + 200):
+            os.mkdir("d", dir_fd=file)
+            inner = os.open("d", os.O_RDONLY, dir_fd=file)
+            os.close(file)
+            file = inner
+        os.close(file)
+    assert not Path(folder).exists()
+
+
+def test_what_cannot_be_read_is_removed_without_following_links(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="an error"), plugin_folder() as folder:
+        inner = Path(folder) / "inner"
+        inner.mkdir()
+        (inner / "link").symlink_to(tmp_path)
+        (inner / "file").touch(0o000)
+        inner.chmod(0o000)
+        raise ValueError("an error")
+    assert not Path(folder).exists()
+    assert (tmp_path / "file").exists()
