@@ -154,7 +154,7 @@ class Timing:
     l2: str = ""
     """`cold` (flushed before every call), `warm`, or empty on the CPU and in results of earlier versions."""
     stopped: str = ""
-    """Why sampling stopped: `precise`, `limit` or `fixed` (`softbench.core.stopping`)."""
+    """Why sampling stopped: `precise`, `limit` or `fixed` (`softbench.core.statistics`)."""
 
 
 @dataclass(frozen=True, slots=True)

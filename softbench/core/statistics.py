@@ -1,4 +1,4 @@
-"""Statistics derived from raw samples: medians, quantiles, and intervals of the median."""
+"""Statistics derived from raw samples: medians, quantiles, intervals of the median, and the rule that stops a cell's rounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from softbench.core.outcome import Batch, Timing
 
 CONFIDENCE = 0.95
 EXACT = 1000  # up to this many samples the binomial is summed; beyond it the normal approximation is exact enough
+PRECISE, LIMIT, FIXED = "precise", "limit", "fixed"
+"""Why sampling stopped: the precision is reached, the limit of rounds is reached, or the number of rounds is fixed."""
 
 
 @lru_cache(maxsize=4096)
@@ -92,3 +94,19 @@ def times_faster(timing: Timing, reference: Timing) -> float:
     theirs, ours = _round_medians(reference), _round_medians(timing)
     ratios = [theirs[key] / us for key, us in ours.items() if key in theirs]
     return median(ratios) if ratios else median_us(reference) / median_us(timing)
+
+
+def settled(rounds: Sequence[Sequence[float]], precision: float, tick_us: float) -> bool:
+    """True if the 95 % interval lies within a fraction `precision` of the median, or within a tick of the timer.
+
+    The interval assumes independent samples and cannot see drift between rounds. So at least half of the round medians must lie as
+    close to the median.
+    """
+    interval = median_interval([sample for batch in rounds for sample in batch])
+    if interval is None or precision == 0:
+        return False
+    medians = [median(batch) for batch in rounds]
+    middle = median(medians)
+    near = max(precision * middle, tick_us)
+    low, high = interval
+    return high - middle <= near and middle - low <= near and median(abs(one - middle) for one in medians) <= near

@@ -13,7 +13,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject, from_json, to_json
 from softbench.core.machine import UNIT
 from softbench.core.outcome import Checked, Failed, Measured, Outcome, Profile, Record, Skipped, Status
-from softbench.core.stopping import LIMIT
+from softbench.core.statistics import LIMIT
 from softbench.core.text import micros, one_line
 
 JUDGED_TOLERANCE = 0.03

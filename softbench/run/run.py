@@ -37,9 +37,9 @@ from softbench.processes.slot import WorkerSlot
 from softbench.results import store
 from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, queue
+from softbench.run.cpu_load import CpuLoad
 from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
-from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
 from softbench.run.plan_of import of_yardstick, plan_of
 from softbench.run.request import RunRequest

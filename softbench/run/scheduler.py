@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from softbench.core import statistics, stopping
+from softbench.core import statistics
 from softbench.core.case import YARDSTICK, Case
 from softbench.core.messages import (
     BuildCase,
@@ -139,13 +139,13 @@ class Scheduler:
 
     def _precise(self, slot: WorkerSlot) -> bool:
         rounds = [batch.samples_us for batch in statistics.counted(self.state[slot].batches)]
-        return stopping.settled(rounds, self.plan.settings.precision, self.plan.settings.tick_us)
+        return statistics.settled(rounds, self.plan.settings.precision, self.plan.settings.tick_us)
 
     def _stopped(self, slot: WorkerSlot) -> str:
         """Why sampling stopped."""
         if self.plan.settings.rounds == self.plan.settings.max_rounds:
-            return stopping.FIXED
-        return stopping.PRECISE if self._precise(slot) else stopping.LIMIT
+            return statistics.FIXED
+        return statistics.PRECISE if self._precise(slot) else statistics.LIMIT
 
     def _build_and_check(self, slots: list[WorkerSlot], case: Case, turns: bool) -> None:
         for slot, built in self._ask(slots, BuildCase(case, self.plan.settings.seed), "build").items():

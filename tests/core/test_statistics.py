@@ -1,13 +1,15 @@
-"""Statistics derived from samples."""
+"""Statistics derived from samples, and when a median is known, on streams whose median is."""
 
 import math
+import random
+from statistics import median
 
 import pytest
 
 from softbench.core import statistics
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Batch, Telemetry, Timing
-from softbench.core.statistics import median_interval
+from softbench.core.statistics import median_interval, rank
 from softbench.ops import registry
 
 
@@ -66,3 +68,92 @@ def test_a_round_with_several_disturbed_batches_counts_once():
     disturbed = Timing(tuple(batches), "do_bench")
     assert statistics.times_faster(disturbed, disturbed) == 1
     assert statistics.times_faster(timing((10,), (10,)), disturbed) == 1.5  # rounds of 20 and 10
+
+
+TICK_US = 0.032
+
+
+@pytest.mark.parametrize("n", [*range(1, 80), 200, 999, 1000])
+def test_the_rank_is_the_largest_whose_interval_covers(n):
+    k = rank(n)
+    assert k == 0 or 1 - 2 * binomial_cdf(k - 1, n) >= 0.95
+    assert 1 - 2 * binomial_cdf(k, n) < 0.95
+
+
+def binomial_cdf(k, n):
+    return sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+
+
+@pytest.mark.parametrize("n", [1001, 5000, 100_001])
+def test_many_samples_are_ranked_by_the_normal_distribution_as_well(n):
+    exact = next(k for k in range(n // 2, 0, -1) if 2 * math.exp(log_cdf(k - 1, n)) <= 0.05)
+    assert abs(rank(n) - exact) <= 1
+
+
+def log_cdf(k, n):
+    logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(max(0, k - 2000), k + 1)]
+    top = max(logs)
+    return top + math.log(sum(math.exp(one - top) for one in logs))
+
+
+def test_fewer_than_six_samples_have_no_interval():
+    assert median_interval([1, 2, 3, 4, 5]) is None
+    assert median_interval([6, 5, 4, 3, 2, 1]) == (1, 6)
+
+
+STREAMS = {
+    "normal": (lambda rng: rng.gauss(100, 1), 100),
+    "skewed": (lambda rng: 100 * math.exp(abs(rng.gauss(0, 0.02))), 100 * math.exp(0.02 * 0.67448975)),
+    "outliers": (lambda rng: 100 + rng.gauss(0, 0.5) + (rng.random() < 0.02) * 500, 100.0129),
+    "heavy tails": (lambda rng: 100 + 0.4 * math.tan(math.pi * (rng.random() - 0.5)), 100),
+}
+
+
+def sampled(rng, draw, size, precision=0.005, floor=3, limit=10):
+    rounds = []
+    while len(rounds) < limit:
+        rounds.append([draw(rng) for _ in range(size)])
+        if len(rounds) >= floor and statistics.settled(rounds, precision, TICK_US):
+            break
+    return rounds
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_the_interval_covers_the_median_despite_early_stopping(name):
+    draw, truth = STREAMS[name]
+    rng = random.Random(name)
+    covered = 0
+    for _ in range(400):
+        rounds = sampled(rng, draw, size=20)
+        low, high = median_interval([sample for batch in rounds for sample in batch])
+        covered += low <= truth <= high
+    assert covered >= 0.92 * 400  # 95 % less three standard deviations of 400 tries
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_early_stopping_is_accurate_and_takes_fewer_rounds(name):
+    draw, truth = STREAMS[name]
+    rng = random.Random(name)
+    runs = [sampled(rng, draw, size=60) for _ in range(200)]
+    early = [rounds for rounds in runs if len(rounds) < 10]
+    assert len(early) > 190
+    assert sum(abs(median(map(median, rounds)) / truth - 1) <= 0.005 for rounds in early) >= 0.95 * len(early)
+    assert sum(map(len, runs)) < 0.6 * 10 * len(runs)
+
+
+def test_a_noisy_stream_goes_to_the_limit():
+    assert len(sampled(random.Random(1), lambda rng: rng.uniform(50, 150), size=20)) == 10
+
+
+def test_drifting_rounds_are_not_settled_by_many_samples():
+    rounds = [[100 + 2 * i + 0.01 * j for j in range(-50, 51)] for i in range(3)]
+    assert all(statistics.settled([batch, batch, batch], 0.005, TICK_US) for batch in rounds)
+    assert not statistics.settled(rounds, 0.005, TICK_US)
+    assert statistics.settled([rounds[0], rounds[0], rounds[2]], 0.005, TICK_US)  # one disturbed round does not undo the others
+
+
+def test_a_tick_is_near_enough_for_short_kernels():
+    ticks = [[2.0, 2.0, 2.032, 2.032, 2.0, 2.032]] * 3
+    assert not statistics.settled(ticks, 0.005, 0)
+    assert statistics.settled(ticks, 0.005, TICK_US)
+    assert not statistics.settled(ticks, 0, TICK_US)  # switched off

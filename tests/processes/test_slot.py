@@ -6,6 +6,7 @@ import pytest
 
 from softbench.core.messages import ProbeMachine
 from softbench.plugins.source import PluginSource
+from softbench.processes.activity import Activity
 from softbench.processes.pool import Pool
 from softbench.processes.slot import Loading, discover
 
@@ -88,3 +89,15 @@ def test_one_at_a_time_no_worker_is_left(pool, tmp_path):
     found = discover(pool, [source(tmp_path, "a"), source(tmp_path, "b")], "cpu", {}, 60, together=False)
     assert [slot.name for slot in found] == ["a", "b"]
     assert not pool.workers and all(slot.worker is None for slot in found)
+
+
+def test_waits_are_summed_by_request_and_the_present_one_shown():
+    times = iter([10.0, 11.5, 20.0, 20.25])
+    activity = Activity(lambda: next(times))
+    with activity.waiting("build", ["a", "b"]):
+        assert (activity.now.op, activity.now.labels, activity.now.since) == ("build", ("a", "b"), 10.0)
+    assert activity.now is None
+    with pytest.raises(OSError), activity.waiting("build", []):
+        raise OSError
+    assert activity.now is None
+    assert activity.seconds == {"build": 1.75}

@@ -14,7 +14,7 @@ from softbench.ops.declaration import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
 from softbench.plugins.source import PluginSource
 from softbench.run import operations
-from softbench.worker.error_location import user_line
+from softbench.worker.failures import user_line
 from softbench.worker.guarding import tamper_guard
 
 FOLDER = Path(__file__).parents[1] / "plugins" / "operations"

@@ -16,7 +16,7 @@ from softbench.processes.activity import Activity
 from softbench.processes.session import choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.run import run
-from softbench.run.load import CpuLoad
+from softbench.run.cpu_load import CpuLoad
 from softbench.run.pace import Pace
 
 

@@ -35,10 +35,10 @@ from softbench.processes.activity import Activity
 from softbench.processes.session import NoGpuError, Session
 from softbench.results.records import record_to_json
 from softbench.run import info_cache, operations
+from softbench.run.cpu_load import CpuLoad
 from softbench.run.fleet import messages, processors
 from softbench.run.fleet.messages import Beat, Done, Error, FromCard, Load, Log, Measure, Note, Open, Opened, Ready, Records
 from softbench.run.judged_cells import CellJudge
-from softbench.run.load import CpuLoad
 from softbench.run.pace import Pace, Pacing, working
 from softbench.run.request import RunRequest, request_from_json
 from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare, prepare_yardstick

@@ -6,8 +6,8 @@ import pytest
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Failed, Record, Status, Telemetry
-from softbench.run import load
-from softbench.run.load import CpuLoad
+from softbench.run import cpu_load
+from softbench.run.cpu_load import CpuLoad
 
 CASE = Case(8, 8, "fp32", Direction.FORWARD, "cpu")
 
@@ -15,7 +15,7 @@ CASE = Case(8, 8, "fp32", Direction.FORWARD, "cpu")
 def notes_of(monkeypatch, tmp_path, idle):
     """The notes of a look in which each processor had this share of idle time; the process may use the first two."""
     file, notes = tmp_path / "stat", []
-    monkeypatch.setattr(load, "STAT", file)
+    monkeypatch.setattr(cpu_load, "STAT", file)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
     def write(passed):

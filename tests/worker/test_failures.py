@@ -9,8 +9,8 @@ import pytest
 
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.worker import error_location, failures
-from softbench.worker.error_location import compiler_error, user_line
+from softbench.worker import failures
+from softbench.worker.failures import compiler_error, user_line
 
 PLUGIN = """
 import torch
@@ -123,7 +123,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from kernels_of_mine import kernel
-from softbench.worker.error_location import compiler_error
+from softbench.worker.failures import compiler_error
 
 try:
     triton.compile(ASTSource(kernel, {"pointer": "*fp32"}, {}), target=GPUTarget("cuda", 90, 32))
@@ -170,7 +170,7 @@ def test_other_errors_are_not_out_of_memory():
 def test_blocked_modules_do_not_end_the_search(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setitem(sys.modules, "blocked", None)
-    assert error_location._kernel_of("no kernel") is None
+    assert failures._kernel_of("no kernel") is None
 
 
 @pytest.mark.slow
