@@ -9,7 +9,7 @@
 
 namespace softbench {
 
-// softmax.cu describes the tiers, and launch_plan.py has their names in this order. AUTO: no plan yet.
+// softmax.cu describes the tiers, and launch.py has their names in this order. AUTO: no plan yet.
 enum Tier { AUTO = -1, SUB_WARP, STAGED, BLOCK, CLUSTER, SPLIT, GENERIC, CLUSTER_BULK, SPLIT_BULK, ONE_WARP };
 
 }  // namespace softbench

@@ -1,4 +1,4 @@
-// C functions that launch softbench's Triton kernels in a package of AOTInductor, which calls no Python. c_shim_library.py compiles them.
+// C functions that launch softbench's Triton kernels in a package of AOTInductor, which calls no Python. c_shims.py compiles them.
 #include <cuda.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -75,7 +75,7 @@ AtenTensorHandle empty(std::vector<int64_t> sizes, int32_t dtype, int32_t device
     return made;
 }
 
-// Sets how an SM's memory is divided, as carveout.py does. A failure changes nothing but speed.
+// Sets how an SM's memory is divided, as devices.py does. A failure changes nothing but speed.
 void prefer_shared_memory(CUfunction function, const Launch& launch, int32_t device) {
     int fixed = 0, programs = 0, capacity = 0;
     if (CU(cuFuncGetAttribute)(&fixed, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, function)) return;
@@ -115,7 +115,7 @@ char* zeros(AtenTensorHandle tensor, int64_t words, CUstream stream) {
     return data;
 }
 
-// The counter and slots for a launch on `stream`, as in workspace.py. Launches on one stream follow each other, so they share a workspace,
+// The counter and slots for a launch on `stream`, as in grid_exchange.py. Launches on one stream follow each other, so they share a workspace,
 // which is zeroed once and kept until the process ends. A captured launch may be replayed beside others. It has a workspace of its own,
 // which each replay zeroes; `captured` owns it until the launch is recorded.
 char* workspace(const Launch& launch, int32_t device, CUstream stream, Owned& captured) {

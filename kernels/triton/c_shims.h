@@ -1,4 +1,4 @@
-// One launch of a compiled Triton kernel, as a package of AOTInductor holds it. c_shim_library.py writes a table of them.
+// One launch of a compiled Triton kernel, as a package of AOTInductor holds it. c_shims.py writes a table of them.
 #pragma once
 #include <cstdint>
 

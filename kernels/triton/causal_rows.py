@@ -26,7 +26,7 @@ WORDS = tl.constexpr(4)
 
 MOST_COLUMNS = 16384
 LEAST_COLUMNS = {False: 4096, True: 8192}
-"""Of the forward and the backward, exclusive: shorter rows reach the speed of a copy in `scores.py`."""
+"""Of the forward and the backward, exclusive: shorter rows reach the speed of a copy in `masked_softmax.py`."""
 MOST_GRID = 65535
 """Of the grid's second and third axes."""
 
@@ -43,7 +43,7 @@ class CausalPlan:
 
 
 def causal_plan(N: int, backward: bool) -> CausalPlan | None:
-    """The plan for rows of N columns, or None: the kernels of `scores.py` are as fast or can do more."""
+    """The plan for rows of N columns, or None: the kernels of `masked_softmax.py` are as fast or can do more."""
     if N % VECTOR.value or not LEAST_COLUMNS[backward] < N <= MOST_COLUMNS:
         return None
     threads = 256 if backward else 128
