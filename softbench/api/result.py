@@ -1,9 +1,13 @@
-"""The result of a comparison: its rows, tables, figures and samples."""
+"""The result of a comparison: its rows, tables, figures and samples, and how a notebook shows them."""
 
 from __future__ import annotations
 
+import base64
+import html
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +19,8 @@ from softbench.results.rows import Row, rows_of_run
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from rich.console import Console, ConsoleOptions, RenderableType
 
-    from softbench.api.shown import Pictures, Shown
     from softbench.core.json import JsonObject
     from softbench.results.store import Run
 
@@ -138,7 +142,6 @@ class Result:
 
         `long`: one line per cell, with latency, spread and check.
         """
-        from softbench.api.shown import Shown
         from softbench.report import tables
 
         return Shown(lambda console: tables.cells(self.rows) if long else tables.results(self.rows, console))
@@ -155,7 +158,6 @@ class Result:
             UsageError: another suffix or kind.
             ResultsError: there is nothing to draw, or a file cannot be written.
         """
-        from softbench.api.shown import Pictures
         from softbench.report import plots
 
         if kind not in plots.KINDS:
@@ -209,3 +211,64 @@ def _document(file: Path) -> JsonObject:
     if not isinstance(document.get("cells"), list):
         raise ResultsError(f"{file}: is not a softbench run: it lacks cells")
     return document
+
+
+HTML = '<pre style="font-family: monospace; line-height: 1.2; overflow-x: auto; white-space: pre">{code}</pre>'
+"""The template of a table; rich fills it with spans of their own style."""
+TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
+
+
+class Shown:
+    """A table. `print` and the interpreter show text, `rich.print` shows colours, and a notebook shows HTML."""
+
+    def __init__(self, make: Callable[[Console], RenderableType]) -> None:
+        """`make` renders the table for the width of a console."""
+        self._make = make
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield self._make(console)
+
+    def __str__(self) -> str:
+        return "\n".join(line.rstrip() for line in self._printed().file.getvalue().splitlines()).strip("\n")  # type: ignore[attr-defined]
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from softbench.report.rich_tables import LOG_WIDTH
+
+        return self._printed(LOG_WIDTH).export_html(code_format=HTML, inline_styles=True)
+
+    def _printed(self, width: int | None = None) -> Console:
+        """A console that has printed the table, without cutting a column."""
+        from rich.console import Console
+
+        from softbench.report.rich_tables import widen
+
+        columns = width or shutil.get_terminal_size().columns
+        # Jupyter has variables of colour, and there rich would display the text itself.
+        console = Console(file=StringIO(), width=columns, record=True, force_terminal=False, force_jupyter=False)
+        made = self._make(console)
+        widen(console, made)
+        console.print(made, markup=False, highlight=False)
+        return console
+
+
+class Pictures(tuple[Path, ...]):
+    """The files of figures, which a notebook shows."""
+
+    __slots__ = ()
+
+    def __new__(cls, files: Sequence[Path]) -> Pictures:
+        return super().__new__(cls, files)
+
+    def _repr_html_(self) -> str:
+        return "\n".join(map(_embedded, self))
+
+
+def _embedded(file: Path) -> str:
+    """An image element with the file's content; for a PDF its name."""
+    name = html.escape(file.name, quote=True)
+    if file.suffix not in TYPES:
+        return f"<p>{name}</p>"
+    data = base64.b64encode(file.read_bytes()).decode()
+    return f'<img alt="{name}" style="max-width: 100%" src="data:{TYPES[file.suffix]};base64,{data}">'

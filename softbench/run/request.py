@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from softbench import __version__
-from softbench.core.case import Direction
-from softbench.core.json import JsonObject, to_json
+from softbench.core.json import JsonObject, from_json, to_json
 from softbench.plan.config_file import DEFAULT_CONFIG, load
 from softbench.plan.deal import Shard, parse_shard
 from softbench.plan.settings import Layer, Settings, from_flags
-from softbench.plan.sweep import AXES, Sweep
+from softbench.plan.sweep import Sweep
 from softbench.plugins.source import absolute
 from softbench.run import operations
 
@@ -87,41 +86,24 @@ def flags_of(given: Mapping[str, Any]) -> Layer:
 
 def request_to_json(request: RunRequest) -> JsonObject:
     """A request as JSON, for another process; files of plugins have absolute paths."""
-    layers = {name: {**layer, "plugins": [str(absolute(path)) for path in layer.get("plugins", ())]} for name, layer in _layers(request)}
-    shard = list(request.shard) if request.shard else None
-    return {**layers, "quick": request.quick, "command": request.command, "version": request.version, "shard": shard}
-
-
-def _layers(request: RunRequest) -> Iterator[tuple[str, JsonObject]]:
-    for name, layer in (("config", request.config), ("flags", request.flags)):
-        found: JsonObject = dict(layer)
-        if "sweep" in found:
-            found["sweep"] = [to_json(sweep) for sweep in layer["sweep"]]
-        yield name, found
+    layers = {
+        name: {**layer, "plugins": [str(absolute(path)) for path in layer.get("plugins", ())]}
+        for name, layer in (("config", request.config), ("flags", request.flags))
+    }
+    return to_json({**layers, "quick": request.quick, "command": request.command, "version": request.version, "shard": request.shard})
 
 
 def request_from_json(data: JsonObject) -> RunRequest:
-    """The inverse of `request_to_json`, without a folder of results."""
+    """The inverse of `request_to_json`, without a folder of results. Raises ValueError for a value of another type."""
     config, flags = (_layer(data[name]) for name in ("config", "flags"))
-    shard = Shard(*data["shard"]) if data["shard"] else None
+    shard = from_json(Shard, data["shard"]) if data["shard"] else None
     return RunRequest(config, flags, data["quick"], Path(), False, data["command"], data["version"], shard)
 
 
 def _layer(data: JsonObject) -> Layer:
-    found = {key: _axis(key, value) if key in AXES else value for key, value in data.items()}
-    found["plugins"] = tuple(map(Path, data["plugins"]))
-    if "sweep" in data:
-        found["sweep"] = tuple(Sweep(**{axis: _axis(axis, values) for axis, values in sweep.items()}) for sweep in data["sweep"])
-    if data.get("backends"):
-        found["backends"] = tuple(data["backends"])
-    return found
-
-
-def _axis(name: str, values: list[Any]) -> tuple[Any, ...]:
-    """The values of an axis. Parameters are pairs of name and value."""
-    if name == "direction":
-        return tuple(map(Direction, values))
-    return tuple(tuple((key, value) for key, value in given) for given in values) if name == "set" else tuple(values)
+    types = {**get_type_hints(Sweep), **get_type_hints(Settings)}
+    found = {name: from_json(types[name], value) for name, value in data.items() if name != "plugins"}
+    return {**found, "plugins": tuple(map(Path, data["plugins"]))}
 
 
 def command_line(arguments: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ def test_the_notebook_of_the_docs_runs(here):
 
 
 def test_a_cell_becomes_a_file_whose_functions_are_importable(here):
-    from softbench.api.functions import place
+    from softbench.api.backends import place
 
     names = {}
     notebook.softbench_magic(" mine.py ", CELL, names)
