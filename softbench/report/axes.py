@@ -25,6 +25,9 @@ DIGIT, BLANK = 0.0165, 0.02
 """Parts of the axis of N: the width of a tick's digit, and the space between two ticks."""
 FEWEST, MOST = 2, 7
 """Ticks of a ratio: an axis with so few has others, and one with more has powers of ten only."""
+LABEL = 0.15  # inches between two labels
+PER_LINE = 3  # entries of a legend
+MARK, LONG_MARK = 0.025, 0.055  # of the axes; half the length of a mark beside a name
 
 
 def places(panel: Axes, values: Sequence[int]) -> None:
@@ -123,11 +126,6 @@ def spread(wanted: Sequence[float], gap: float) -> list[float]:
                 break
             clusters[-2:] = [(low + high, before + after)]
     return [centre(total, number) + gap * (i - (number - 1) / 2) for total, number in clusters for i in range(number)]
-
-
-LABEL = 0.15  # inches between two labels
-PER_LINE = 3  # entries of a legend
-MARK, LONG_MARK = 0.025, 0.055  # of the axes; half the length of a mark beside a name
 
 
 class End(NamedTuple):

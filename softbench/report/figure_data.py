@@ -11,12 +11,15 @@ from softbench.core.case import DTYPES, pass_name
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.core.text import bandwidth_unit, percent, ratio, unknown
-from softbench.results.rows import Row
+from softbench.results.rows import Row, grouped
 
 Shape = tuple[int, int, str]
 """M, N, and the shape of an N-D case, which is a point of no line."""
+Ends = tuple[float, float]
 MIN_POINTS = 3  # fewer points make no line
 PANELS = 4  # cases of one figure without lines
+KINDS = POWER, WHOLE, ANY = "powers of two", "other multiples of 16 bytes", "other lengths"
+VECTOR_BYTES = 16  # of the widest load of a thread
 
 
 class Group(NamedTuple):
@@ -79,13 +82,9 @@ def _name(op: str, direction: str, dtype: str) -> str:
 
 def slices(rows: Sequence[Row]) -> list[Slice]:
     """The figures that together show every shape with a bandwidth, in the order of the rows."""
-    groups: dict[tuple[str, str, str], dict[Shape, None]] = {}
-    for row in rows:
-        if row.gbps:
-            groups.setdefault(_group(row), {})[shape(row)] = None
     found = []
-    for group, shapes in groups.items():
-        lines, rest = _lines(list(shapes))
+    for group, some in grouped((row for row in rows if row.gbps), _group).items():
+        lines, rest = _lines(list(dict.fromkeys(map(shape, some))))
         found += [Slice(*group, tuple(line), axis) for axis, line in lines]
         found += [Slice(*group, tuple(rest[i : i + PANELS])) for i in range(0, len(rest), PANELS)]
     return found
@@ -102,12 +101,9 @@ def _group(row: Row) -> tuple[str, str, str]:
 
 def _lines(shapes: Sequence[Shape]) -> tuple[list[tuple[str, list[Shape]]], list[Shape]]:
     """The lines with the most shapes first, each with MIN_POINTS shapes that no earlier line has; and the shapes without a line."""
-    candidates: dict[tuple[str, int], list[Shape]] = {}
     plain = [shape for shape in shapes if not shape[2]]
-    for M, N, _ in plain:
-        candidates.setdefault(("N", M), []).append((M, N, ""))
-    for M, N, _ in plain:
-        candidates.setdefault(("M", N), []).append((M, N, ""))
+    candidates = {("N", M): some for M, some in grouped(plain, lambda shape: shape[0]).items()}
+    candidates |= {("M", N): some for N, some in grouped(plain, lambda shape: shape[1]).items()}
     left, found = dict.fromkeys(shapes), []
     while candidates:
         key = max(candidates, key=lambda key: sum(shape in left for shape in candidates[key]))
@@ -118,10 +114,6 @@ def _lines(shapes: Sequence[Shape]) -> tuple[list[tuple[str, list[Shape]]], list
         left = {shape: None for shape in left if shape not in line}
     order = {shape: i for i, shape in enumerate(shapes)}
     return sorted(found, key=lambda line: min(order[shape] for shape in line[1])), sorted(left)
-
-
-KINDS = POWER, WHOLE, ANY = "powers of two", "other multiples of 16 bytes", "other lengths"
-VECTOR_BYTES = 16  # of the widest load of a thread
 
 
 def kinds(lengths: Collection[int], dtype: str, axis: str) -> dict[str, list[int]]:
@@ -143,9 +135,6 @@ def kinds(lengths: Collection[int], dtype: str, axis: str) -> dict[str, list[int
             found[ANY] = sorted(found.pop(WHOLE) + found[ANY])
     found = {kind: members for kind, members in found.items() if members}
     return found if len(found) > 1 else {"": next(iter(found.values()))}
-
-
-Ends = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,24 @@ from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.core.text import few
 from softbench.report.page.source import Source
 from softbench.report.tables import CELL
-from softbench.results.rows import Row
+from softbench.results.rows import Row, grouped
+
+EXAMPLES = 4
+NO_DEVICE_TIME = "no device time"
+MEANING = {
+    Status.WRONG: "the output is wrong, so no bandwidth is published",
+    Status.FAILED: "an error ended the cell",
+    Status.TIMEOUT: "a phase took longer than its deadline",
+    Status.OOM: "the memory was too small",
+    Status.UNVERIFIED: "the float64 reference could not be computed",
+    Status.CHECKED: "correct and not timed: only an interpreter runs it here",
+    Status.SKIPPED: "the backend does not support the case",
+    Status.UNAVAILABLE: "the backend cannot run on this machine",
+    Grade.LOW_PRECISION: "intermediates are rounded more than the dtype requires; the bandwidth is published with a mark",
+    Grade.FINITE_ONLY: "NaN in rows that hold -inf, and right in all others",
+    NO_DEVICE_TIME: "the median is known, and the profiler recorded nothing",
+}
+"""What each status, class or lack means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +103,6 @@ def interval(row: Row) -> str:
     return f"{low} to {high} {unit}" if unit == other else f"{low} {unit} to {high} {other}"
 
 
-EXAMPLES = 4
-NO_DEVICE_TIME = "no device time"
-MEANING = {
-    Status.WRONG: "the output is wrong, so no bandwidth is published",
-    Status.FAILED: "an error ended the cell",
-    Status.TIMEOUT: "a phase took longer than its deadline",
-    Status.OOM: "the memory was too small",
-    Status.UNVERIFIED: "the float64 reference could not be computed",
-    Status.CHECKED: "correct and not timed: only an interpreter runs it here",
-    Status.SKIPPED: "the backend does not support the case",
-    Status.UNAVAILABLE: "the backend cannot run on this machine",
-    Grade.LOW_PRECISION: "intermediates are rounded more than the dtype requires; the bandwidth is published with a mark",
-    Grade.FINITE_ONLY: "NaN in rows that hold -inf, and right in all others",
-    NO_DEVICE_TIME: "the median is known, and the profiler recorded nothing",
-}
-"""What each status, class or lack means."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Cells with one status and reason."""
@@ -116,7 +115,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class StatusGroup:
     """Cells with one status."""
 
     status: str
@@ -128,12 +127,10 @@ class Group:
     """The most cells first."""
 
 
-def groups(sources: Sequence[Source]) -> list[Group]:
+def wrong_and_skipped(sources: Sequence[Source]) -> list[StatusGroup]:
     """The groups in the order of MEANING."""
-    found: dict[str, dict[str, list[tuple[int, Row]]]] = {}
-    for number, row in enumerate(row for source in sources for row in source.rows):
-        if name := _group(row):
-            found.setdefault(name, {}).setdefault(row.reason, []).append((number, row))
+    numbered = enumerate(row for source in sources for row in source.rows)
+    found = grouped(numbered, lambda cell: _group(cell[1]))
     return [_made(name, found[name]) for name in MEANING if name in found]
 
 
@@ -144,11 +141,10 @@ def _group(row: Row) -> str:
     return row.grade if row.grade in LIMITED else NO_DEVICE_TIME if row.reason.startswith(NO_DEVICE_TIME) else ""
 
 
-def _made(name: str, by_reason: dict[str, list[tuple[int, Row]]]) -> Group:
+def _made(name: str, cells: Sequence[tuple[int, Row]]) -> StatusGroup:
     kind = "bad" if name in FAILURES else "warn" if name in LIMITED or name == Status.UNVERIFIED else "plain"
-    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    cells = sum(len(some) for some in by_reason.values())
-    return Group(name, MEANING[name], kind, cells, tuple(_reason(text, some) for text, some in ordered))
+    ordered = sorted(grouped(cells, lambda cell: cell[1].reason).items(), key=lambda item: -len(item[1]))
+    return StatusGroup(name, MEANING[name], kind, len(cells), tuple(_reason(text, some) for text, some in ordered))
 
 
 def _reason(text: str, some: Sequence[tuple[int, Row]]) -> Reason:

@@ -130,7 +130,7 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         **_cells(shown),
         "heat_maps": heat.heat_maps(last.rows, len(every) - len(last.rows)),
         "competitors": list(dict.fromkeys(row.backend for row in last.rows if row.median_us)),
-        "groups": cells.groups(shown),
+        "groups": cells.wrong_and_skipped(shown),
         "environment": [table for source in shown for table in overview.environment(source)],
         **more,
     }

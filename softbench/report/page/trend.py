@@ -25,6 +25,7 @@ from softbench.results.rows import Row
 
 MIN_CELLS = 3  # of a change point
 RUN_INCHES, PANEL_INCHES = 0.45, 2.2
+CHANGE_HEAD = (("backend", False), ("pass and dtype", False), ("from", False), ("to", False), ("fraction of copy", True), ("p", True))
 
 CellGroup = tuple[str, str, str]
 """A backend, an operation with its direction, and a dtype."""
@@ -147,9 +148,6 @@ def figure(runs: Runs, values: Mapping[CellGroup, Sequence[Mapping[CaseKey, floa
     text = f"Geometric mean over the cells of all runs.\nArrow: changed by more than {MARGIN:.0%} from the run before."
     lines[-1][0].set_xlabel(text, fontsize=7.5)
     return Drawing("trend", made, {numbers[name]: style.label(name, ()) for name, *_ in values})
-
-
-CHANGE_HEAD = (("backend", False), ("pass and dtype", False), ("from", False), ("to", False), ("fraction of copy", True), ("p", True))
 
 
 @dataclass(frozen=True, slots=True)
