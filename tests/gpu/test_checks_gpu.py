@@ -71,7 +71,7 @@ LENGTHS, DTYPES = range(64, 1025, 64), ("fp32", "bf16")
 def test_faulty_plugins_lose_no_other_cell(cli, plugins):
     start = time.monotonic()
     done = cli(
-        *("run", "--plugin", plugins / "faulty" / "gpu_mixed.py", "--backends", ",".join((*HEALTHY[1:], *ENDS)), "--M", "512"),
+        *("run", "--plugin", plugins / "faulty" / "gpu_faults.py", "--backends", ",".join((*HEALTHY[1:], *ENDS)), "--M", "512"),
         *("--N", "64:1024:64", "--dtype", ",".join(DTYPES), "--quick", "--timeout", "import=120,build=12,check=60,time=60"),
         timeout=560,
     )

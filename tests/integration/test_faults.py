@@ -77,7 +77,7 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
 @pytest.mark.slow
 def test_phases_have_deadlines_and_late_faults_fail_one_cell(cli, plugins):
     (cli.folder / "late.toml").write_text(f"""
-plugins = "{plugins / "faulty" / "late_faults.py"}"
+plugins = "{plugins / "faulty" / "faults.py"}"
 backends = "torch,{",".join(LATE)}"
 rounds = 2
 [timeout]

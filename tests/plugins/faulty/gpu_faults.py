@@ -63,4 +63,4 @@ COLUMNS = {"crashes": (128, 640), "hangs": (192, 704), "writes-far-away": (256, 
 FAULTS = {"crashes": crash, "hangs": spin, "writes-far-away": illegal_address, "asserts": out_of_range, "takes-all-memory": allocate}
 mixed = [Faulty(name, at(COLUMNS[name], fault)) for name, fault in FAULTS.items()]
 
-backends = [Faulty("poisons", out_of_range), Faulty("spins", spin), Faulty("out-of-memory", allocate)]
+backends = [*mixed, Faulty("poisons", out_of_range), Faulty("spins", spin), Faulty("out-of-memory", allocate)]
