@@ -43,8 +43,7 @@ def judge(
     **given: Any,
 ) -> None:
     """Judge one untrusted plugin on one case, in a process that cannot reach the judge. docs/judge.md describes what that vouches for."""
-    from softbench.results import signature
-    from softbench.run import signed_verdict
+    from softbench.run import signature, signed_verdict
 
     key = key or signature.default_key()
     if (plugin is None and backend is None) == (verify is None):

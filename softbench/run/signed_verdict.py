@@ -16,7 +16,7 @@ from softbench.plan.settings import Settings
 from softbench.plugins.select import needed
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.judge_process import JudgeProcess
-from softbench.results import signature
+from softbench.run import signature
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 
 from softbench.core.errors import UsageError
 from softbench.judge.main import require_unreadable
-from softbench.results import signature
+from softbench.run import signature
 from softbench.run.signed_verdict import Verdict
 
 SMALL = ("--M", 8, "--N", 32, "--device", "cpu")
