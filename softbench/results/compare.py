@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
 from typing import Any
@@ -12,7 +12,7 @@ from softbench.core.case import CaseKey
 from softbench.core.machine import same_card
 from softbench.core.outcome import Status
 from softbench.core.text import count
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,37 +67,30 @@ def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pa
 
     If a file has a cell of several units, each unit is compared with itself, or with the other file's only unit.
     """
-    found = []
-    for unit, left_rows, right_rows in _by_unit(a, b):
-        first = {(row.backend, row.case): row for row in left_rows}
-        second = {(row.backend, row.case): row for row in right_rows}
-        for key in dict.fromkeys([*first, *second]):
-            left, right = first.get(key), second.get(key)
-            if (left and left.gbps) or (right and right.gbps):
-                found.append(_pair((*key, unit), left, right, threshold))
-    return found
+    joined = _joined(a, b)
+    return [_pair(key, left, right, threshold) for key, left, right in joined if (left and left.gbps) or (right and right.gbps)]
 
 
 def without_results(a: Sequence[Row], b: Sequence[Row]) -> int:
     """The number of cells without a bandwidth in both files, one of which tried it; `pairs` has none of them."""
-    found = 0
-    for _, left_rows, right_rows in _by_unit(a, b):
-        first = {(row.backend, row.case): row for row in left_rows if not row.gbps}
-        both = [(first[row.backend, row.case], row) for row in right_rows if not row.gbps and (row.backend, row.case) in first]
-        found += sum(not {one.status, other.status} <= UNTRIED for one, other in both)
-    return found
+    both = [(left, right) for _, left, right in _joined(a, b) if left and right and not left.gbps and not right.gbps]
+    return sum(not {left.status, right.status} <= UNTRIED for left, right in both)
+
+
+def _joined(a: Sequence[Row], b: Sequence[Row]) -> Iterator[tuple[tuple[str, CaseKey, str], Row | None, Row | None]]:
+    """Backend, case and unit of each cell, and its row in both files."""
+    for unit, left_rows, right_rows in _by_unit(a, b):
+        first, second = ({(row.backend, row.case): row for row in rows} for rows in (left_rows, right_rows))
+        for key in dict.fromkeys([*first, *second]):
+            yield (*key, unit), first.get(key), second.get(key)
 
 
 def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row], Sequence[Row]]]:
     """The rows that are compared with each other, by unit; all of them together if both files have each cell once."""
     if all(len({(row.backend, row.case) for row in rows}) == len(rows) for rows in (a, b)):
         return [("", a, b)]
-    sides: list[dict[str, list[Row]]] = [{}, {}]
-    for side, rows in zip(sides, (a, b), strict=True):
-        for row in rows:
-            side.setdefault(row.unit, []).append(row)
-    first, second = sides
-    only_a, only_b = (next(iter(side.values())) if len(side) == 1 else [] for side in sides)
+    first, second = (grouped(rows, lambda row: row.unit) for rows in (a, b))
+    only_a, only_b = (next(iter(side.values())) if len(side) == 1 else [] for side in (first, second))
     found: list[tuple[str, Sequence[Row], Sequence[Row]]] = []
     for unit in dict.fromkeys([*first, *second]):
         if (unit in first or not only_b) and (unit in second or not only_a):  # an only unit is compared with each of the others
@@ -107,10 +100,7 @@ def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row
 
 def cards_note(a: Sequence[Row], b: Sequence[Row]) -> str:
     """How many compared cells another card measured in B than in A, in words; empty for none. Files without units are of any card."""
-    moved = 0
-    for _, left_rows, right_rows in _by_unit(a, b):
-        first = {(row.backend, row.case): row.unit for row in left_rows}
-        moved += sum(not same_card(first.get((row.backend, row.case)), row.unit) for row in right_rows)
+    moved = sum(not same_card(left.unit, right.unit) for _, left, right in _joined(a, b) if left and right)
     return f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth" if moved else ""
 
 

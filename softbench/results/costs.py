@@ -14,7 +14,7 @@ from pathlib import Path
 from softbench.core.case import CaseKey
 from softbench.core.outcome import Grade, Status
 from softbench.results.csv import read_csv
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import Row, grouped
 
 COMMITTED = Path("results") / "h200" / "strategies.csv"
 """The run that `softbench list --long` uses, below the working folder or beside the package."""
@@ -44,13 +44,11 @@ class BackendCost:
 
 def by_backend(rows: Iterable[Row]) -> dict[str, BackendCost]:
     """The costs of every backend in the file, in its order."""
-    grouped: dict[str, list[Row]] = {}
-    for row in rows:
-        grouped.setdefault(row.backend, []).append(row)
-    ok = [row for some in grouped.values() for row in some if row.status == Status.OK and IMPLAUSIBLE not in row.labels]
+    found = grouped(rows, lambda row: row.backend)
+    ok = [row for some in found.values() for row in some if row.timed]
     copies = {row.case: row.device_us for row in ok if row.grade == Grade.YARDSTICK}
     by_device = bool(ok) and all(row.device_us and copies.get(row.case) for row in ok)
-    return {name: _cost(some, copies if by_device else None) for name, some in grouped.items()}
+    return {name: _cost(some, copies if by_device else None) for name, some in found.items()}
 
 
 def _cost(rows: Sequence[Row], copies: Mapping[CaseKey, float | None] | None) -> BackendCost:
@@ -60,7 +58,7 @@ def _cost(rows: Sequence[Row], copies: Mapping[CaseKey, float | None] | None) ->
     hosts = [row.host_us for row in ok if row.host_us is not None]
     fractions: dict[str, list[float]] = {}
     for row in ok:
-        if IMPLAUSIBLE in row.labels:  # such a cell publishes no fraction
+        if not row.timed:  # an implausible cell publishes no fraction
             continue
         copy_us = copies.get(row.case) if copies else None
         of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy

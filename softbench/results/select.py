@@ -11,7 +11,7 @@ from pathlib import Path
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.core.text import few, unknown
-from softbench.results.rows import Row
+from softbench.results.rows import Row, grouped
 
 
 def select(
@@ -64,18 +64,13 @@ def apart(rows: Sequence[Row]) -> list[list[Row]]:
 
     Each GPU model is a part: cards of one model share a sweep. If two cards have one cell, each card is a part.
     """
-    models: dict[str, list[Row]] = {}
-    for row in rows:
-        models.setdefault(row.device, []).append(row)
     found: list[list[Row]] = []
-    for some in models.values():
+    for some in grouped(rows, lambda row: row.device).values():
         if len({(row.backend, row.case) for row in some}) == len(some):
             found.append(some)
-            continue
-        cards: dict[str, list[Row]] = {}
-        for row in some:
-            cards.setdefault(row.unit, []).append(replace(row, device=f"{row.device} {row.unit}".strip()))
-        found += cards.values()
+        else:
+            cards = grouped(some, lambda row: row.unit).values()
+            found += [[replace(row, device=f"{row.device} {row.unit}".strip()) for row in card] for card in cards]
     return found
 
 
