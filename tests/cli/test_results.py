@@ -171,7 +171,7 @@ def test_markdown_is_the_main_table(main):
 
 @pytest.mark.slow
 def test_a_dash_reads_stdin(main, monkeypatch):
-    small = FRONTIER.with_name("small.csv")
+    small = FRONTIER.with_name("odd.csv")
     text = small.read_bytes()
     expected = main("show", small)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
