@@ -33,7 +33,7 @@ def as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def parameters(case: Case) -> dict[str, Any]:
     """The values of all parameters of a case's operation."""
-    return dict(operation(case.op).values)
+    return dict(operation(case.op).parameter_values)
 
 
 def with_parameters(op: str, pair: Pair, dtype: str = "") -> Pair:

@@ -21,7 +21,6 @@ from softbench.ops.bounds import Bounded
 from softbench.ops.check_case import See, Tensors
 from softbench.ops.lazy import torch
 from softbench.ops.registry import operation
-from softbench.ops.rows import row_chunks
 
 if TYPE_CHECKING:
     from softbench.ops.values import Values
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
 OVERRIDDEN = "torch computes the check otherwise than numpy: the plugin replaced operators that the check needs"
 MOST_NAMED = 3
 """Numbers of wrong rows in a message."""
+CHUNK_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
+"""Bytes of all float64 temporaries of one chunk of rows. On the CPU each stays below malloc's mmap threshold, because larger ones fault in
+their pages each time and made the check of a 4096 x 4096 case many times slower."""
+FLOAT64_TEMPORARIES = 12
+"""How many (rows, N) float64 tensors the check holds at once, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,13 @@ def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> to
     ratio = ((out - expected).abs() / bound).nan_to_num(nan=math.inf, posinf=math.inf)
     same = (out == expected) | (out.isnan() & expected.isnan())
     return torch.where(expected.isfinite() & ~same, ratio, torch.where(same, 0.0, math.inf))
+
+
+def row_chunks(case: Case) -> Iterator[slice]:
+    """Slices of the case's rows, small enough that their float64 temporaries stay within CHUNK_BYTES (a single row may exceed it)."""
+    rows = max(1, CHUNK_BYTES[case.device] // (FLOAT64_TEMPORARIES * 8 * case.N))
+    for start in range(0, case.M, rows):
+        yield slice(start, min(start + rows, case.M))
 
 
 def check(

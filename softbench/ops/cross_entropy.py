@@ -54,13 +54,12 @@ from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
 from softbench.ops.bounds import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
-from softbench.ops.check import Worst
+from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import Draw, Tensors
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, TensorSpec
 from softbench.ops.parameters import Parameter
 from softbench.ops.registry import operation
-from softbench.ops.rows import row_chunks
 from softbench.ops.rowwise import PRESETS
 from softbench.ops.second_opinion import FLUSHED, Again, Array, moved, numpy_log_sum
 from softbench.ops.targets import TargetValues, draw_target
@@ -118,7 +117,7 @@ class Settings:
 
 def settings(case: Case) -> Settings:
     """The values of a case's parameters."""
-    values = operation(case.op).values
+    values = operation(case.op).parameter_values
     smoothing, z_loss, cap = (float(values[parameter.name]) for parameter in (LABEL_SMOOTHING, Z_LOSS, SOFTCAP))
     return Settings(int(values[IGNORE_INDEX.name]), smoothing, z_loss, cap)
 

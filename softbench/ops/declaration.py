@@ -107,7 +107,7 @@ def to_json(operation: Operation) -> JsonObject:
             tensors=dict(operation.tensors),
             passes=dict(operation.passes),
             presets=dict(operation.presets),
-            values={},
+            parameter_values={},
         )
     )
 

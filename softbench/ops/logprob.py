@@ -46,11 +46,10 @@ from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
 from softbench.ops.bounds import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
-from softbench.ops.check import Worst
+from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import Draw, Tensors
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, TensorSpec
-from softbench.ops.rows import row_chunks
 from softbench.ops.rowwise import PRESETS
 from softbench.ops.second_opinion import FLUSHED, Again, Array, moved, numpy_log_sum
 from softbench.ops.targets import TargetValues, draw_target

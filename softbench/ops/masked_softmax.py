@@ -44,13 +44,12 @@ from types import MappingProxyType
 from softbench.core.case import Case, Direction
 from softbench.ops import masks
 from softbench.ops.bounds import ETA, MAX_EXPONENT, SMALLEST, SUM, U_OUT, Bounded, ScaledBound, U, summing, ties
-from softbench.ops.check import Worst
+from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.masks import ADDITIVE, BOOLEAN, CAUSAL, MASK, MASK_AXES, SCALE, SINK, Rows, names, scale_of, split
 from softbench.ops.operation import SEEN, Operation, Pass, Preset, Share, TensorSpec
 from softbench.ops.parameters import Setting
-from softbench.ops.rows import row_chunks
 from softbench.ops.rowwise import NormalValues
 from softbench.ops.second_opinion import FLUSHED, MAX_WIDER, WIDEST, Again, Array, exact
 from softbench.ops.softmax import numpy_forward, of_dy_and_y

@@ -144,7 +144,7 @@ class Operation:
     """One line for `softbench list --ops`."""
     parameters: tuple[Parameter, ...] = ()
     """The parameters, which `--set` sets."""
-    values: Mapping[str, Value] = field(default_factory=dict)
+    parameter_values: Mapping[str, Value] = field(default_factory=dict)
     """The value of each parameter, of an operation that `at` returned."""
     any_dim: bool = False
     """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape.
@@ -166,18 +166,22 @@ class Operation:
         tensors = {name: tensor.at(values) for name, tensor in self.tensors.items() if holds(tensor.when, values)}
         passes = {direction: one.at(values, tensors) for direction, one in self.passes.items()}
         any_dim = self.any_dim and all(tensor == TensorSpec(AXES) for tensor in tensors.values())
-        return replace(self, tensors=tensors, passes=passes, values=values, any_dim=any_dim)
+        return replace(self, tensors=tensors, passes=passes, parameter_values=values, any_dim=any_dim)
 
     @property
     def text(self) -> str:
         """A case's `op`: the name, and the parameters that are not at their default."""
         defaults = {parameter.name: parameter.default for parameter in self.parameters}
-        return op_text(self.name, {name: value for name, value in self.values.items() if value != defaults[name]})
+        return op_text(self.name, {name: value for name, value in self.parameter_values.items() if value != defaults[name]})
 
     @property
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of its cases; those that its parameters are for."""
-        changed = [parameter for parameter in self.parameters if self.values and self.values[parameter.name] != parameter.default]
+        changed = [
+            parameter
+            for parameter in self.parameters
+            if self.parameter_values and self.parameter_values[parameter.name] != parameter.default
+        ]
         return tuple(dtype for dtype in DTYPES if all(dtype in parameter.dtypes for parameter in changed))
 
     @property
@@ -188,7 +192,7 @@ class Operation:
     @property
     def is_causal(self) -> bool:
         """True if queries see no later keys, of an operation that `at` returned."""
-        return bool(self.causal) and holds(self.causal, self.values)
+        return bool(self.causal) and holds(self.causal, self.parameter_values)
 
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order. A case of rows of a causal operation also has what each row sees."""

@@ -34,12 +34,11 @@ from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
 from softbench.ops.bounds import ETA, SMALLEST, U_OUT, U, alike, summing
-from softbench.ops.check import Worst
+from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import Draw, Tensors
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
 from softbench.ops.parameters import Parameter
-from softbench.ops.rows import row_chunks
 from softbench.ops.rowwise import NormalValues
 from softbench.ops.second_opinion import FLUSHED, Again, Array
 from softbench.ops.structured_rows import LARGE_DY, Change, Kinds, Places, fit, of_dy, of_x

@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
 from softbench.ops import second_opinion, structured_rows
+from softbench.ops.check import row_chunks
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.lazy import torch
 from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
 from softbench.ops.parameters import Parameter
 from softbench.ops.registry import operation
-from softbench.ops.rows import row_chunks
 from softbench.ops.structured_rows import MAX_SHIFT
 from softbench.ops.values import Values
 

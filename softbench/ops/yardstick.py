@@ -20,11 +20,11 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.check import row_chunks
 from softbench.ops.check_case import Tensors
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import SEEN, Operation
 from softbench.ops.registry import operation
-from softbench.ops.rows import row_chunks
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integers by their bytes."""

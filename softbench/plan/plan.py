@@ -29,7 +29,7 @@ WORKING_TENSORS = 12
 Inputs twice (copies or the second set), outputs of four calls (a probe holds one), and temporaries of `naive`.
 """
 CHECK_BYTES = 640 * 2**20
-"""The float64 temporaries of a check (`softbench.ops.rows.CHUNK_BYTES`), with a margin."""
+"""The float64 temporaries of a check (`softbench.ops.check.CHUNK_BYTES`), with a margin."""
 
 Stored = Callable[[int, Sequence[str], Case], bool]
 """Whether an interrupted run has the cells of these backends on a case, in a process set."""

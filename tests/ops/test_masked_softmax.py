@@ -126,7 +126,7 @@ def test_check_finds_wrong_ways(name, text, case):
 def test_the_reference_is_that_of_torch(text):
     """The results and gradients of autograd through cat, masked_fill and softmax, in float64."""
     case, back = case_of(text, "fp32", F), case_of(text, "fp32", B)
-    values = operation(case.op).values
+    values = operation(case.op).parameter_values
     x, *others = any_dim.make(case, 0, CPU)
     leaf = x.double().requires_grad_()
     z = leaf * values["scale"]
@@ -165,7 +165,7 @@ def test_low_precision_says_what_is_rounded():
 
 @pytest.mark.parametrize("text", ["mask=additive", "mask=additive,causal=true,scale=3"])
 def test_structured_rows_keep_a_finite_sum_in_float16(text):
-    scale = operation(op_of(text)).values["scale"]
+    scale = operation(op_of(text)).parameter_values["scale"]
     for seed in range(8):
         case = case_of(text, "fp16", F, (4, 4, 128, 9)).of_rows(2048)
         given = numerics(case.op).make(case, seed, CPU)

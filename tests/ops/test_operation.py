@@ -84,7 +84,7 @@ def test_the_text_has_the_parameters_in_declared_order():
     text = MASKED.at({"cap": 2.0, "causal": True, "K": 16}).text
     assert text == "masked(K=16,causal=true,cap=2)"
     name, given = parse_op(text)
-    assert (name, MASKED.at(given).text, MASKED.at(given).values["cap"]) == ("masked", text, 2.0)
+    assert (name, MASKED.at(given).text, MASKED.at(given).parameter_values["cap"]) == ("masked", text, 2.0)
     case = replace(CASE, op=text)
     assert (case.operation, case.parameters) == ("masked", {"K": 16, "causal": True, "cap": 2})
     assert case.key == "masked(K=16,causal=true,cap=2)-forward-bf16-8x100"

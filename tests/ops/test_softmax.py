@@ -13,7 +13,7 @@ from wrongs import PLUGINS, load
 from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops import rows
+from softbench.ops import check
 from softbench.ops.bounds import U
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.softmax import NUMERICS, OPERATION
@@ -228,7 +228,7 @@ def test_a_verdict_names_the_worst_element():
 def test_the_check_does_not_depend_on_the_chunks(monkeypatch):
     case = Case(64, 128, "bf16", Direction.FORWARD, "cpu")
     whole = grade(case, naive_forward)
-    monkeypatch.setitem(rows.CHUNK_BYTES, "cpu", 1)
+    monkeypatch.setitem(check.CHUNK_BYTES, "cpu", 1)
     assert grade(case, naive_forward) == whole
 
 

@@ -91,7 +91,7 @@ class Steps:
 
 def of(case, **changed):
     """The function of a case with these steps."""
-    values = operation(case.op).values
+    values = operation(case.op).parameter_values
     given = Steps(values["ignore_index"], values["label_smoothing"], values["z_loss"], values["softcap"])
     return getattr(replace(given, **changed), str(case.direction))
 

@@ -29,7 +29,7 @@ def case_of(text: str, dtype: str, direction: Direction, shape=(2, 3, 40, 65)) -
 
 def logits(case, x, mask, *, later=0, wrap=lambda z: z):
     """z in float32 by the parameters of a case; `later` keys more are seen."""
-    given = operation(case.op).values
+    given = operation(case.op).parameter_values
     S, N = x.shape[-2:]
     z = wrap(x.float() * given["scale"])
     if mask is not None:
@@ -41,7 +41,7 @@ def logits(case, x, mask, *, later=0, wrap=lambda z: z):
 
 def of(case, *, change_x=None, change_mask=None, change_sink=None, later=0, finish=None, softmax=None):
     """The right way in float32, with changes of its steps."""
-    given = operation(case.op).values
+    given = operation(case.op).parameter_values
 
     def forward(x, *others):
         mask = others[0] if given["mask"] != "none" else None
@@ -69,7 +69,7 @@ def of(case, *, change_x=None, change_mask=None, change_sink=None, later=0, fini
 
 def lower_half(case):
     """Reads and writes as a causal kernel does: a query reads only the keys that it sees, and writes zeros beyond."""
-    given = operation(case.op).values
+    given = operation(case.op).parameter_values
     N = case.N
 
     def forward(x, *others):
@@ -95,7 +95,7 @@ def lower_half(case):
 
 def two_tiles(case):
     """Two tiles of a row one after the other, with a running maximum and sum. Rows without a key are NaN at the end only."""
-    given = operation(case.op).values
+    given = operation(case.op).parameter_values
 
     def forward(x, *others):
         z = logits(case, x, others[0] if given["mask"] != "none" else None)
@@ -158,7 +158,7 @@ def _renormalized(y, z):
 
 def _mask_by_product(case):
     """scale x m - (1 - m) inf: NaN where x is not finite under the mask."""
-    scale = operation(case.op).values["scale"]
+    scale = operation(case.op).parameter_values["scale"]
 
     def forward(x, mask):
         keep = mask.to(torch.float32)
@@ -168,7 +168,7 @@ def _mask_by_product(case):
 
 
 def _scale_after_mask(case):
-    scale = operation(case.op).values["scale"]
+    scale = operation(case.op).parameter_values["scale"]
     return lambda x, bias: torch.softmax((x.float() + bias.float()) * scale, dim=-1).to(x.dtype)
 
 
@@ -197,7 +197,7 @@ def constant(value):
             out = torch.full_like(first, value)
             return (
                 (out, torch.full(first.shape[:-1], value, device=first.device))
-                if case.direction is B and operation(case.op).values["sink"]
+                if case.direction is B and operation(case.op).parameter_values["sink"]
                 else out
             )
 
@@ -240,7 +240,7 @@ def gradient(of_dx=None, of_dsink=None):
     """A wrong backward from `of_dx(dy, y, scale)` or `of_dsink(share, dot)`."""
 
     def made(case):
-        given, right = operation(case.op).values, of(case)
+        given, right = operation(case.op).parameter_values, of(case)
 
         def call(dy, y, *share):
             found = right(dy, y, *share)

@@ -12,8 +12,8 @@ import random
 import torch
 
 from softbench.core.case import Case
+from softbench.ops.check import row_chunks
 from softbench.ops.registry import numerics
-from softbench.ops.rows import row_chunks
 from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
 
 WHOLE_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
