@@ -151,7 +151,8 @@ class GateCommand(PanelCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if {"-h", "--help"} & set(args):
-            given = {name: True for name in ("self_test", "candidate", "reference", "baseline") if f"--{name.replace('_', '-')}" in args}
+            words = {word.partition("=")[0] for word in args}
+            given = {name: True for name in ("self_test", "candidate", "reference", "baseline") if f"--{name.replace('_', '-')}" in words}
             ctx.meta[__name__] = mode_of(given | {"files": any(word.endswith(".csv") for word in args)})
             args = ["--help"]
         return super().parse_args(ctx, args)
