@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import msgspec
-
 JsonObject = dict[str, Any]
 """A JSON object. The reader of each field checks its type."""
 Made = TypeVar("Made")
@@ -13,6 +11,8 @@ Made = TypeVar("Made")
 
 def to_json(record: object) -> JsonObject:
     """The fields of a record (a dataclass or a message) by name, and those of the records in it."""
+    import msgspec  # not with --help
+
     found: JsonObject = msgspec.to_builtins(record, enc_hook=_plain)
     return found
 
@@ -34,4 +34,6 @@ def from_json(kind: type[Made], data: object) -> Made:
     Raises:
         ValueError: a field is missing or has another type, or a value is out of range; the message says where.
     """
+    import msgspec
+
     return msgspec.convert(data, kind)
