@@ -19,7 +19,7 @@ import typer
 from result_pages import PAGES, readme_results, rows_of, table
 
 from softbench.cli.main import app
-from softbench.cli.panels import ARGUMENTS, PLACES, panel_of
+from softbench.cli.panels import PLACES, panel_of
 from softbench.gate import self_test
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
@@ -139,8 +139,9 @@ def _command(command: Any, title: str, described: dict[tuple[str, ...], str]) ->
                 panels.setdefault(panel_of(param), []).append(row)
             else:
                 known.setdefault(earlier, []).append(names)
-    for panel, rows in sorted(panels.items(), key=lambda item: PLACES.get(item[0], 0)):
-        parts += [f"**{panel}**", table((panel.lower() if panel == ARGUMENTS else "option", "meaning", "default"), rows)]
+    by_panel = sorted(panels.items(), key=lambda item: PLACES.get(item[0], 0))
+    if rows_of_all := [row for panel, rows in by_panel for row in ((f"**{panel}**", "", ""), *rows)]:
+        parts.append(table(("option", "meaning", "default"), rows_of_all))
     for earlier, names_of in known.items():
         parts.append(f"As in [{earlier}](#softbench-{earlier.replace(' ', '-')}): {', '.join(names_of)}.")
     return parts
