@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from msgspec import Meta, Struct
@@ -314,13 +313,12 @@ class ReleaseOutputs(Request[Done], frozen=True, tag="release_of_judge"):
     """
 
 
-_REQUESTS = reduce(or_, Request.__subclasses__())
+_REQUESTS: dict[Any, type[Request[Any]]] = {kind.__struct_config__.tag: kind for kind in Request.__subclasses__()}
 
 
 def request_from_json(data: JsonObject) -> Request[Any]:
-    """A request from its JSON. Raises ValueError if it is invalid."""
-    request: Request[Any] = from_json(_REQUESTS, data)
-    return request
+    """A request from its JSON. Raises KeyError or ValueError if it is invalid."""
+    return from_json(_REQUESTS[data["op"]], data)  # a union of all kinds would cost 15 us, and the judge's clock may run
 
 
 def reply_from_json(request: Request[Answer], data: JsonObject) -> Answer | Failure:
