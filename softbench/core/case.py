@@ -29,8 +29,11 @@ OP = re.compile(rf"({NAME.pattern})(?:\(({_SETTING}(?:,{_SETTING}){{0,{MAX_PARAM
 """The text of an operation with its parameters: `softmax`, `softmax(scale=0.7,out_dtype=fp32)`."""
 LONGEST_OP = 256
 CPU_TIMER = "torch.utils.benchmark"
-TIMERS = ("do_bench", "device", "graph", "host")
-"""Timers on a GPU: events around a call, its kernels, the replay of a CUDA graph, issuing the call."""
+TIMERS = ("queued", "do_bench", "device", "graph", "host")
+"""Timers on a GPU: events around a queued call, around a call, its kernels, the replay of a CUDA graph, issuing the call.
+
+The first is the default. The second also times calls that wait for the GPU, which cannot be queued."""
+DO_BENCH = TIMERS[1]
 
 
 class Direction(StrEnum):

@@ -111,6 +111,8 @@ class Timed(Reply, frozen=True):
 
     samples_us: Annotated[tuple[Us, ...], Meta(min_length=1)]
     """Latencies of single calls, microseconds."""
+    timer: str = ""
+    """The timer that took them, if it is not the one that was asked."""
 
 
 class Verified(Reply, frozen=True):

@@ -150,7 +150,7 @@ class Timing:
 
     batches: Annotated[tuple[Batch, ...], Meta(min_length=1)]
     kind: str
-    """The timer: one of TIMERS, or CPU_TIMER."""
+    """The timer that took them: one of TIMERS, or CPU_TIMER. `do_bench` in a run of `queued`: the calls wait for the GPU."""
     l2: str = ""
     """`cold` (flushed before every call), `warm`, or empty on the CPU and in results of earlier versions."""
     stopped: str = ""
@@ -173,6 +173,8 @@ class Profile:
     """Peak of torch's allocator during a call, with outputs and without inputs, bytes."""
     recompiles: Count | None = None
     """Graphs that torch.compile made after the build; None if it made no graph at all."""
+    do_bench_us: tuple[Us, ...] = ()
+    """What `triton.testing.do_bench` finds for single calls in a short sample, microseconds: the host is in it where it is slower."""
 
 
 @dataclass(frozen=True, slots=True)

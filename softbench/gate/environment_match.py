@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from softbench.core.case import TIMERS
 from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.machine import same_card
 from softbench.core.text import one_line, unknown
@@ -25,8 +26,8 @@ WARNING_FACTS = (
 )
 WARNING_SETTINGS = ("rounds", "max_rounds", "precision", "warmup_ms", "batch_ms", "seed")
 """Settings that affect a measurement."""
-TIMING_DEFAULTS = {"timer": "do_bench", "l2": "cold"}
-"""Settings that change what is measured, with their values in older runs."""
+TIMING_DEFAULTS = {"timer": TIMERS[0], "l2": "cold"}
+"""Settings that change what is measured, with their defaults."""
 
 
 def strict_fields() -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from softbench.core.case import DTYPES, NAME, OPERATION, TIMERS, Direction, parse_op, valid_shape
+from softbench.core.case import DO_BENCH, DTYPES, NAME, OPERATION, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Measured, Record, Skipped
@@ -59,8 +59,7 @@ def from_document(document: JsonObject, source: str) -> RunSamples:
     with reading(source) as place:
         environment, units = environment_and_units(document)
         settings = dict(document.get("settings") or {})
-        timer = str(settings.get("timer", TIMERS[0]))
-        cells = cells_of(document, place, units, lambda cell: from_record(record_from_json(cell), timer))
+        cells = cells_of(document, place, units, lambda cell: from_record(record_from_json(cell)))
     return _run_samples({**document, "environment": environment, "units": units, "settings": settings}, cells, source)
 
 
@@ -130,8 +129,8 @@ def cell_key(backend: Any, case: JsonObject, unit: Any = "") -> CellKey:
     return CellKey(backend, Direction(case["direction"]).value, dtype, M, N, op, shape, unit_text(unit))
 
 
-def from_record(record: Record, timer: str) -> CellSamples:
-    """The round medians of a record. `timer` is the run's timer.
+def from_record(record: Record) -> CellSamples:
+    """The round medians of a record.
 
     Raises:
         ValueError: a round median is not a valid latency.
@@ -150,7 +149,7 @@ def from_record(record: Record, timer: str) -> CellSamples:
         unthrottled = tuple(one for throttled, one in medians.values() if not throttled)
         processes[process] = unthrottled or tuple(one for _, one in medians.values())
     samples, profile = CellSamples("ok", "", grade, processes), outcome.profile
-    if timer != TIMERS[0] or not (profile.device_us and profile.host_us):
+    if outcome.timing.kind != DO_BENCH or not (profile.device_us and profile.host_us):
         return samples
     us, device, host = (median(values) for values in (samples.medians_us().values(), profile.device_us, profile.host_us))
     if not labels.launch_bound(us, device, host, len(profile.kernels)):
@@ -170,9 +169,8 @@ def positive(value: Any) -> float:
 def from_run(header: JsonObject, records: Iterable[Record], source: str) -> RunSamples:
     """The samples of a run that was just measured."""
     settings = dict(header["settings"])
-    timer = str(settings.get("timer", TIMERS[0]))
     environment, units = environment_and_units(header)
-    cells = {CellKey(record.backend, *record.case.identity, record.unit if units else ""): from_record(record, timer) for record in records}
+    cells = {CellKey(record.backend, *record.case.identity, record.unit if units else ""): from_record(record) for record in records}
     return _run_samples({**header, "environment": environment, "units": units, "settings": settings}, cells, source)
 
 

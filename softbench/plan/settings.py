@@ -177,11 +177,11 @@ class Settings:
     warmup_ms: float = setting(2.0, "Milliseconds of untimed calls before each batch.", number(0, 1e5), affects=True)
     batch_ms: float = setting(10.0, "Milliseconds of timed calls per batch.", number(0.01, 1e5), affects=True)
     timer: str = setting(
-        "do_bench",
-        "The timer of the median on a GPU: `do_bench`, `device`, `graph` or `host`.",
+        TIMERS[0],
+        "The timer of the median on a GPU: `queued`, `do_bench`, `device`, `graph` or `host`.",
         TIMERS,
         ADVANCED,
-        help="Timer of the median on a GPU: do_bench, device, graph or host.",
+        help="Timer of the median on a GPU: queued, do_bench, device, graph or host.",
         kind=str,
         commands=RUN,
         affects=True,

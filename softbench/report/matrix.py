@@ -130,7 +130,8 @@ def tables(section: Section, console: Console) -> list[RenderableType]:
 def title(section: Section, detail: int) -> str:
     """What the section is, and what its cells hold."""
     first = section.rows[0]
-    clock = next((f" ({row.timer}, {row.l2} L2)" for row in section.rows if row.l2 and (row.timer, row.l2) != (TIMERS[0], "cold")), "")
+    timers = list(dict.fromkeys((row.timer, row.l2) for row in section.rows if row.l2))
+    clock = f" ({timers[0][0]}, {timers[0][1]} L2)" if timers and (TIMERS[0], "cold") not in timers else ""
     relative = next((row.relative_to for row in section.rows if row.relative_to), "")
     unit, _ = _unit(section)
     parts = [unit, "% of copy", *([f"speed-up over {relative}"] if relative else [])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core import text as units
+from softbench.core.case import DO_BENCH, TIMERS
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.plugins.info import BackendInfo
 from softbench.report import markup, matrix, rich_tables
@@ -88,7 +90,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True)
     if signs and any(row.doubtful for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if legend and any(row.median_us for row in rows) else []
-    lines += [*_cards(rows), *_limited(rows)]
+    lines += [*_cards(rows), *_hosts(rows), *_limited(rows)]
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
     reasons = _by_reason(rows).items()
@@ -112,6 +114,22 @@ def _cards(rows: Sequence[Row]) -> list[Text]:
         for cards in found
         if len(cards) > 1
     ]
+
+
+def _hosts(rows: Sequence[Row]) -> list[Text]:
+    """Which backends keep the host busy for longer than the GPU, and which calls cannot be queued, as they wait for the GPU."""
+    slow = [row for row in rows if row.timer == TIMERS[0] and row.host_us and row.median_us and row.host_us > row.median_us]
+    takes = [
+        f"{name} {_us(median(row.host_us for row in some if row.host_us))} ({units.count(len(some), 'cell')})"
+        for name, some in grouped(slow, lambda row: row.backend).items()
+    ]
+    found = [Text(f"host time, where it is longer than the GPU's and an eager program waits for it: {', '.join(takes)}")] if takes else []
+    waiting = Counter(row.backend for row in rows if row.timer == DO_BENCH) if any(row.timer == TIMERS[0] for row in rows) else Counter()
+    for name, cells in waiting.items():
+        found.append(
+            Text(f"{name}: timed by do_bench ({units.count(cells, 'cell')}), since its calls wait for the GPU; the host is in the time")
+        )
+    return found
 
 
 def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:

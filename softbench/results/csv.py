@@ -6,7 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from softbench.core.case import DTYPES, NAME, Direction, parse_op, valid_shape
@@ -25,6 +25,8 @@ MAX_CELLS = 20_000
 MAX_BYTES = 64 * 2**20
 """A larger file is not read."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
+REQUIRED = tuple("class" if field.name == "grade" else field.name for field in fields(Row) if field.default is MISSING)
+"""Columns that a file must have. A column with a default may be younger than the file."""
 TYPES = {field.name: field.type for field in fields(Row)}
 ONE_OF = {
     "dtype": set(DTYPES),
@@ -81,7 +83,7 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     rows: list[Row] = []
     try:
         header = next(reader, [])
-        missing = [column for column in COLUMNS if column not in header]
+        missing = [column for column in REQUIRED if column not in header]
         if missing:
             raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
         seen = set()
@@ -105,7 +107,8 @@ def _row_of(values: dict[str, str]) -> Row:
     found: JsonObject = {}
     for name, kind in TYPES.items():
         column = "class" if name == "grade" else name
-        text = values[column]
+        if (text := values.get(column)) is None:
+            continue
         if name in ONE_OF and text not in ONE_OF[name]:
             raise ValueError(f"{column}: unknown '{text[:40]}'")
         try:
@@ -130,7 +133,7 @@ def _row_of(values: dict[str, str]) -> Row:
     times = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
     if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in times)):
         raise ValueError("status is ok, but there is no bandwidth, or a class that has none")
-    for name in ("low_us", "high_us", "device_us", "host_us"):
+    for name in ("low_us", "high_us", "device_us", "host_us", "do_bench_us"):
         if not (getattr(row, name) is None or 0 <= getattr(row, name) < math.inf):
             raise ValueError(f"{name}: {getattr(row, name):g} is no time")
     if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup, row.of_peak)):

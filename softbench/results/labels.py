@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from softbench.core import statistics
-from softbench.core.case import TIMERS, Case
+from softbench.core.case import DO_BENCH, Case
 from softbench.core.outcome import Batch, Measured, Record
 from softbench.ops.registry import operation
 
@@ -94,7 +94,7 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
     us, (p20, p80) = statistics.median_us(timing), statistics.p20_p80_us(timing)
     l2_bytes, peak = facts.get("gpu_l2_bytes"), facts.get("peak_gbps")
     found = []
-    if timing.kind == TIMERS[0] and profile.device_us and profile.host_us:
+    if timing.kind == DO_BENCH and profile.device_us and profile.host_us:
         device, host = median(profile.device_us), median(profile.host_us)
         found += ["launch-bound"] * launch_bound(us, device, host, len(profile.kernels))
     if isinstance(l2_bytes, int):

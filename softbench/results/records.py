@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from softbench.core import statistics
-from softbench.core.case import DTYPES, LONGEST_OP, OP, Case, valid_shape
+from softbench.core.case import DO_BENCH, DTYPES, LONGEST_OP, OP, Case, valid_shape
 from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject, from_json, to_json
 from softbench.core.machine import UNIT
@@ -35,8 +35,10 @@ def merge(records: Sequence[Record]) -> Record:
     if len(records) == 1:
         return first
     worst = max((outcome.accuracy for outcome in measured), key=lambda accuracy: accuracy.rank)
-    batches = tuple(batch for outcome in measured for batch in outcome.timing.batches)
-    limited = next((outcome.timing for outcome in measured if outcome.timing.stopped == LIMIT), measured[0].timing)
+    timings = [outcome.timing for outcome in measured]
+    timings = [timing for timing in timings if timing.kind == DO_BENCH] or timings  # calls that waited for the GPU in one set only
+    batches = tuple(batch for timing in timings for batch in timing.batches)
+    limited = next((timing for timing in timings if timing.stopped == LIMIT), timings[0])
     timing = replace(limited, batches=batches)
     profile = _merged([outcome.profile for outcome in measured])
     outcome = Measured(measured[0].build, worst, timing, profile, measured[0].judged)  # the first set alone is judged
@@ -60,11 +62,12 @@ def disputed(case: Case, outcome: Measured) -> Failed | None:
 def _merged(profiles: Sequence[Profile]) -> Profile:
     device_us = tuple(us for profile in profiles for us in profile.device_us)
     host_us = tuple(us for profile in profiles for us in profile.host_us)
+    do_bench_us = tuple(us for profile in profiles for us in profile.do_bench_us)
     kernels = next((profile.kernels for profile in profiles if profile.kernels), ())
     note = next((profile.note for profile in profiles if profile.note), "")
     peaks = [profile.peak_bytes for profile in profiles if profile.peak_bytes is not None]
     again = [profile.recompiles for profile in profiles if profile.recompiles is not None]
-    return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None)
+    return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None, do_bench_us)
 
 
 def record_to_json(record: Record) -> JsonObject:

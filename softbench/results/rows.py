@@ -65,7 +65,7 @@ class Row:
     error_over_bound: float | None
     """The largest error over its bound; `inf` if NaN or infinities are misplaced."""
     timer: str
-    """`do_bench`, `device`, `graph` or `host`; on the CPU `torch.utils.benchmark`."""
+    """`queued`, `do_bench` (also for calls that wait for the GPU), `device`, `graph` or `host`; on the CPU `torch.utils.benchmark`."""
     device: str
     """Name of the GPU or CPU."""
     run: str
@@ -76,6 +76,8 @@ class Row:
     """Median device time, microseconds."""
     host_us: float | None = None
     """Median host time, microseconds."""
+    do_bench_us: float | None = None
+    """Median of a short sample of `triton.testing.do_bench`, microseconds: what other tools print. The host is in it where it is slower."""
     kernels: int | None = None
     """Number of kernels, copies and fills of a call; their names are in the JSON."""
     labels: str = ""
@@ -193,6 +195,7 @@ def row(
         run=run,
         device_us=statistics.median(profile.device_us) if profile.device_us else None,
         host_us=statistics.median(profile.host_us) if profile.host_us else None,
+        do_bench_us=statistics.median(profile.do_bench_us) if profile.do_bench_us else None,
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
         **_sampling(timing),

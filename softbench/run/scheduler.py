@@ -65,6 +65,8 @@ class SlotState:
     build: Build | None = None
     accuracy: Accuracy | None = None
     batches: list[Batch] = field(default_factory=list)
+    timer: str = ""
+    """The timer of the batches, if it is not the one that was asked."""
     profile: Profile = field(default_factory=Profile)
     outcome: Outcome | None = None
     retried: bool = False
@@ -207,7 +209,10 @@ class Scheduler:
         request = TimeBatch(settings.warmup_ms, settings.batch_ms, plan.timer, plan.l2)
         for slot in slots:
             for timed in self._ask([slot] if slot in renewed else [], request, "time").values():
-                self.state[slot].batches.append(Batch(self.process, number, places[slot], timed.samples_us))
+                state = self.state[slot]
+                if timed.timer != state.timer:  # its calls wait for the GPU: earlier batches have another kind of time
+                    state.timer, state.batches = timed.timer, []
+                state.batches.append(Batch(self.process, number, places[slot], timed.samples_us))
         timed_slots = [slot for slot in slots if slot in renewed and slot in self._active()]
         for slot, verified in self._ask(timed_slots, VerifyOutputs(), "time").items():
             self._verified(slot, verified)
@@ -300,7 +305,7 @@ class Scheduler:
         if outcome is None:
             if state.build is None or state.accuracy is None or not state.batches:
                 raise AssertionError(f"{slot.name} on {case.key} was neither measured nor ended")
-            timing = Timing(tuple(state.batches), self.plan.timer, self.plan.l2, self._stopped(slot))
+            timing = Timing(tuple(state.batches), state.timer or self.plan.timer, self.plan.l2, self._stopped(slot))
             outcome = Measured(state.build, state.accuracy, timing, state.profile)
         if slot.worker is not None:
             slot.deaths = 0  # the worker survived the case

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from softbench.core import text
-from softbench.core.case import Case, Direction
+from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
 from softbench.core.outcome import Build, Profile, Telemetry
 from softbench.core.text import one_line
@@ -38,6 +38,7 @@ from softbench.worker.timing.rotating_inputs import RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
 
+DO_BENCH_WARMUP_MS = 1.0  # of its short sample; the rounds have warmed the call up
 CLOCK = time.perf_counter  # bound before a plugin can patch it
 REFILL = 2**31
 """Added to the seed of checked and timed inputs, so that they differ from those of any user's seed."""
@@ -69,7 +70,7 @@ class Server:
         self.case: Case | None = None
         self.seed = 0
         self.block = 0
-        """Calls per CPU sample of this case; see `softbench.worker.timing.timers.Timer`."""
+        """What the case's last batch gives the next one (`softbench.worker.timing.timers.Samples.block`)."""
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
@@ -166,12 +167,13 @@ class Server:
         """Time a batch; after the first batch of a case on a GPU, late work is looked for."""
         timers, batches = self._ready(l2)
         waiting = telemetry.Waiting() if self.device == "cpu" else None
-        samples, self.block = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
+        found = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
+        self.block = found.block
         self.last_telemetry = waiting.telemetry() if waiting else None
         if self.device == "cuda" and not self.late_work_checked:
             self.late_work_checked = True
-            batches.check_late_work(samples)
-        return Timed(tuple(samples))
+            batches.check_late_work(found.us)
+        return Timed(tuple(found.us), found.timer)
 
     def read_telemetry(self) -> None:
         """Read the telemetry after the reply to `TimeBatch`, so that the parent does not wait for it."""
@@ -186,12 +188,13 @@ class Server:
         return Verified(found, self.last_telemetry)
 
     def time_host(self, batch_ms: float, l2: str) -> Done:
-        """Measure host times, and run calls without trace. Both precede the profiler, which may slow them down."""
+        """Measure host times and do_bench's, and run calls without trace. All precede the profiler, which may slow them down."""
         timers, batches = self._ready(l2)
         self.profile = Profile()
         if timers.meter is not None:
             call = batches.rotation.unwatched()
-            self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)))
+            plain = timers.by_name[DO_BENCH, l2](call, DO_BENCH_WARMUP_MS, batch_ms, 0).us
+            self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)), do_bench_us=tuple(plain))
             self._try_profiler(partial(timers.meter.untraced, call, l2))
         return Done()
 

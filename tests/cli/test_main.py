@@ -288,7 +288,10 @@ BAD = {
     "a mistyped backend to inspect": (("inspect", "troch", "--device", "cpu"), "unknown backend 'troch'; did you mean 'torch'?"),
     "an unknown direction": (("run", "--direction", "up"), "known are forward, backward, both"),
     "an unknown device": (("run", "--device", "tpu"), "known are auto, cpu, cuda, cuda:K"),
-    "an unknown timer": (("run", "--timer", "stopwatch"), "--timer: unknown value 'stopwatch'; known are do_bench, device, graph, host"),
+    "an unknown timer": (
+        ("run", "--timer", "stopwatch"),
+        "--timer: unknown value 'stopwatch'; known are queued, do_bench, device, graph, host",
+    ),
     "an unknown L2": (("run", "--l2", "hot"), "--l2: unknown value 'hot'; known are cold, warm"),
     "a GPU's timer on the CPU": (("run", *SMALL, "--N", "8", "--timer", "device"), "--timer and --l2 need a GPU"),
     "a limit below the floor": (("run", "--max-rounds", "2"), "max_rounds: 2 is less than the 3 that are always taken"),

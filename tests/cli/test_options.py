@@ -18,7 +18,7 @@ def params(command):
 
 def test_the_defaults_of_settings_are_in_the_help(main):
     text = " ".join(main("run", "--help")[1].split())
-    for shown in ("0.005", "10", "do_bench", "import=60,build=300,check=120,time=120", "fp32", "softmax", "torch's own number"):
+    for shown in ("0.005", "10", "queued", "import=60,build=300,check=120,time=120", "fp32", "softmax", "torch's own number"):
         assert f"[default: {shown}]" in text
 
 

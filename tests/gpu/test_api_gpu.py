@@ -117,7 +117,7 @@ def test_our_kernels_are_chosen_in_under_a_microsecond():
 
 
 def test_the_notebook_of_the_docs_runs(tmp_path):
-    assert {row.timer for row in run_the_notebook(tmp_path, DEVICE) if row.status == "ok"} == {"do_bench"}
+    assert {row.timer for row in run_the_notebook(tmp_path, DEVICE) if row.status == "ok"} == {"queued"}
 
 
 FUNCTIONS = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}

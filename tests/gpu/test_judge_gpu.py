@@ -16,7 +16,7 @@ from softbench.judge.main import readable_folders
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.pool import Pool
 from softbench.worker.judged import shared_memory
-from softbench.worker.judged.call_queue import CallQueue
+from softbench.worker.timing.call_queue import CallQueue
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone, pytest.mark.timeout(600)]  # a GPU that others keep busy ends a judgement
 

@@ -53,7 +53,7 @@ def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py"
     """
     worker = pool.spawn(backend)
     case = case or Case(64, 256, "fp32", Direction.FORWARD, device)
-    timer = ("do_bench", "cold") if device == "cuda" else ("torch.utils.benchmark", "")
+    timer = ("queued", "cold") if device == "cuda" else ("torch.utils.benchmark", "")
 
     def ask(request):
         reply = pool.ask(worker, request, 60, request.op)

@@ -96,7 +96,7 @@ class Probes:
         values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
         for tensor, old in zip(rows, values, strict=True):
             tensor.index_copy_(0, self._flipped[pair], old)
-        scores.clear_unseen(self.case, self.sets[place], torch.tensor([row], device=self._columns.device))
+        scores.clear_unseen(self.case, self.sets[place], torch.arange(row, row + 1, device=self._columns.device))
         self._changed = place, row, self._columns[pair], values
 
     def after(self, turn: int, outputs: object) -> bool:

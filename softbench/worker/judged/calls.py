@@ -17,8 +17,8 @@ from softbench.core.messages import Called, Confined, Done, Reply, Request
 from softbench.plugins.traits import overwrites_output
 from softbench.worker.garbage_collection import settle
 from softbench.worker.judged import confinement, shared_memory
-from softbench.worker.judged.call_queue import CallQueue
 from softbench.worker.judged.memory import OutputArena, Tensors, input_layout, tensors_of_calls
+from softbench.worker.timing.call_queue import CallQueue
 from softbench.worker.timing.timers import synchronize
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import os
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+
+from softbench.worker.cuda_driver import call_driver
 
 ALIGNMENT = 512
 """Bytes: each tensor in a block begins at a multiple."""
@@ -169,22 +170,6 @@ class _Access(ctypes.Structure):
     """CUmemAccessDesc."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
-
-
-@cache
-def _driver() -> Any:
-    if torch.version.hip is not None:
-        raise RuntimeError("the judge shares memory through CUDA's driver, which ROCm does not have; use --device cpu")
-    torch.cuda.synchronize()  # the calls below need torch's context
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def call_driver(name: str, *arguments: object) -> None:
-    """Call the driver; raises RuntimeError for an error."""
-    if code := getattr(_driver(), name)(*arguments):
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorName(code, ctypes.byref(text))
-        raise RuntimeError(f"{name}: {(text.value or b'an unknown error').decode()}")
 
 
 class _Memory:

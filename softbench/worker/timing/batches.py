@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from softbench.core.outcome import Accuracy
 from softbench.worker.guarding.async_work import late_work
 from softbench.worker.timing.rotating_inputs import Judge, RotatingInputs
-from softbench.worker.timing.timers import Timer, synchronize
+from softbench.worker.timing.timers import Samples, Timer, synchronize
 
 if TYPE_CHECKING:
     from softbench.worker.guarding.tamper_guard import TamperGuard
@@ -37,8 +37,8 @@ class Batches:
         if self.guard and self.guard.persisting_l2:
             self.guard.persisting_l2.reset()
 
-    def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> tuple[list[float], int]:
-        """Samples and block, as `softbench.worker.timing.timers.Timer`; what is to be verified is copied at once.
+    def time(self, timer: Timer, warmup_ms: float, batch_ms: float, block: int) -> Samples:
+        """As `softbench.worker.timing.timers.Timer`; what is to be verified is copied at once.
 
         Raises:
             RuntimeError: the inputs were not renewed.
@@ -51,9 +51,8 @@ class Batches:
         self.rotation.collect()
         synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced()
-        samples, block = found
         probes = self.rotation.probes
-        return (probes.without(samples, block, self.rotation.calls()) if probes else samples), block
+        return replace(found, us=probes.without(found.us, found.calls, self.rotation.calls())) if probes else found
 
     def check_late_work(self, samples: list[float]) -> None:
         """Whether the GPU works on after the caller's stream has finished. Nothing else may run on it."""

@@ -163,7 +163,7 @@ def test_row_opens_to_samples_and_every_column(browser, page, csv_of, part):
     assert found.keys() == {name for name, text in row.items() if text}
     assert all(text == row[name] or float(text) == float(row[name]) for name, text in found.items())
     command = browser.find(".detail .command").text
-    assert command == "softbench run --backends copy,torch,triton-row --M 4096 --N 1024 --dtype bf16 --direction forward"
+    assert command == "softbench run --backends copy,torch,triton-row --M 4096 --N 1024 --dtype bf16 --direction forward --timer do_bench"
     dots = len(browser.all(".detail .strip circle"))
     assert 100 < dots <= int(row["n"])
     browser.click(".detail summary")

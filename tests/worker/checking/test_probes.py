@@ -18,6 +18,7 @@ from softbench.worker.checking.pre_check import verify_outputs
 from softbench.worker.checking.probes import Probes
 from softbench.worker.timing.batches import Batches
 from softbench.worker.timing.rotating_inputs import RotatingInputs
+from softbench.worker.timing.timers import Samples
 
 CASE = Case(64, 256, "fp32", Direction.FORWARD, "cpu")
 
@@ -28,7 +29,7 @@ def calling(count):
     def timer(call, warmup_ms, batch_ms, block):
         for _ in range(count):
             call()
-        return [float(number) for number in range(count - 10, count)], 1
+        return Samples([float(number) for number in range(count - 10, count)])
 
     return timer
 

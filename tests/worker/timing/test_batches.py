@@ -20,6 +20,7 @@ from softbench.worker.guarding.tamper_guard import bind
 from softbench.worker.timing import batches, telemetry
 from softbench.worker.timing.batches import Batches
 from softbench.worker.timing.rotating_inputs import RotatingInputs
+from softbench.worker.timing.timers import Samples
 
 CASE = Case(16, 32, "fp32", Direction.FORWARD, "cpu")
 verdict = partial(verify_outputs, object())
@@ -29,7 +30,7 @@ def five(call, warmup_ms, batch_ms, block):
     """A timer."""
     for _ in range(5):
         call()
-    return [1.0] * 5, 1
+    return Samples([1.0] * 5)
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +239,7 @@ def test_late_work_of_timed_calls_is_wrong(monkeypatch):
         monkeypatch.setattr(batches, "late_work", lambda call, each_us, reason=reason: reason if call() is not None else "not called")
         found = made(partial(torch.softmax, dim=-1), device="cuda")
         found.renew()
-        found.check_late_work(found.time(five, 0, 0, 0)[0])
+        found.check_late_work(found.time(five, 0, 0, 0).us)
         assert found.rotation.kept == {}
         assert found.verify(verdict).grade is grade
 

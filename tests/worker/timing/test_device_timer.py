@@ -15,7 +15,7 @@ from softbench.plugins.source import PluginSource
 from softbench.worker import server
 from softbench.worker.timing import device_timer
 from softbench.worker.timing.device_timer import FLUSH_BYTES, MARK_BYTES, MAX_CALLS, MAX_ISSUED, MIN_CALLS, DeviceTimer
-from softbench.worker.timing.timers import MIN_SAMPLES, Timers, bind
+from softbench.worker.timing.timers import MIN_SAMPLES, Samples, Timers, bind
 from softbench.worker.timing.trace import Activity, NoKernelError, Separators, UntracedError
 
 FILL, PAUSE = "fill_kernel", "spin_kernel"
@@ -191,7 +191,8 @@ def test_host_time_is_of_issuing_alone_and_bounded_in_number():
 def ready(monkeypatch, meter, call=lambda: None):
     loaded = server.Server()
     rotation = types.SimpleNamespace(unwatched=lambda: call)  # stands in for `softbench.worker.timing.rotating_inputs.RotatingInputs`
-    monkeypatch.setattr(loaded, "_ready", lambda l2: (Timers({}, meter), types.SimpleNamespace(rotation=rotation)))
+    timers = Timers({("do_bench", "cold"): lambda *_: Samples([9.0])}, meter)
+    monkeypatch.setattr(loaded, "_ready", lambda l2: (timers, types.SimpleNamespace(rotation=rotation)))
     return loaded
 
 
@@ -262,9 +263,9 @@ def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     timers = bind("cpu")
     assert list(timers.by_name) == [(CPU_TIMER, "")]
     assert ready(monkeypatch, None).end_profile().profile == Profile()
-    samples, block = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
-    assert len(samples) >= MIN_SAMPLES
-    assert block > 1
+    found = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
+    assert len(found.us) >= MIN_SAMPLES
+    assert found.block == found.calls > 1
 
 
 @pytest.mark.parametrize(

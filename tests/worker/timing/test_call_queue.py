@@ -1,15 +1,14 @@
-"""Calls that wait in the GPU's stream until their inputs are mapped."""
+"""Calls that wait in the GPU's stream until the host starts them."""
 
 import threading
 import time
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from softbench.worker.judged import call_queue
-from softbench.worker.judged.call_queue import CallQueue
+from softbench.worker import cuda_driver
+from softbench.worker.timing import call_queue
+from softbench.worker.timing.call_queue import CallQueue
 
 
 def softmax(x):
@@ -17,33 +16,32 @@ def softmax(x):
 
 
 class Stream:
-    """A stream that takes `most` calls while it is held back, and a GPU that writes 50 ms after `_sleep`."""
+    """A stream that takes `most` calls while it is held back, and a GPU whose kernel ends a hold after its limit."""
 
     def __init__(self, monkeypatch, most=1000):
-        self.held, self.calls, self.most, self.slept, self.writes = [], 0, most, [], []
-        zeros, side = torch.zeros, SimpleNamespace(cuda_stream=8)
+        self.held, self.calls, self.most, self.limits = [], 0, most, []
+        zeros = torch.zeros
         monkeypatch.setattr(torch, "zeros", lambda *shape, pin_memory, **options: zeros(*shape, **options))
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
-        monkeypatch.setattr(torch.cuda, "Stream", lambda: side)
-        monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.slept.append((cycles, self.runs)))
-        monkeypatch.setattr(call_queue, "call_driver", self.driver)
+        monkeypatch.setattr(cuda_driver, "kernel", lambda ptx, name: (ptx, name))
+        monkeypatch.setattr(cuda_driver, "launch_one_thread", self.launch)
+        monkeypatch.setattr(call_queue, "REHEARSAL_SECONDS", 0.05)
         monkeypatch.setattr(call_queue, "IN_TIME_SECONDS", 0.03)
         self.queue = CallQueue()
 
-    def driver(self, name, stream, address, value, flags):
-        assert (address.value, flags) == (self.queue._flag.data_ptr(), 0)
-        if name == "cuStreamWaitValue32_v2":
-            assert stream.value == 7
-            self.held.append(value.value)
-        else:
-            assert (name, stream.value, self.slept[-1][0]) == ("cuStreamWriteValue32_v2", 8, call_queue.RELEASE_CYCLES)
-            self.writes.append(threading.Timer(0.05, self.queue._flag.fill_, [value.value]))
-            self.writes[-1].start()
+    def launch(self, kernel, flags, number, limit_ns):
+        assert (kernel, flags.value) == ((call_queue.HOLD, b"hold"), self.queue._flags.data_ptr())
+        self.held.append(number.value)
+        self.limits.append(limit_ns.value)
+        if limit_ns.value < 1e9:
+            threading.Timer(limit_ns.value / 1e9, self.end, [number.value]).start()
+
+    def end(self, number):
+        if self.queue._memory[0] < number:
+            self.queue._memory[1] = number
 
     @property
     def runs(self):
-        return not self.held or self.queue._flag.item() >= self.held[-1]
+        return not self.held or max(self.queue._memory) >= self.held[-1]
 
     def call(self):
         while not self.runs and self.calls >= self.most:
@@ -55,10 +53,20 @@ def test_a_stream_waits_until_its_start(monkeypatch):
     stream = Stream(monkeypatch)
     for number in (1, 2):
         stream.queue.hold()
-        assert stream.held == [*range(1, number + 1)]
+        assert (stream.held, stream.queue.number) == ([*range(1, number + 1)], number)
         assert not stream.runs
         stream.queue.start()
         assert stream.runs
+        assert not stream.queue.expired(0)
+
+
+def test_a_hold_that_nobody_starts_ends_by_its_limit(monkeypatch):
+    stream = Stream(monkeypatch)
+    stream.queue.hold(0.02)
+    assert (stream.limits, stream.queue.expired(0)) == ([20_000_000], False)
+    time.sleep(0.1)
+    assert stream.runs
+    assert (stream.queue.expired(0), stream.queue.expired(1)) == (True, False)
 
 
 @pytest.mark.parametrize(("most", "room"), [(1000, 40), (54, 40), (53, 39), (40, 30), (20, 15), (1, 0), (0, 0)])
@@ -68,7 +76,6 @@ def test_a_rehearsal_finds_how_many_calls_fit(monkeypatch, most, room):
     stream.queue.rehearse(softmax, stream.call, 40)
     assert stream.calls == 54
     assert stream.runs
-    assert all(free for _, free in stream.slept), "a kernel that is loaded while calls are held back may wait for ever"
     assert (stream.queue.room(softmax), stream.queue.rehearsed(softmax)) == (room, True)
     assert (stream.queue.room(None), stream.queue.rehearsed(None)) == (0, False)
 
