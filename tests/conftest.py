@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import os
 import signal
@@ -174,9 +175,7 @@ class Cli:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(
-                signal.SIGINT, signal.SIG_DFL
-            ),  # a shell's background job ignores SIGINT, and its children inherit that
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # the children of a shell's background job ignore it
         )
 
     def start_fork(self, *arguments: object) -> Command:
@@ -198,6 +197,10 @@ class Cli:
 
     def document(self) -> dict:
         return load(self.folder / "results" / "latest.json.gz")
+
+    def rows(self, pattern: str = "latest.csv") -> list[dict[str, str]]:
+        """The lines of the results file of this name; none if there is no such file."""
+        return [row for file in (self.folder / "results").glob(pattern) for row in csv.DictReader(file.read_text().split("\n"))]
 
 
 @pytest.fixture(scope="session")

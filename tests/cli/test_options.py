@@ -51,39 +51,10 @@ def test_output_has_a_short_name_in_every_command():
     assert all("-o" in names for names in found.values())
 
 
-def test_commands_stand_in_the_order_of_use(main):
-    code, text, _ = main("--help")
-    commands = [line.split()[0] for line in text.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
-    assert code == 0
-    assert commands == [
-        "run",
-        "check",
-        "show",
-        "plot",
-        "report",
-        "compare",
-        "merge",
-        "gate",
-        "baseline",
-        "judge",
-        "list",
-        "doctor",
-        "inspect",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [
-        *[("run", f"--{name}") for name in ("backends", "M", "N", "dtype", "direction", "timeout")],
-        *[("show", f"--{name}") for name in ("backends", "M", "N", "dtype", "direction")],
-        *[("check", f"--{name}") for name in ("backends", "dtype", "direction")],
-        *[("gate", f"--{name}") for name in ("M", "N", "dtype", "direction")],
-    ],
-)
-def test_lists_can_be_given_as_repeated_options(command, option):
-    (param,) = [param for param in typer.main.get_command(app).commands[command].params if option in param.opts]
-    assert param.multiple
+@pytest.mark.parametrize("command", ["run", "show", "check", "gate"])
+def test_lists_can_be_given_as_repeated_options(command):
+    lists = {param.name for param in params(command).values() if getattr(param, "multiple", False)}
+    assert lists >= {"M", "N", "backends", "dtype", "direction"} & params(command).keys()
 
 
 def test_repeated_options_are_one_list(main):
@@ -145,7 +116,6 @@ def test_help_groups_options_and_shows_defaults_once(main):
     assert code == 0
     panels = re.findall(r"^([A-Z][a-z ]+):$", text, re.M)
     assert panels == ["What to measure", "How long", "Where to", "Several cards", "Output", "Advanced", "Options"]
-    assert "[default: 0.005]" in text
     assert "(" not in "".join(re.findall(r"\[default: [^\]]*\]", text))
 
 
@@ -190,13 +160,6 @@ def test_an_option_is_not_the_value_of_another(main):
 def test_a_group_without_a_command_shows_its_help(main, words):
     _, out, err = main(*words)
     assert "Commands:" in out + err and "see:" not in out + err
-
-
-@pytest.mark.parametrize("text", ["3/2", "x", ""])
-def test_a_wrong_shard_is_one_line(main, text):
-    code, out, err = main("run", "--device", "cpu", "--shard", text)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"softbench: --shard '{text}': write ") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,7 @@ def test_a_dry_run_writes_its_plan_as_json(without_compilers):
     assert found["torch", 16]["tensor_bytes"] == 8 * 16 * 4
     done = without_compilers(*given, "--json", "plan.json")
     assert "2 cases x 2 backends (copy, torch)" in done.stdout
+    assert ", 3 to 6 rounds" in done.stdout
     cells = json.loads((without_compilers.folder / "plan.json").read_text())["cells"]
     assert [cell["status"] for cell in cells] == [cell["status"] for cell in plan["cells"]]
     assert not (without_compilers.folder / "results").exists()

@@ -1,20 +1,15 @@
 """Generated parts of README and docs equal their source."""
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
+import generate_docs as docs
 import pytest
 
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tools"))  # as if the tool was run
-spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "tools" / "generate_docs.py")
-docs = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(docs)
 
 
 @pytest.mark.parametrize("file", docs.files(), ids=lambda file: str(file.relative_to(ROOT)))

@@ -1,6 +1,5 @@
 """Ctrl-C, SIGTERM and worse: what was measured is kept, nothing runs on, and --resume measures only the rest."""
 
-import csv
 import os
 import signal
 import time
@@ -8,6 +7,7 @@ import time
 import pytest
 from forks import INDUCTORS
 from sampled import sampled
+from timed import wait_for
 
 from softbench.cli.output import AGAIN_SECONDS
 
@@ -29,12 +29,8 @@ def sweep(cli):
     (cli.folder / "sweep.toml").write_text(SWEEP)
 
 
-def measured(folder):
-    found = list((folder / "results").glob("run-*.csv"))
-    if not found:
-        return []
-    with found[0].open() as file:
-        return list(csv.DictReader(file))
+def measured(cli):
+    return cli.rows("run-*.csv")
 
 
 def test_a_command_is_forked_after_inductor_compiled(cli, monkeypatch):
@@ -44,19 +40,12 @@ def test_a_command_is_forked_after_inductor_compiled(cli, monkeypatch):
     assert INDUCTORS not in type(cli)(cli.folder, cli.forks).env
 
 
-def wait_for(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize(
     ("signum", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], lambda signum, _: signum == signal.SIGINT)
 )
 def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     process = cli.start_fork(*ARGUMENTS)
-    wait_for(lambda: len(measured(cli.folder)) >= 3 * BACKENDS)
+    wait_for(lambda: len(measured(cli)) >= 3 * BACKENDS)
     start = time.monotonic()
     if signum == signal.SIGINT:
         os.killpg(process.pid, signum)  # as a terminal does
@@ -69,7 +58,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     assert "--resume" in stderr
     assert "Traceback" not in stderr
     assert cli.left_behind() == []
-    before = measured(cli.folder)
+    before = measured(cli)
     assert 3 * BACKENDS <= len(before) < CASES * BACKENDS
     assert len(before) % BACKENDS == 0
     assert not (cli.folder / "results" / "latest.csv").exists()
@@ -77,7 +66,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     done = cli(*ARGUMENTS, "--resume")
     assert done.returncode == 0, done.stderr
     assert f"{len(before)} cells are there already" in done.stderr
-    after = measured(cli.folder)
+    after = measured(cli)
     assert len(after) == CASES * BACKENDS
     assert after[: len(before)] == before
     assert len(cli.document()["cells"]) == CASES * BACKENDS
@@ -96,7 +85,7 @@ def test_interrupting_while_workers_start_leaves_nothing_behind(cli):
 @pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(cli):
     process = cli.start_fork(*ARGUMENTS)
-    wait_for(lambda: len(measured(cli.folder)) >= BACKENDS)
+    wait_for(lambda: len(measured(cli)) >= BACKENDS)
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(1.2 * AGAIN_SECONDS)
@@ -108,7 +97,7 @@ def test_a_second_interrupt_ends_at_once(cli):
 @pytest.mark.slow
 def test_a_killed_run_leaves_no_worker_and_can_be_resumed(cli):
     process = cli.start_fork(*ARGUMENTS)
-    wait_for(lambda: len(measured(cli.folder)) >= 2 * BACKENDS)
+    wait_for(lambda: len(measured(cli)) >= 2 * BACKENDS)
     process.kill()
     process.communicate(timeout=20)
     wait_for(lambda: cli.left_behind() == [], 10)

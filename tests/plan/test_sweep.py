@@ -52,7 +52,7 @@ def test_lists_and_ranges_are_read_as_written(text, values):
         ("8:4:2", "stops before it starts"),
         ("1:1e9:1", "'1e9' is not a whole number"),
         ("1:1000000000:1", f"more than {MAX_VALUES} values"),
-        ("", "a number is missing"),
+        ("", "a number is missing; lists and ranges look like 256,1024"),
         ("a", "not a whole number"),
         ("1:2", "a range is start:stop:step"),
         ("1:8:*1", "factor must be at least 2"),

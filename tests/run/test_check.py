@@ -174,23 +174,6 @@ def test_a_crash_in_a_check_case_is_a_finding(cli, plugins):
     assert found["torch", "scale 100"] == ("pass", "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (("--case", "no such*"), "--case: unknown case 'no such*'; --case '' names all "),
-        (("--dtype", "fp8"), "known are fp32, fp16, bf16"),
-        (("--direction", "bath"), "known are forward, backward, both"),
-        (("--backends", "troch"), "did you mean 'torch'?"),
-        (("--backends", "copy", "--case", "shape 37x1"), "--backends copy: the yardstick computes nothing"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_2(cli, arguments, part):
-    done = cli("check", "--device", "cpu", *arguments)
-    assert done.returncode == 2
-    assert part in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_findings_have_diagnostics_a_junit_file_and_a_command(cli, plugins):
     shutil.copy(plugins / "wrong" / "bugs.py", cli.folder / "own bugs.py")
     names = "leading-tile-of-inf,online-without-rescaling"

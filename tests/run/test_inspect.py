@@ -158,21 +158,6 @@ def test_where_nothing_is_generated_that_is_said():
     assert found.artifacts == ()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (("--out", "/proc/x"), "--out /proc/x: cannot be written"),
-        (("--dtype", "fp32,bf16"), "one case"),
-        (("--show", "asm"), "unknown kind 'asm'"),
-        (("--dtype", "fp8"), "unknown dtype 'fp8'"),
-    ],
-)
-def test_what_is_asked_wrongly_is_said_before_anything_starts(main, arguments, part):
-    code, out, err = main("inspect", "torch", *arguments)
-    assert (code, out) == (2, "")
-    assert part in err
-
-
 SOURCE = """
 template <typename T> __global__ void doubled(T* x) { x[threadIdx.x] *= 2; }
 template __global__ void doubled<float>(float*);

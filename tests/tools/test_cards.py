@@ -1,11 +1,9 @@
 """Kernels for GPUs that are not here: a sample of what tools/cards.py compiles, and the rules' plans for every card."""
 
 import dataclasses
-import importlib.util
 import os
-import sys
-from pathlib import Path
 
+import cards
 import pytest
 import torch
 from nvcc import needs_cuobjdump, needs_nvcc
@@ -17,15 +15,6 @@ from softbench.kernels.triton.launch_plan import Plan
 pytestmark = pytest.mark.skipif(generic.INTERPRETED or torch.cuda.is_available(), reason="replaces Triton's driver, which GPUs need")
 
 
-@pytest.fixture(scope="module")
-def cards():
-    spec = importlib.util.spec_from_file_location("cards", Path(__file__).parents[2] / "tools" / "cards.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cards"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def driver(monkeypatch):
     """Restores Triton's driver after a test that compiles."""
@@ -34,22 +23,16 @@ def driver(monkeypatch):
     monkeypatch.setattr(triton.runtime.driver, "_active", None)
 
 
-def card(cards, name):
+def card(name):
     return next(one for one in cards.CARDS if one.name == name)
 
 
-def test_the_table_has_twelve_nvidia_cards_and_three_of_amd(cards):
-    architectures = [one.architecture for one in cards.CARDS]
-    assert len([one for one in cards.CARDS if not one.amd]) == 12
-    assert set(architectures) == {"sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a", "gfx942", "gfx950", "gfx1201"}
-
-
-def test_every_plan_by_rule_fits_every_card(cards):
+def test_every_plan_by_rule_fits_every_card():
     assert cards.ask_plans(list(cards.CARDS), 100, seed=1) == []
 
 
 @pytest.mark.slow
-def test_thousands_of_plans_fit_every_card(cards):
+def test_thousands_of_plans_fit_every_card():
     """Of each kind, for each card."""
     assert cards.ask_plans(list(cards.CARDS), 3000, seed=2) == []
 
@@ -72,11 +55,11 @@ OF_HOPPER = {
 
 
 @pytest.mark.slow
-def test_random_launches_have_every_kernel(cards):
+def test_random_launches_have_every_kernel():
     """But for those of AMD's GPUs, which have tiles and loops."""
 
     def seen(name, kind):
-        every = (launch for number in range(3000) for launch in cards.card_launches.launches(card(cards, name), kind, number))
+        every = (launch for number in range(3000) for launch in cards.card_launches.launches(card(name), kind, number))
         return {launch.kernel.__name__ for launch in every}
 
     for kind, names in KERNELS.items():
@@ -96,14 +79,14 @@ def test_random_launches_have_every_kernel(cards):
         ("MI300X", Plan("rows", 8, 256, 4, 8, warps=8), "way to run PTX"),
     ],
 )
-def test_a_plan_that_a_card_does_not_have_is_found(cards, name, plan, what):
-    one = card(cards, name)
+def test_a_plan_that_a_card_does_not_have_is_found(name, plan, what):
+    one = card(name)
     launch = cards.card_launches.planned(one, cards.problem_of(one, False, 4096, 8192, 2, 16), plan)
     assert what in cards.card_launches.misfit(one, launch)
 
 
-def test_a_gradient_has_tiles_of_two_tensors_in_shared_memory(cards):
-    a10 = card(cards, "A10")
+def test_a_gradient_has_tiles_of_two_tensors_in_shared_memory():
+    a10 = card("A10")
     plan = Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=2, smem_tiles=8)
     problems = [cards.problem_of(a10, backward, 8, 8192, 2, 16) for backward in (False, True)]
     found = [cards.card_launches.misfit(a10, cards.card_launches.planned(a10, problem, plan)) for problem in problems]
@@ -111,18 +94,18 @@ def test_a_gradient_has_tiles_of_two_tensors_in_shared_memory(cards):
 
 
 @pytest.mark.parametrize("ctas", [72, 144, 1000])
-def test_programs_that_wait_for_each_other_must_fit_together(cards, ctas):
+def test_programs_that_wait_for_each_other_must_fit_together(ctas):
     """An SM of an A10 has 1536 threads, so 72 SMs hold 216 programs of 512 threads, by registers 144."""
-    a10 = card(cards, "A10")
+    a10 = card("A10")
     plan = Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=ctas)
     launch = cards.card_launches.planned(a10, cards.problem_of(a10, False, 1, 1 << 22, 2, 16), plan)
     assert launch.together == -(-ctas // 72)
     assert (cards.card_launches.misfit(a10, launch) is None) == (ctas <= 144)
 
 
-def test_resources_beyond_a_cards_limits_are_found(cards):
+def test_resources_beyond_a_cards_limits_are_found():
     fits = cards.Resources(registers=64, spilled=0, shared=90 * 1024, threads=512)
-    l4 = card(cards, "L4")
+    l4 = card("L4")
     assert fits.misfit(l4) is None
     assert "spilled" in dataclasses.replace(fits, spilled=8).misfit(l4)
     assert "registers for each" in dataclasses.replace(fits, registers=136).misfit(l4)
@@ -133,14 +116,14 @@ def test_resources_beyond_a_cards_limits_are_found(cards):
     assert dataclasses.replace(fits, shared=40 * 1024).misfit(l4, 2) is None
 
 
-def test_copies_that_are_illegal_instructions_are_counted(cards):
+def test_copies_that_are_illegal_instructions_are_counted():
     """The first two copies ran on an H200; the third one ended the process."""
     right = "@!P1 LDGSTS.E.BYPASS.128 [R5+0x1000], desc[UR6][R12.64] ; LDGSTS.E.BYPASS.128 [R7], desc[UR16][R8.64], P1 ;"
     assert cards.illegal_copies(right) == 0
     assert cards.illegal_copies(right + " @!P3 LDGSTS.E.BYPASS.128 [R3+UR6], desc[UR7][R12.64] ;") == 1
 
 
-def test_kernels_that_spill_are_found_in_ptxas_report(cards):
+def test_kernels_that_spill_are_found_in_ptxas_report():
     def entry(name, spilled):
         line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
         return f"ptxas info    : Function properties for _ZN9softbench{len(name)}{name}INS_7ForwardEEEvv\n{line}\n"
@@ -164,7 +147,7 @@ def test_kernels_that_spill_are_found_in_ptxas_report(cards):
         ("sm_120a", "16sub_warp_alignedINS_7ForwardI6__halff"),
     ],
 )
-def test_known_spills_may_not_grow(cards, architecture, kernel):
+def test_known_spills_may_not_grow(architecture, kernel):
     def found(spilled, architecture=architecture):
         line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
         return cards.spilling(f"ptxas info    : Function properties for _ZN9softbench{kernel}LNS_8FunctionE0EEEvv\n{line}\n", architecture)
@@ -173,13 +156,13 @@ def test_known_spills_may_not_grow(cards, architecture, kernel):
     assert len(found(16)) == len(found(4, "sm_90a")) == 1
 
 
-def test_kernels_that_no_rule_launches_may_spill(cards):
+def test_kernels_that_no_rule_launches_may_spill():
     kept = "ptxas info    : Function properties for _ZN9softbench5blockINS_7ForwardELb1EEEvNS_7TensorsIT_EE\n"  # it keeps its reads in L2
     line = "    8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\n"
     assert (len(cards.spilling(kept + line, "sm_90a")), cards.spilling(kept + line, "sm_86")) == (1, [])
 
 
-def test_kernels_beyond_a_cards_limits_are_found_in_ptxas_report(cards):
+def test_kernels_beyond_a_cards_limits_are_found_in_ptxas_report():
     """120 registers of 256 threads leave an SM two CTAs, where the launch bounds ask for three."""
 
     def found(architecture, registers, shared, bounds):
@@ -200,7 +183,7 @@ def test_kernels_beyond_a_cards_limits_are_found_in_ptxas_report(cards):
 CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
 
 
-def test_parts_of_all_cuda_sources_can_be_asked(cards):
+def test_parts_of_all_cuda_sources_can_be_asked():
     every = cards.cuda_parts(list(CUDA))
     assert {architecture for architecture, _, _ in every} == set(CUDA)
     assert {function for _, function, _ in every} == set(build.ALL)
@@ -211,7 +194,7 @@ def test_parts_of_all_cuda_sources_can_be_asked(cards):
 
 
 @needs_nvcc
-def test_a_part_that_does_not_compile_is_found(cards, monkeypatch):
+def test_a_part_that_does_not_compile_is_found(monkeypatch):
     monkeypatch.setattr(build, "FLAGS", ("--no-such-option",))
     (line,) = cards.cuda_reports([("sm_90a", "logprob", 0)])
     assert line.startswith("sm_90a logprob part 0: nvcc fatal")
@@ -220,17 +203,17 @@ def test_a_part_that_does_not_compile_is_found(cards, monkeypatch):
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", CUDA)
-def test_cuda_parts_spill_no_more_than_is_known(cards, architecture):
+def test_cuda_parts_spill_no_more_than_is_known(architecture):
     """All parts, which takes five minutes of a core; on a machine of few cores one of them, another one for each architecture."""
     few = (os.cpu_count() or 1) < build.FEW_CORES
     parts = cards.cuda_parts([architecture], 1 if few else None, seed=CUDA.index(architecture))
     assert list(cards.cuda_reports(parts)) == []
 
 
-def sample(cards, name, most):
+def sample(name, most):
     """What does not fit a card, of `most` launches of each kind and of one of each kernel and tier."""
-    work = cards.triton_work([card(cards, name)], most, seed=0)
-    assert len(work) >= most * (2 if card(cards, name).amd else 4)
+    work = cards.triton_work([card(name)], most, seed=0)
+    assert len(work) >= most * (2 if card(name).amd else 4)
     return [line for line in map(cards.compile_work, work) if line]
 
 
@@ -240,30 +223,30 @@ ONE_OF_EACH = ["A100", "A10", "L4", "H100", "B200", "B300", "RTX-5090", "MI300X"
 @needs_cuobjdump
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_triton_kernels_of_every_kind_fit(cards, driver, name):
+def test_triton_kernels_of_every_kind_fit(driver, name):
     """Some 60 kernels of each architecture, in 10 to 20 seconds of a core."""
-    assert sample(cards, name, 12) == []
+    assert sample(name, 12) == []
 
 
 @needs_cuobjdump
 @pytest.mark.parametrize("number", [10012, 10014])
-def test_scores_of_few_columns_spill_nothing(cards, driver, number):
+def test_scores_of_few_columns_spill_nothing(driver, number):
     """Of 1 and 7 columns, in causal order with a mask. On one warp they spilled 1168 and 816 bytes a thread."""
-    h100 = card(cards, "H100")
+    h100 = card("H100")
     forward, _ = cards.card_launches.launches(h100, "scores", number)
     assert cards.resources(h100, cards.compiled_launch(h100, forward)).spilled == 0
 
 
-def test_kernels_known_to_spill_may_not_spill_more(cards):
+def test_kernels_known_to_spill_may_not_spill_more():
     takes = cards.Resources(registers=64, spilled=24, shared=0, threads=256)
-    assert takes.misfit(card(cards, "L4"), 1, 24) is None
-    assert "24 bytes a thread of spilled registers" in takes.misfit(card(cards, "L4"), 1, 16)
+    assert takes.misfit(card("L4"), 1, 24) is None
+    assert "24 bytes a thread of spilled registers" in takes.misfit(card("L4"), 1, 16)
 
 
 @needs_cuobjdump
 @pytest.mark.parametrize("name", ["A100", "RTX-5090", "B300"])
-def test_a_sample_of_triton_kernels_fits(cards, driver, name):
-    one = card(cards, name)
+def test_a_sample_of_triton_kernels_fits(driver, name):
+    one = card(name)
     for plan in (Plan("rows", 2, 128, 4, 8, warps=4), Plan("tile")):
         resources = cards.compile_plan(one, cards.problem_of(one, False, 4096, 2048, 2, 16), plan)
         assert resources.misfit(one) is None
@@ -289,9 +272,9 @@ def test_a_sample_of_triton_kernels_fits(cards, driver, name):
         lambda _, rows, *more: rows in (1136, 23, 492),
     ),
 )
-def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, size, alignment, tier):
+def test_rows_that_once_spilled_do_not(driver, backward, rows, columns, size, alignment, tier):
     """Of each cause the worst, with the plan of the rules."""
-    h100 = card(cards, "H100")
+    h100 = card("H100")
     problem = cards.problem_of(h100, backward, rows, columns, size, alignment)
     plan = heuristics.by_heuristics(problem)
     assert plan.tier == tier
@@ -300,8 +283,8 @@ def test_rows_that_once_spilled_do_not(cards, driver, backward, rows, columns, s
 
 
 @pytest.mark.parametrize("name", ["MI300X", "RX-9070-XT"])
-def test_amds_gpus_get_kernels_without_ptx(cards, driver, name):
-    one = card(cards, name)
+def test_amds_gpus_get_kernels_without_ptx(driver, name):
+    one = card(name)
     problem = cards.problem_of(one, True, 4096, 1000, 4, 16)
     resources = cards.compile_plan(one, problem, Plan("tile"))
     assert resources.misfit(one) is None
@@ -309,10 +292,10 @@ def test_amds_gpus_get_kernels_without_ptx(cards, driver, name):
 
 
 @pytest.mark.parametrize(("log", "most"), [(True, 8), (False, 0)])
-def test_only_log_softmax_may_spill_in_rows(cards, log, most):
+def test_only_log_softmax_may_spill_in_rows(log, most):
     from softbench.kernels.triton import heuristics
 
-    one = card(cards, "A10")
+    one = card("A10")
     problem = cards.problem_of(one, False, 1, 5330, 2, 4)
     launch = cards.card_launches.planned(one, problem, heuristics.choose(problem, ""), log)
     assert (launch.kernel.__name__, launch.most_spilled) == ("forward_rows", most)

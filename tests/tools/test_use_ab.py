@@ -1,30 +1,18 @@
 """tools/use_ab.py: its cells and commands, without a GPU."""
 
-import importlib.util
-import sys
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import use_ab as ab
 from softbench.kernels.automatic import override
 
 import softbench
 from softbench.core.case import Case, Direction
 from softbench.gate import paired
 from softbench.gate.verdicts import GateReport
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tools" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-ab = script("use_ab")
 
 
 @pytest.mark.parametrize("l2", ["cold", "warm"])

@@ -59,8 +59,9 @@ def test_wrong_devices_are_refused(machine, text, why):
 
 
 @pytest.mark.slow
-def test_a_host_without_gpus_is_one_line(main):
-    code, _, err = main("run", "--devices", "all")
+@pytest.mark.parametrize("command", ["run", "doctor"])
+def test_a_host_without_gpus_is_one_line(main, command):
+    code, _, err = main(command, "--devices", "all")
     assert code == 2 and err.count("\n") == 1
     assert err.startswith("softbench: --devices all: ") and "leave out --devices" in err
 
