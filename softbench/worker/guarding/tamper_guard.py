@@ -42,11 +42,16 @@ CHECKS = tuple(
         "worker.checking.pre_check",
         "worker.checking.probes",
         "worker.checking.row_sample",
+        "worker.cuda_driver",
         "worker.timing.batches",
+        "worker.timing.call_queue",
+        "worker.timing.device_timer",
         "worker.timing.rotating_inputs",
+        "worker.timing.timers",
     )
 )
-"""The modules that choose what is compared. A case's parameters, shape and rows are properties of `softbench.core.case`."""
+"""The modules that time, and those that choose what is compared. A case's parameters, shape and rows are properties of
+`softbench.core.case`."""
 USED = " ".join(name for module in OPERATIONS for name in getattr(module, "OPERATORS", ()))
 """The operators of torch that operations use, by their own word."""
 PROTECTED: dict[ModuleType, str] = {

@@ -1,24 +1,30 @@
 """The tamper guard: every protected name exists, and a missing or replaced one is reported."""
 
 import ast
+import builtins
 import importlib
 import re
 import sys
 import time
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from softbench.core import case
+from softbench.ops import lazy
 from softbench.ops.softmax import OPERATION
 from softbench.worker.checking import any_dim, pre_check
 from softbench.worker.guarding import tamper_guard
 from softbench.worker.guarding.tamper_guard import OPTIONAL, PROTECTED, PROTECTED_TIMER, bind, bound
+from softbench.worker.timing import timers
+from softbench.worker.timing.call_queue import CallQueue
 
 LABELS = {f"{module.__name__}.{name}" for module, names in PROTECTED.items() for name in names.split()} | {
     f"torch.utils.benchmark.{name}" for name in PROTECTED_TIMER.split()
 }
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DOTTED = re.compile(r"softbench(?:\.[A-Za-z_]\w*)+")
 
 
@@ -71,6 +77,21 @@ def test_an_exchanged_package_is_noticed(name, monkeypatch):
     replaced = guard.replaced()
     monkeypatch.undo()
     assert replaced == f"replaced sys.modules['{name}'], which measures or judges it"
+
+
+def test_operations_do_not_ask_the_import_statement_for_their_packages(monkeypatch):
+    """A plugin that replaced it gave the check another torch."""
+    monkeypatch.setattr(builtins, "__import__", lambda *_, **__: None)
+    found = lazy.torch.where, lazy.numpy.exp
+    monkeypatch.undo()
+    assert found == (torch.where, numpy.exp)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(timers._Queued, "_batch"), (timers._Queued, "__call__"), (CallQueue, "start")])
+def test_the_queued_timer_is_protected(owner, name, monkeypatch):
+    guard = bind("cpu")
+    monkeypatch.setattr(owner, name, lambda *_: [0.001])
+    assert guard.replaced() == f"replaced {owner.__module__}.{owner.__name__}.{name}, which measures or judges it"
 
 
 def test_exchanged_code_is_noticed(monkeypatch):
@@ -174,5 +195,7 @@ NO_MODULES = {"softbench.backends"}
 
 @pytest.mark.parametrize("folder", ["worker", "ops", "plugins"])
 def test_every_module_in_a_string_resolves(folder):
-    for path in (ROOT / "softbench" / folder).rglob("*.py"):
+    paths = list((ROOT / "softbench" / folder).rglob("*.py"))
+    assert paths
+    for path in paths:
         assert {name for name in dotted_names(path) - NO_MODULES if not resolves(name)} == set(), path
