@@ -22,6 +22,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
 from softbench.ops import registry
 from softbench.results.document import load
+from softbench.results.rows import Row, row
 
 TESTS = Path(__file__).parent
 PLUGINS = TESTS / "plugins"
@@ -294,6 +295,17 @@ def make_record() -> Callable[..., Record]:
         batches = tuple(Batch(0, turn, 0, (us * 0.9, us, us * 1.1)) for turn, us in enumerate(medians))
         outcome = Measured(Build(0.5, "cold"), Accuracy(grade, 0.25, ""), Timing(batches, "queued"))
         return Record(backend, Case(4096, N, "fp32", direction), outcome, "source")
+
+    return make
+
+
+@pytest.fixture
+def make_row(make_record: Callable[..., Record]) -> Callable[..., Row]:
+    """Makes the row of a record with three rounds of `us`, without a yardstick and a reference; `changes` are those of its fields."""
+
+    def make(backend: str, us: float = 10.0, *, N: int = 256, direction: Direction = Direction.FORWARD, **changes: object) -> Row:
+        record = make_record(backend, [us] * 3, N=N, grade=Grade.YARDSTICK if backend == "copy" else Grade.PASS, direction=direction)
+        return replace(row(record, None, None, device="H200", run="r"), **changes)
 
     return make
 

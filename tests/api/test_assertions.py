@@ -1,16 +1,20 @@
-"""What the fixture asserts: messages, skips, and how often it is wrong on simulated noise."""
+"""What the fixture asserts: messages, skips, and how often it is wrong on simulated noise. The plugin of pytest that has it."""
 
-import random
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
-from gating import interleaved, stored_run
+from gating import SyntheticRuns
 from sampled import sampled
 
 from softbench.api.assertions import Softbench
 from softbench.core.errors import UsageError
 from softbench.run import doctor, run
+
+pytest_plugins = ["pytester"]
 
 ARGUMENTS = {"M": 4096, "N": 1, "dtype": "bf16", "device": "cuda"}
 
@@ -21,17 +25,6 @@ def right(x):
 
 def wrong(x):
     return torch.softmax(x, 0)
-
-
-class Measured:
-    """Stands in for `run.run`: synthetic runs of `new` and `old`."""
-
-    def __init__(self, folder, seed, slowdown=0.0, process_sd=0.003):
-        self.folder, self.dice, self.slowdown, self.process_sd = folder, random.Random(seed), slowdown, process_sd
-
-    def __call__(self, request, observer, on_start, on_plan=lambda plan: None):
-        given = {"processes": request.flags.get("processes", 1), "process_sd": self.process_sd}
-        return stored_run(self.folder, interleaved(self.dice, 1, slowdown=lambda i: self.slowdown, **given))
 
 
 @pytest.fixture
@@ -46,7 +39,7 @@ def outcomes(softbench, monkeypatch, count, **noise):
     """How many of the assertions pass, fail and are skipped."""
     found = {"pass": 0, "fail": 0, "skip": 0}
     for seed in range(count):
-        monkeypatch.setattr(run, "run", Measured(softbench.folder, seed, **noise))
+        monkeypatch.setattr(run, "run", SyntheticRuns(softbench.folder, seed, **noise))
         try:
             softbench.assert_not_slower("new", "old", **ARGUMENTS)
         except AssertionError:
@@ -72,7 +65,7 @@ def test_eight_percent_slower_is_found(softbench, monkeypatch, process_sd):
 
 
 def test_a_slower_one_is_told_with_its_numbers(softbench, monkeypatch):
-    monkeypatch.setattr(run, "run", Measured(softbench.folder, 1, slowdown=0.2))
+    monkeypatch.setattr(run, "run", SyntheticRuns(softbench.folder, 1, slowdown=0.2))
     with pytest.raises(AssertionError) as raised:
         softbench.assert_not_slower("new", "old", 0.05, **ARGUMENTS)
     first, numbers, command, folder = str(raised.value).splitlines()
@@ -86,7 +79,7 @@ def test_a_slower_one_is_told_with_its_numbers(softbench, monkeypatch):
 
 
 def test_an_inconclusive_measurement_is_skipped(softbench, monkeypatch):
-    monkeypatch.setattr(run, "run", Measured(softbench.folder, 2, slowdown=0.12, process_sd=0.1))
+    monkeypatch.setattr(run, "run", SyntheticRuns(softbench.folder, 2, slowdown=0.12, process_sd=0.1))
     with pytest.raises(pytest.skip.Exception, match=r"softbench: INCONCLUSIVE: 1 ambiguous cell .*repeat it: softbench gate"):
         softbench.assert_not_slower("new", "old", **ARGUMENTS)
 
@@ -147,3 +140,60 @@ def test_without_a_gpu_it_checks_and_skips(softbench, monkeypatch, forked, asser
     if assertion == "assert_not_slower":
         with pytest.raises(AssertionError, match="wrong wrong in"):
             softbench.assert_not_slower(right, wrong)
+
+
+SUITE = """
+def test_quick(request):
+    request.node.user_properties.append(("softbench", "f against g: same"))
+
+def test_with_the_fixture(softbench):
+    softbench._note("a line")
+    assert softbench.folder.name == "softbench"
+
+def test_plain():
+    pass
+"""
+
+
+@pytest.fixture
+def suite(pytester):
+    pytester.makepyfile(test_suite=SUITE)
+    return pytester
+
+
+def test_the_entry_point_names_the_plugin():
+    (point,) = [point for point in metadata.entry_points(group="pytest11") if point.name == "softbench"]
+    assert point.value == "softbench.api.pytest_plugin"
+
+
+def test_a_summary_has_a_line_per_assertion(suite):
+    result = suite.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(
+        ["*= softbench =*", "test_suite.py::test_quick: f against g: same", "test_suite.py::test_with_the_fixture: a line"]
+    )
+
+
+def test_without_assertions_there_is_no_summary(suite):
+    result = suite.runpytest_inprocess("-p", "no:cacheprovider", "-k", "plain")
+    assert "= softbench =" not in result.stdout.str()
+
+
+def test_the_option_skips_tests_with_the_fixture(suite):
+    result = suite.runpytest_inprocess("-p", "no:cacheprovider", "--softbench-skip", "-rs")
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(["*--softbench-skip*"])
+
+
+def test_the_summary_passes_through_xdist(suite):
+    result = suite.runpytest_inprocess("-p", "no:cacheprovider", "-n", "1")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["test_suite.py::test_quick: f against g: same"])
+
+
+def test_importing_the_plugin_is_light():
+    code = (
+        "import sys; before = set(sys.modules); import pytest; loaded = set(sys.modules); import softbench.api.pytest_plugin;"
+        "new = set(sys.modules) - loaded; print(sorted(new & {'torch', 'numpy', 'pandas', 'rich', 'typer', 'softbench.run.run'}))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,7 +1,6 @@
 """`compare`, `run_gate` and `check` from Python: the results of the command line, and nothing is left behind."""
 
 import json
-import random
 import shlex
 import sys
 import tempfile
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gating import interleaved, stored_run
+from gating import SyntheticRuns
 
 import softbench
 from softbench.gate.verdicts import GateReport
@@ -126,20 +125,8 @@ def test_a_function_is_checked_forward_only(monkeypatch):
     assert asked == [("forward",), ("backward",), ("forward", "backward", "both", "fused")]
 
 
-class Measured:
-    """Stands in for `run.run`: synthetic runs of `new` and `old`, with the noise of one cell."""
-
-    def __init__(self, folder, seed, slowdown=0.0, process_sd=0.004):
-        self.folder, self.dice, self.slowdown, self.process_sd, self.asked = folder, random.Random(seed), slowdown, process_sd, []
-
-    def __call__(self, request, observer, on_start, on_plan=lambda plan: None):
-        self.asked.append(request)
-        given = {"processes": request.flags.get("processes", 1), "process_sd": self.process_sd}
-        return stored_run(self.folder, interleaved(self.dice, 1, slowdown=lambda i: self.slowdown, **given))
-
-
 def test_judge_gives_the_gates_report_and_the_command(tmp_path, monkeypatch):
-    measured = Measured(tmp_path, 1, slowdown=0.2)
+    measured = SyntheticRuns(tmp_path, 1, slowdown=0.2)
     monkeypatch.setattr(run, "run", measured)
     report = softbench.run_gate("new", "old", margin=0.05, M=4096, N=1, dtype="bf16", output=tmp_path)
     assert isinstance(report, GateReport)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from softbench.results import rows as results
 from softbench.results.csv import COLUMNS, read_csv, to_csv
 
 ROOT = Path(__file__).parents[2]
@@ -19,8 +18,8 @@ STRATEGIES = ROOT / "results" / "h200" / "strategies.csv"
 
 
 @pytest.fixture
-def base(make_record):
-    return [results.row(make_record("ours", [20.0] * 3, N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
+def base(make_row):
+    return [make_row("ours", 20.0, N=N) for N in (256, 512, 1024)]
 
 
 @pytest.fixture

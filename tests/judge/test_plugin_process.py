@@ -1,7 +1,6 @@
 """No part of the plugin's process runs while an empty challenge is measured, and nothing of its folder stays."""
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from timed import wait_for
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import Done, QueueCalls
@@ -59,10 +59,7 @@ def test_a_stopped_process_runs_on_after_the_context():
         with process.stopped():
             assert set(plugin_process._states(process.worker.pid)) == {"T"}
         before = plugin_process._processor_ns(process.worker.pid)
-        end = time.monotonic() + 20
-        while plugin_process._processor_ns(process.worker.pid) == before and time.monotonic() < end:
-            select.select([], [], [], 0.01)
-        assert plugin_process._processor_ns(process.worker.pid) > before
+        wait_for(lambda: plugin_process._processor_ns(process.worker.pid) > before)
 
 
 def test_a_process_that_ends_while_stopped_is_no_error():
@@ -114,13 +111,6 @@ def test_another_process_of_a_stopped_one_is_found(first_thread_ends):
         assert error.value.status == "wrong"
         process.end_others()
         assert not plugin_process._others(process.worker.pid)
-
-
-def wait_for(function):
-    end = time.monotonic() + 20
-    while not (found := function()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return found
 
 
 def test_calls_before_the_clock_have_a_deadline_of_their_own(monkeypatch):

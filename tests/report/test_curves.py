@@ -6,19 +6,15 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.colors import to_hex
 
-from softbench.core.outcome import Grade
 from softbench.report import axes, curves, style
 from softbench.report.figure_data import KINDS, slices, speedup
 from softbench.report.page.figures import as_svg
-from softbench.results import rows as results
 
 
 @pytest.fixture
-def rows(make_record):
+def rows(make_row):
     def cell(name, N, gbps):
-        grade = Grade.YARDSTICK if name == "copy" else Grade.PASS
-        made = results.row(make_record(name, [10.0] * 3, N=N, grade=grade), None, None, device="H200", run="r")
-        return replace(made, gbps=gbps, labels="", of_copy=None if name == "copy" else 0.5)
+        return make_row(name, N=N, gbps=gbps, labels="", of_copy=None if name == "copy" else 0.5)
 
     return [cell(name, N, speed * N) for N in (256, 512, 1024, 2048) for name, speed in (("copy", 1), ("ours", 0.9), ("torch", 0.5))]
 

@@ -4,18 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from softbench.core.outcome import Grade
 from softbench.report import dots, style
 from softbench.report.figure_data import slices
-from softbench.results import rows as results
 
 
 @pytest.fixture
-def rows(make_record):
+def rows(make_row):
     def cell(name, N, gbps):
-        grade = Grade.YARDSTICK if name == "copy" else Grade.PASS
-        made = results.row(make_record(name, [10.0] * 3, N=N, grade=grade), None, None, device="H200", run="r")
-        return replace(made, gbps=gbps, labels="", of_copy=None if name == "copy" else gbps / 4000)
+        return make_row(name, N=N, gbps=gbps, labels="", of_copy=None if name == "copy" else gbps / 4000)
 
     return [cell(name, N, gbps) for N in (256, 512) for name, gbps in (("copy", 4000), ("slow", 400), ("best", 3900), ("mean", 2000))]
 

@@ -8,13 +8,11 @@ from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.report import figure_data
 from softbench.report.figure_data import ANY, POWER, WHOLE, kinds, slices
-from softbench.results import rows as results
 
 
 @pytest.fixture
-def shapes_of(make_record):
-    base = results.row(make_record("x", [10.0] * 3), None, None, device="H200", run="r")
-    return lambda *shapes: [replace(base, M=M, N=N) for M, N in shapes]
+def shapes_of(make_row):
+    return lambda *shapes: [replace(make_row("x"), M=M, N=N) for M, N in shapes]
 
 
 def names(rows):
@@ -71,10 +69,10 @@ def test_lengths_are_powers_whole_vectors_and_others():
 
 
 @pytest.fixture
-def rows(make_record):
+def rows(make_row):
     def cell(name, us):
-        made = results.row(make_record(name, [us] * 3), None, None, device="H200", run="r")
-        return replace(made, low_us=0.9 * us, high_us=1.1 * us, p20_us=0.8 * us, p80_us=1.25 * us, gbps=1000 / us, relative_to="torch")
+        ends = {"low_us": 0.9 * us, "high_us": 1.1 * us, "p20_us": 0.8 * us, "p80_us": 1.25 * us}
+        return make_row(name, us, **ends, gbps=1000 / us, relative_to="torch")
 
     return [cell("torch", 20.0), cell("ours", 10.0)]
 

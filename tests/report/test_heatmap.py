@@ -5,20 +5,13 @@ from dataclasses import replace
 import pytest
 
 from softbench.core.errors import ResultsError
-from softbench.core.outcome import Grade
 from softbench.report import heatmap, style
 from softbench.report.figure_data import groups
-from softbench.results import rows as results
 
 
 @pytest.fixture
-def cell(make_record):
-    def make(backend, N, us, width=0.01, **changes):
-        grade = Grade.YARDSTICK if backend == "copy" else Grade.PASS
-        made = results.row(make_record(backend, [us] * 3, N=N, grade=grade), None, None, device="H200", run="r")
-        return replace(made, low_us=us * (1 - width), high_us=us * (1 + width), labels="", **changes)
-
-    return make
+def cell(make_row):
+    return lambda backend, N, us: make_row(backend, us, N=N, low_us=us * 0.99, high_us=us * 1.01, labels="")
 
 
 def draw(rows):

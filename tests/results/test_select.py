@@ -1,24 +1,19 @@
 """Filters of rows."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.core.outcome import Grade
-from softbench.results import rows as results
 from softbench.results.select import select
 
 
 @pytest.fixture
-def rows(make_record):
-    def cell(name, N, direction):
-        grade = Grade.YARDSTICK if name == "copy" else Grade.PASS
-        return results.row(make_record(name, [10.0], N=N, grade=grade, direction=direction), None, None, device="d", run="r")
-
-    names = ("copy", "torch", "triton", "triton-row")
-    return [cell(name, N, direction) for direction in (Direction.FORWARD, Direction.BACKWARD) for N in (256, 512) for name in names]
+def rows(make_row):
+    axes = itertools.product((Direction.FORWARD, Direction.BACKWARD), (256, 512), ("copy", "torch", "triton", "triton-row"))
+    return [make_row(name, N=N, direction=direction) for direction, N, name in axes]
 
 
 def test_every_filter_selects_and_the_yardstick_stays(rows):

@@ -1,4 +1,4 @@
-"""A run's files: whole at any moment, resumable, and published once."""
+"""A run's files: whole at any moment, resumable, and published once. Records from JSON: what does not fit is refused."""
 
 import errno
 import json
@@ -11,11 +11,11 @@ import pytest
 from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError, StorageError
 from softbench.core.files import not_written
-from softbench.core.outcome import Accuracy, Build, Failed, Grade, Profile, Record, Skipped, Status, Telemetry
+from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profile, Record, Skipped, Status, Telemetry
 from softbench.results import store
 from softbench.results.csv import read_csv
 from softbench.results.document import load
-from softbench.results.records import record_from_json, record_to_json
+from softbench.results.records import merge, record_from_json, record_to_json
 from softbench.run.header import fingerprint
 
 CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
@@ -328,7 +328,7 @@ def test_profiles_are_stored_in_json_and_merged_over_sets(make_record):
     profile = Profile((5.0,), (30.0,), ("softmax",), peak_bytes=1024, recompiles=1)
     profiled = replace(record, outcome=replace(record.outcome, profile=profile))
     assert record_from_json(json.loads(json.dumps(record_to_json(profiled), allow_nan=False))) == profiled
-    assert store.merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",), "", 1024, 2)
+    assert merge([profiled, profiled]).outcome.profile == Profile((5.0, 5.0), (30.0, 30.0), ("softmax",), "", 1024, 2)
 
 
 def test_telemetry_survives_json(make_record):
@@ -340,10 +340,10 @@ def test_telemetry_survives_json(make_record):
 
 def test_merged_process_sets_keep_all_batches_and_a_failure(make_record):
     first, second = make_record("ours", [10.0]), make_record("ours", [30.0], grade=Grade.LOW_PRECISION)
-    merged = store.merge([first, second])
+    merged = merge([first, second])
     assert len(merged.outcome.timing.batches) == 2
     failed = Record("ours", first.case, Failed(Status.OOM, "build", "out of memory"))
-    assert store.merge([first, failed]) is failed
+    assert merge([first, failed]) is failed
 
 
 def test_records_that_a_full_disk_refuses_stay_in_memory(tmp_path, make_record):
@@ -367,3 +367,40 @@ def test_an_error_of_the_disk_is_no_error_of_usage(code, kind, exit_code):
     error = not_written("x.csv", OSError(code, os.strerror(code)))
     assert (type(error), error.exit_code) == (kind, exit_code)
     assert str(error).startswith(f"x.csv: cannot be written: {os.strerror(code)}")
+
+
+@pytest.mark.parametrize("samples", [[], ["5"], [True], [1.0, math.nan], [None], [0], [-1.0], [math.inf], [math.nan], "123", 5])
+def test_samples_are_positive_numbers_and_nothing_else(make_record, samples):
+    data = record_to_json(make_record("ours", [10.0]))
+    assert record_from_json(data) == make_record("ours", [10.0])
+    data["outcome"]["timing"]["batches"][0]["samples_us"] = samples
+    with pytest.raises((TypeError, ValueError)):
+        record_from_json(data)
+
+
+@pytest.mark.parametrize("change", [{"kind": "nonsense"}, {"profile": None}, {"timing": {"batches": []}}, {"build": None}])
+def test_a_damaged_outcome_is_refused(make_record, change):
+    data = record_to_json(make_record("ours", [10.0]))
+    data["outcome"].update(change)
+    with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
+        record_from_json(data)
+
+
+def test_the_times_of_the_judge_stay_in_the_file(make_record):
+    plain = make_record("ours", [10.0])
+    record = replace(plain, outcome=replace(plain.outcome, judged=Judged(2, 9.5, 9.25, 10.0, 11.0)))
+    data = record_to_json(record)
+    assert data["outcome"]["judged"] == {"judgements": 2, "us": 9.5, "low_us": 9.25, "high_us": 10.0, "at_most_us": 11.0}
+    assert record_from_json(json.loads(json.dumps(data))) == record
+    assert merge([record, plain]).outcome.judged == record.outcome.judged
+    assert "judged" not in record_to_json(plain)["outcome"]
+
+
+@pytest.mark.parametrize(
+    "judged", [{}, {"judgements": 0}, {"judgements": 1, "us": -1.0}, {"judgements": 1, "us": "5"}, {"judgements": True}, [], 5]
+)
+def test_an_invalid_judgement_is_refused(make_record, judged):
+    data = record_to_json(make_record("ours", [10.0]))
+    data["outcome"]["judged"] = judged
+    with pytest.raises((TypeError, ValueError)):
+        record_from_json(data)

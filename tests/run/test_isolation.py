@@ -1,7 +1,5 @@
 """A backend that kills the workers of others gets no result."""
 
-import csv
-
 import pytest
 from pretended import FakePool, make, scheduler_of
 
@@ -117,8 +115,7 @@ def test_a_plugin_that_kills_all_workers_is_told(cli):
     (cli.folder / "killer.py").write_text(KILLER)
     done = cli("run", "--plugin", "killer.py", "--backends", "killer,torch", "--device", "cpu", "--quick", "--M", "8", "--N", "16,32")
     assert done.returncode == 1, done.stdout + done.stderr
-    with (cli.folder / "results" / "latest.csv").open() as latest:
-        rows = {(row["backend"], row["N"]): row for row in csv.DictReader(latest)}
+    rows = {(row["backend"], row["N"]): row for row in cli.rows()}
     assert "was killed, and not by softbench" in done.stderr
     for N in ("16", "32"):
         assert rows["killer", N]["status"] == "failed"

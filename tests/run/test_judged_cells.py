@@ -1,6 +1,5 @@
 """`softbench run --judge separate`: cells that the judge refuses, and disputed results."""
 
-import csv
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,8 +17,7 @@ SMALL = ("--device", "cpu", "--M", "16", "--N", "96", "--quick")
 def test_a_cell_wrong_before_the_judge_has_no_result(cli, plugins):
     attack = plugins / "wrong" / "judge_attacks.py"
     done = cli("run", "--plugin", attack, "--backends", "forks-when-judged,torch", *SMALL, "--judge", "separate")
-    with (cli.folder / "results" / "latest.csv").open() as file:
-        rows = {row["backend"]: row for row in csv.DictReader(file)}
+    rows = {row["backend"]: row for row in cli.rows()}
     assert (done.returncode, rows["copy"]["status"]) == (1, "ok"), done.stderr
     assert (rows["forks-when-judged"]["status"], rows["forks-when-judged"]["gbps"]) == ("wrong", "")
     assert "judge: time: it started a process" in rows["forks-when-judged"]["reason"]

@@ -97,6 +97,18 @@ def stored_run(folder, measured, *, environment=GPU, device="cuda"):
     return run
 
 
+class SyntheticRuns:
+    """Stands in for `softbench.run.run.run`: synthetic runs of one cell of `new` and `old`."""
+
+    def __init__(self, folder, seed, slowdown=0.0, process_sd=0.003):
+        self.folder, self.dice, self.slowdown, self.process_sd, self.asked = folder, dice(seed), slowdown, process_sd, []
+
+    def __call__(self, request, *_):
+        self.asked.append(request)
+        given = {"processes": request.flags.get("processes", 1), "process_sd": self.process_sd}
+        return stored_run(self.folder, interleaved(self.dice, 1, slowdown=lambda i: self.slowdown, **given))
+
+
 def write_run(folder, measured, *, environment=GPU, name="latest"):
     """Write the CSV and the JSON of `stored_run`."""
     run = stored_run(folder, measured, environment=environment)

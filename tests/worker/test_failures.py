@@ -1,6 +1,5 @@
 """A reason names the line of the user's code, or the first error line of a compiler."""
 
-import csv
 import os
 import subprocess
 import sys
@@ -60,8 +59,7 @@ def test_every_phase_names_the_line_of_the_plugin(cli):
     files = [part for name in ("mine", "torn", "empty") for part in ("--plugin", f"{name}.py")]
     done = cli("run", *files, "--backends", "mine,torch", "--device", "cpu", "--M", "8", "--N", "16,17,18", "--quick")
     assert done.returncode == 1, done.stderr
-    with (cli.folder / "results" / "latest.csv").open() as file:
-        reasons = {(row["backend"], row["N"]): row["reason"] for row in csv.DictReader(file)}
+    reasons = {(row["backend"], row["N"]): row["reason"] for row in cli.rows()}
     assert reasons["mine", "16"].startswith("build: IndexError: Dimension out of range")
     assert reasons["mine", "16"].endswith("(in <lambda>, mine.py:11)")
     assert reasons["mine", "17"].endswith("x... (in prepare, mine.py:13)")

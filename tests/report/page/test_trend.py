@@ -7,14 +7,12 @@ import pytest
 
 from softbench.core.errors import ResultsError
 from softbench.report.page import figures, trend
-from softbench.results import rows as results
 
 
 @pytest.fixture
-def runs(make_record):
+def runs(make_row):
     def cell(backend, N, fraction):
-        made = results.row(make_record(backend, [10.0] * 3, N=N), None, None, device="H200", run="r")
-        return replace(made, of_copy=fraction, gbps=fraction * 1000, labels="")
+        return make_row(backend, N=N, of_copy=fraction, gbps=fraction * 1000, labels="")
 
     def made(*speeds, noise=0.002):
         return [

@@ -1,9 +1,7 @@
 """A run on several cards: what is dealt, what a lost card costs, and what is stored. Some tests have real cards of the CPU."""
 
-import csv
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import pytest
 from fleets import BACKENDS, FakeCards, Note, request
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sampled import sampled
+from timed import wait_for
 
 from softbench.core.errors import StorageError, UsageError
 from softbench.plan.estimate import load_seconds, run_seconds
@@ -246,18 +245,6 @@ ARGUMENTS = ("run", "--devices", "cpu:0,cpu:1", "--force", "--backends", "torch,
 needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cards of the CPU need two processors")
 
 
-def lines(folder):
-    found = [*(folder / "results").glob("run-*.csv")]
-    return list(csv.DictReader(found[0].open())) if found else []
-
-
-def wait_for(condition, seconds=90.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def card_processes(cli):
     """The numbers of the processes of the cards."""
     found = []
@@ -276,21 +263,21 @@ def card_processes(cli):
 def test_an_interrupted_fleet_is_resumed_and_loses_a_card(cli):
     """Two real cards in parallel; one of the resumed run is killed. Every cell is measured once, and no process is left."""
     process = cli.start(*ARGUMENTS)
-    wait_for(lambda: len({row["unit"] for row in lines(cli.folder)}) == 2)
+    wait_for(lambda: len({row["unit"] for row in cli.rows("run-*.csv")}) == 2)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "interrupted; what was measured is in" in err and "Traceback" not in err
     assert cli.left_behind() == []
-    before = lines(cli.folder)
+    before = cli.rows("run-*.csv")
     process = cli.start(*ARGUMENTS, "--resume")
-    wait_for(lambda: len(lines(cli.folder)) > len(before))  # both cards have cases now, and most are left
+    wait_for(lambda: len(cli.rows("run-*.csv")) > len(before))  # both cards have cases now, and most are left
     os.kill(card_processes(cli)[1], signal.SIGKILL)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert f"{len(before)} cells are there already" in err
     assert "cpu:1 is lost: its process was killed (SIGKILL)" in err
-    after = lines(cli.folder)
+    after = cli.rows("run-*.csv")
     assert Counter((row["backend"], row["N"]) for row in after) == {(b, str(n)): 1 for b in BACKENDS for n in range(8, 97, 8)}
     assert {row["status"] for row in after} == {"ok"}
     document = cli.document()
@@ -303,7 +290,7 @@ def test_an_interrupted_fleet_is_resumed_and_loses_a_card(cli):
 def test_the_fleet_ends_with_its_parent(cli):
     """A fleet that is killed leaves no card behind."""
     process = cli.start("run", "--devices", "cpu:0", "--backends", "torch", "--M", 8, "--N", "8:800:8")
-    wait_for(lambda: len(lines(cli.folder)) >= 2)
+    wait_for(lambda: len(cli.rows("run-*.csv")) >= 2)
     process.kill()
     process.communicate(timeout=30)
     wait_for(lambda: cli.left_behind() == [], 30)

@@ -15,7 +15,7 @@ import torch
 from softbench.core import case
 from softbench.ops import lazy
 from softbench.ops.softmax import OPERATION
-from softbench.worker.checking import any_dim, pre_check
+from softbench.worker.checking import any_dim, output_checks, pre_check
 from softbench.worker.guarding import tamper_guard
 from softbench.worker.guarding.tamper_guard import OPTIONAL, PROTECTED, PROTECTED_TIMER, bind, bound
 from softbench.worker.timing import timers
@@ -130,6 +130,8 @@ CHOOSERS = [
     (pre_check, "numerics"),
     (pre_check, "verify_outputs"),
     (any_dim.Rows, "__getitem__"),
+    (output_checks, "breach"),
+    (torch.cuda, "Event"),
 ]
 
 

@@ -43,10 +43,16 @@ def no_gpu_and_no_thread_of_another_test(monkeypatch):
         thread.join(10)
 
 
-def made(call, *, case=CASE, device="cpu", guard=None):
-    rotation = RotatingInputs(case, NUMERICS.make(case, 0, torch.device("cpu")), call, overwrites=False)
+def made(call, *, case=CASE, device="cpu", guard=None, overwrites=False):
+    rotation = RotatingInputs(case, NUMERICS.make(case, 0, torch.device("cpu")), call, overwrites=overwrites)
     rotation.widen()
     return Batches(rotation, device, guard)
+
+
+def taken(batches, timer=five):
+    """Take a batch."""
+    batches.renew()
+    batches.time(timer, 0, 0, 0)
 
 
 def test_outputs_are_verified_as_the_batch_left_them():
@@ -60,8 +66,7 @@ def test_outputs_are_verified_as_the_batch_left_them():
     for keep in (False, True):
         outputs, late = [], []
         found = made(call)
-        found.renew()
-        found.time(five, 0, 0, 0)
+        taken(found)
         assert sum(output() is not None for output in outputs) == (5 if keep else 0)
         for x, y in late:
             y.copy_(torch.softmax(x, -1))
@@ -78,8 +83,7 @@ def test_an_input_restored_after_the_batch_counts_as_changed():
         return y
 
     found = made(call)
-    found.renew()
-    found.time(five, 0, 0, 0)
+    taken(found)
     for x, values in reversed(before):
         x.data.copy_(values)
     assert found.verify(verdict).detail == "in a timed call: changed its input"
@@ -96,41 +100,33 @@ def test_outputs_computed_before_the_batch_are_wrong():
         assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y["), case
 
 
-def test_an_input_changed_after_the_batch_is_detected():
-    for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
-        found = made(partial(torch.softmax, dim=-1))
-        found.renew()
-        found.time(five, 0, 0, 0)
-        for (x,) in found.rotation.sets:
-            damage(x)
-        assert found.verify(verdict).detail == "in a timed call: changed its input"
-
-
-def test_an_input_changed_before_the_batch_is_detected():
-    for damage in (lambda x: x.data.zero_(), lambda x: x.resize_(0)):
-        found = made(partial(torch.softmax, dim=-1))
-        found.renew()
-        damage(found.rotation.sets[1][0])
-        found.time(five, 0, 0, 0)
-        assert found.verify(verdict).detail == "in a timed call: changed its input"
-        found.rotation.sets[1][0].resize_(CASE.M, CASE.N)
-        found.renew()
-        found.time(five, 0, 0, 0)
-        assert found.verify(verdict).grade is Grade.PASS
+@pytest.mark.parametrize("damage", [lambda x: x.data.zero_(), lambda x: x.resize_(0)])
+def test_an_input_changed_around_the_batch_is_detected(damage):
+    found = made(partial(torch.softmax, dim=-1))
+    taken(found)
+    for (x,) in found.rotation.sets:
+        damage(x)
+    assert found.verify(verdict).detail == "in a timed call: changed its input"
+    found = made(partial(torch.softmax, dim=-1))
+    found.renew()
+    damage(found.rotation.sets[1][0])
+    found.time(five, 0, 0, 0)
+    assert found.verify(verdict).detail == "in a timed call: changed its input"
+    found.rotation.sets[1][0].resize_(CASE.M, CASE.N)
+    taken(found)
+    assert found.verify(verdict).grade is Grade.PASS
 
 
 def test_outputs_that_are_not_plain_tensors_are_wrong():
     for odd, part in ((lambda x: x.to_sparse(), "layout"), (lambda x: None, "NoneType"), (lambda x: x.resize_(0), "changed its input")):
         found = made(odd)
-        found.renew()
-        found.time(five, 0, 0, 0)
+        taken(found)
         assert part in found.verify(verdict).detail
 
 
 def test_a_replaced_clock_is_reported_although_undone_later(monkeypatch):
     found = made(lambda x: monkeypatch.setattr("time.monotonic", lambda: 0) or torch.softmax(x, -1), guard=bind("cpu"))
-    found.renew()
-    found.time(five, 0, 0, 0)
+    taken(found)
     monkeypatch.undo()
     assert found.verify(verdict).detail.startswith("replaced time.monotonic")
 
@@ -143,12 +139,9 @@ def threaded(call, *, overwrites=False):
         time.sleep(0.1)
         return result
 
-    rotation = RotatingInputs(CASE, NUMERICS.make(CASE, 0, torch.device("cpu")), call, overwrites=overwrites)
-    rotation.widen()
-    found = Batches(rotation, "cpu", None)
+    found = made(call, overwrites=overwrites)
     for _ in range(5):
-        found.renew()
-        found.time(slowly, 0, 0, 0)
+        taken(found, slowly)
         yield found.verify(verdict)
 
 
@@ -206,12 +199,10 @@ def test_sums_in_another_order_are_not_taken_for_late_writes():
 
 def test_a_verdict_is_given_once():
     found = made(partial(torch.softmax, dim=-1))
-    found.renew()
-    found.time(five, 0, 0, 0)
+    taken(found)
     assert found.verify(verdict).grade is Grade.PASS
     assert found.verify(verdict) is None
-    found.renew()
-    found.time(five, 0, 0, 0)
+    taken(found)
     found.renew()
     assert found.verify(verdict) is None
 
@@ -221,15 +212,13 @@ def test_calls_whose_inputs_were_not_renewed_are_not_timed():
     for _ in range(2):
         with pytest.raises(RuntimeError, match="not renewed"):
             found.time(five, 0, 0, 0)
-        found.renew()
-        found.time(five, 0, 0, 0)
+        taken(found)
         assert found.verify(verdict).grade is Grade.PASS
 
 
 def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     found = made(lambda x: x.clone(), guard=bind("cpu"))
-    found.renew()
-    found.time(five, 0, 0, 0)
+    taken(found)
     monkeypatch.setattr("softbench.ops.check.excess", lambda *_: None)
     assert found.verify(verdict).detail == "replaced softbench.ops.check.excess, which measures or judges it"
 

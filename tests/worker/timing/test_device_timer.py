@@ -154,11 +154,7 @@ def test_calls_without_any_kernel_leave_the_case_without_a_time(monkeypatch):
     kernels = iter([lambda: None, lambda: device.run("softmax", 5)])
     for expected in ("the profiler saw no kernel of ", ""):
         loaded = ready(monkeypatch, device.meter(), next(kernels))
-        loaded.time_host(1, "cold")
-        loaded.timers = loaded._ready("cold")[0]
-        loaded.start_trace("cold")
-        loaded.trace_calls(1, "cold")
-        reply = loaded.end_profile()
+        reply = replied(loaded)
         assert reply.unverified.startswith(expected)
         assert bool(reply.unverified) == bool(expected)
         assert loaded.end_profile().unverified == ""  # it is reported once
@@ -172,11 +168,7 @@ def test_unordered_work_is_reported_once_with_the_profile(monkeypatch):
         device.beside("hidden", 4)
 
     loaded = ready(monkeypatch, device.meter(), call)
-    loaded.time_host(1, "cold")
-    loaded.timers = loaded._ready("cold")[0]
-    loaded.start_trace("cold")
-    loaded.trace_calls(1, "cold")
-    reply = loaded.end_profile()
+    reply = replied(loaded)
     assert reply.unordered.startswith("hidden runs on another stream")
     assert set(reply.profile.device_us) == {9}
     assert loaded.end_profile().unordered == ""
@@ -196,12 +188,17 @@ def ready(monkeypatch, meter, call=lambda: None):
     return loaded
 
 
-def profiled(loaded):
+def replied(loaded):
+    """The reply to the requests of a profile."""
     loaded.time_host(1, "cold")
     loaded.timers = loaded._ready("cold")[0]
     loaded.start_trace("cold")
     loaded.trace_calls(1, "cold")
-    return loaded.end_profile().profile
+    return loaded.end_profile()
+
+
+def profiled(loaded):
+    return replied(loaded).profile
 
 
 def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):

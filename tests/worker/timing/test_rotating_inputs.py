@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,6 @@ from softbench.ops.structured_rows import Places
 from softbench.plugins.traits import interpreted, is_yardstick, why_not
 from softbench.worker.checking import output_checks
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
-from softbench.worker.guarding import tamper_guard
 from softbench.worker.timing.rotating_inputs import CHECKED_ELEMENTS, RotatingInputs
 
 CPU = torch.device("cpu")
@@ -86,18 +86,8 @@ def test_batches_get_other_values_at_the_same_address_and_version():
 @pytest.mark.parametrize("direction", operation("softmax").directions)
 @pytest.mark.parametrize(("M", "N"), [(1, 1), (1, 300), (3, 1), (2, 70_000), (9_000, 2)])
 def test_any_shape_and_direction_is_renewed_and_verified(M, N, direction):
-    def call(*given):
-        if direction is Direction.FORWARD:
-            return softmax(*given)
-        if direction is Direction.BACKWARD:
-            dy, y = given
-            return y * (dy - (dy * y).sum(-1, keepdim=True))
-        x, dy = given
-        y = softmax(x)
-        return y.detach(), torch.autograd.grad(y, x, dy)[0]
-
     for dtype in ("fp32", "bf16"):
-        made = rotation(Case(M, N, dtype, direction, "cpu"), call)
+        made = rotation(Case(M, N, dtype, direction, "cpu"), HONEST[direction])
         for _ in range(3):
             assert verified(made, 5).grade in (Grade.PASS, Grade.LOW_PRECISION)
 
@@ -147,21 +137,13 @@ LOOKED_UP = {
 }
 
 
-@pytest.mark.parametrize("by", LOOKED_UP)
-@pytest.mark.parametrize("M", [3, 5, 64, 700])
+@pytest.mark.parametrize(("by", "M"), [*product(LOOKED_UP, (3, 5, 64, 700)), ("a few elements", 1), ("a few elements", 2)])
 @pytest.mark.parametrize("looked_at", [2**10, 2**20])  # some rows, and all of them, as of most cases on a GPU
 def test_outputs_cached_by_a_property_of_inputs_are_wrong(by, M, looked_at, monkeypatch):
     monkeypatch.setitem(CHECKED_ELEMENTS, "cpu", looked_at)
     kept = {}
     made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"), lambda x: kept.setdefault(LOOKED_UP[by](x), softmax(x)).clone())
     assert any(verified(made, 3).grade is Grade.WRONG for _ in range(300))  # of a single batch the chance is a tenth and more
-
-
-@pytest.mark.parametrize("M", [1, 2])
-def test_outputs_cached_by_a_few_elements_are_wrong(M):
-    kept, key = {}, LOOKED_UP["a few elements"]
-    made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"), lambda x: kept.setdefault(key(x), softmax(x)).clone())
-    assert any(verified(made, 3).grade is Grade.WRONG for _ in range(300))
 
 
 @pytest.mark.parametrize(("M", "N", "looked_at"), [(1, 256, 2**14), (3, 256, 2**14), (64, 256, 2**14), (64, 256, 2**20), (64, 300, 2**8)])
@@ -251,18 +233,6 @@ def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
     assert told(bad_for_ones, direction=Direction.BACKWARD) == "structured rows: those with a dy of ones; the others are right)"
 
 
-def test_the_tamper_guard_names_replaced_functions_and_code(monkeypatch):
-    bound = tamper_guard.bind("cpu")
-    assert bound.replaced() == ""
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.cuda, "Event", object)
-        assert bound.replaced() == "replaced torch.cuda.Event, which measures or judges it"
-    with monkeypatch.context() as patched:
-        patched.setattr(output_checks.breach, "__code__", (lambda *_, **__: "").__code__)
-        assert bound.replaced() == "replaced softbench.worker.checking.output_checks.breach, which measures or judges it"
-    assert bound.replaced() == ""
-
-
 def test_a_reason_that_is_not_text_is_refused():
     assert why_not(None, "supports") == why_not("", "supports") == ""
     assert why_not("no\nGPU", "available") == "no GPU"
@@ -297,11 +267,7 @@ def test_interpreted_is_asked_once_and_its_answer_checked():
 
 def test_malformed_outputs_are_reported_with_the_reason():
     x = torch.randn(4, 8)
-    y = softmax(x)
-    assert output_checks.misformed((x,), (y,), output_checks.like(x)) == ""
-    assert "expanded" in output_checks.misformed((x,), (y[:1, :1].clone().expand(4, 8),), output_checks.like(x))
-    assert "lazy" in output_checks.misformed((x,), (torch._neg_view(y),), output_checks.like(x))
-    assert output_checks.misformed((x, x), (y, y), 2 * output_checks.like(x)) == "returned outputs that share their memory"
+    assert "lazy" in output_checks.misformed((x,), (torch._neg_view(softmax(x)),), output_checks.like(x))
     assert math.isinf(PreCheck(FORWARD, lambda x: None, NUMERICS.make(FORWARD, 0, CPU), object(), None).run(0).worst)
     for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
         assert part in PreCheck(FORWARD, odd, NUMERICS.make(FORWARD, 0, CPU), object(), None).run(0).detail

@@ -1,4 +1,4 @@
-"""The operation that docs/operations.md shows: it is the file that the tests load, and its checks find wrong kernels."""
+"""Code that pages show is that of files which tests load: README's plugin, and docs/operations.md, whose checks find wrong kernels."""
 
 import re
 from pathlib import Path
@@ -66,3 +66,20 @@ def test_the_pages_backend_passes_all_check_cases():
     found = [runner.run(name, direction, dtype, 0) for name, direction in runner.items for dtype in ("fp32", "fp16", "bf16")]
     assert len(found) == 84
     assert {one.grade for one in found} == {Grade.PASS}
+
+
+PLUGIN = ROOT / "tests/plugins/correct/logsumexp.py"
+
+
+def test_the_readme_shows_the_tested_plugin():
+    assert PLUGIN.read_text().strip() in re.findall(r"```python\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+def test_the_readme_plugin_passes_empty_and_shifted_cases(direction):
+    (backend,) = load(PluginSource("file", "logsumexp", str(PLUGIN), "logsumexp.py"))
+    runner = CheckCaseRunner(backend, "cpu")
+    names = ["shape 0x16", "shape 16x0", *(["shifted", "a row of -inf", "one +inf"] if direction is Direction.FORWARD else ["dy = 1"])]
+    for name in names:
+        found = runner.run(name, direction, "fp32", 0)
+        assert found.grade is Grade.PASS, (name, found)
