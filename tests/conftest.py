@@ -292,7 +292,7 @@ def make_record() -> Callable[..., Record]:
     def make(
         backend: str, medians: list[float], *, N: int = 256, grade: Grade = Grade.PASS, direction: Direction = Direction.FORWARD
     ) -> Record:
-        batches = tuple(Batch(0, turn, 0, (us * 0.9, us, us * 1.1)) for turn, us in enumerate(medians))
+        batches = tuple(Batch(0, turn, 0, (us * 0.97, us, us * 1.03)) for turn, us in enumerate(medians))
         outcome = Measured(Build(0.5, "cold"), Accuracy(grade, 0.25, ""), Timing(batches, "queued"))
         return Record(backend, Case(4096, N, "fp32", direction), outcome, "source")
 

@@ -8,7 +8,7 @@ is moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import nan
@@ -112,6 +112,8 @@ def figure(
             panel.axhline(1, color=INK, linewidth=1, zorder=1.9)
     _missing(panels[0], named, what.axis)
     axes.places(panels[-1], places)
+    if not shown:
+        _shade_l2(panels[0], {getattr(row, what.axis) for row in rows if row.in_l2}, places)
     panels[0].set_title(title(what, rows))
     panels[-1].set_xlabel(MEANING[what.axis])
     _name(panels, curves, what.axis, first, lengths, peak, failed)
@@ -257,6 +259,17 @@ def _missing(panel: Axes, named: Sequence[Curve], axis: str) -> None:
                 y = 0.025 + 0.04 * stacked.get(place, 0)
                 stacked[place] = stacked.get(place, 0) + 1
                 panel.plot(place, y, marker="x", color=curve.style.colour, markersize=4.5, transform=panel.get_xaxis_transform(), zorder=5)
+
+
+def _shade_l2(panel: Axes, inside: Collection[int], places: Sequence[int]) -> None:
+    """Shade the places whose tensors fit L2, up to halfway to the next place: their bandwidth is not the memory's."""
+    if inside:
+        first, last = panel.get_xlim()
+        beyond = [place for place in places if place > max(inside)]
+        end = (max(inside) + beyond[0]) / 2 if beyond else last
+        panel.axvspan(first, end, color=GREY, alpha=0.1, linewidth=0, zorder=0.5, gid="l2")
+        panel.set_xlim(first, last)
+        panel.text(0.01, 0.02, "the tensors fit L2", transform=panel.transAxes, fontsize=6.5)
 
 
 def _peak(rows: Sequence[Row], values: Sequence[float], shown: Quantity) -> float | None:

@@ -59,7 +59,8 @@ def figure(
             panel.axvline(1, color=INK, linewidth=1, linestyle="--")
         panel.tick_params(axis="x", labelsize=7.5)
         panel.tick_params(axis="y", length=0)
-        panel.set_title(shape[2] or f"M = {shape[0]}, N = {shape[1]}", fontsize=9)
+        in_l2 = not shown.over and any(row.in_l2 for rows in cells for row in rows.values())
+        panel.set_title((shape[2] or f"M = {shape[0]}, N = {shape[1]}") + " (fits L2)" * in_l2, fontsize=9)
         panel.set_xlabel(shown.label, fontsize=8)
     labels = {key: style.label(key[0], [row for row in kept[key[1]] if row.backend == key[0]], sources[key[1]]) for key in lines}
     panels[0].set_ylim(len(lines) - 0.4, -0.6)

@@ -22,7 +22,7 @@ from softbench.report import markup, rich_tables
 from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
 SIGNS = "~*!"
-DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth, % of copy, speed-up
+DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth or time, % of copy, speed-up
 SEPARATOR = " ┃ "  # between the columns of a rich table
 WIDE = 12  # backends; a Markdown table of more has a row per backend
 
@@ -140,7 +140,9 @@ def title(section: Section, detail: int) -> str:
 
 
 def _unit(section: Section) -> tuple[str, float]:
-    return units.bandwidth_unit([row.gbps for row in section.rows if row.gbps])
+    """The unit of the bandwidths and its factor; `time` if all tensors fit L2."""
+    shown = [row.gbps for row in section.rows if row.gbps and not row.in_l2]
+    return units.bandwidth_unit(shown) if shown or not any(row.in_l2 for row in section.rows) else ("time", 1.0)
 
 
 def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
@@ -183,7 +185,7 @@ def _cell(row: Row | None, detail: int, best: Row | None, factor: float) -> _Cel
     signs = "!" * row.doubtful
     if IMPLAUSIBLE in row.labels:
         return _Cell((IMPLAUSIBLE,), signs, "red", word=True)
-    numbers = [units.three_digits(factor * row.gbps) if row.gbps else units.micros(row.median_us or 0)]
+    numbers = [units.three_digits(factor * row.gbps) if row.gbps and not row.in_l2 else units.micros(row.median_us or 0)]
     if row.grade == Grade.YARDSTICK:
         return _Cell(tuple(numbers), signs, "dim")
     numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]

@@ -32,7 +32,9 @@ CELL: dict[str, Callable[[Row], str]] = {
     "median": lambda row: _us(row.median_us),
     "p20..p80": lambda row: f"{_us(row.p20_us)}..{_us(row.p80_us)}" if row.p20_us and row.p80_us else "",
     "n": lambda row: str(row.n or ""),
-    "GB/s": lambda row: units.three_digits(row.gbps) if row.gbps else "",
+    "GB/s": lambda row: units.three_digits(row.gbps) + " (L2)" * row.in_l2 if row.gbps else "",
+    "of copy": lambda row: units.percent(row.of_copy) if row.of_copy else "",
+    "of peak": lambda row: units.percent(row.of_peak) if row.of_peak else "",
     "device": lambda row: _us(row.device_us),
     "host": lambda row: _us(row.host_us),
     "kernels": lambda row: str(row.kernels or ""),
@@ -90,7 +92,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True)
     if signs and any(row.doubtful for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if legend and any(row.median_us for row in rows) else []
-    lines += [*_cards(rows), *_hosts(rows), *_limited(rows)]
+    lines += [*_cards(rows), *_without_copy(rows), *_hosts(rows), *_limited(rows)]
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
     reasons = _by_reason(rows).items()
@@ -114,6 +116,15 @@ def _cards(rows: Sequence[Row]) -> list[Text]:
         for cards in found
         if len(cards) > 1
     ]
+
+
+def _without_copy(rows: Sequence[Row]) -> list[Text]:
+    """Why cells beside a measured `copy` have no percentage."""
+    copies = {(row.run, row.unit, row.case) for row in rows if row.grade == Grade.YARDSTICK and row.median_us}
+    lacking = [row for row in rows if row.timed and not row.of_copy and row.grade != Grade.YARDSTICK]
+    cells = sum((row.run, row.unit, row.case) in copies for row in lacking)
+    what = "copy has a doubtful label there, or took 1.5 times as long as the cell: measure again when nothing else runs"
+    return [Text(f"without % of copy ({units.count(cells, 'cell')}): {what}")] if cells else []
 
 
 def _hosts(rows: Sequence[Row]) -> list[Text]:

@@ -1,4 +1,4 @@
-"""Labels: notes and warnings on a cell. Each label is a pure function of the measurement."""
+"""Labels: notes and warnings on a cell, each with what to do. Each is a pure function of the measurement."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from softbench.core.outcome import Batch, Measured, Record
 from softbench.ops.registry import operation
 
 MEANING = {
-    "launch-bound": "do_bench read the host; the kernels take less: see device_us",
-    "L2-resident": "the tensors fit the GPU's L2: no bandwidth of its memory",
-    "throttled": "the GPU was slowed in every round, and waiting did not help",
-    "busy": "in every round threads waited for a processor: other processes use the CPU, or it has a quota",
-    "noisy": "the middle 60 % of the samples lie further apart than 10 %, or rounds disagree",
-    "implausible": "faster than the memory or than 1.5 times copy: no bandwidth is published",
-    "recompiled": "torch.compile compiled again after the build",
-    "graph-breaks": "torch.compile left parts of the function to Python",
-    "reuses-output": "the next call overwrites the output: copy it to keep it",
+    "launch-bound": "do_bench read the host, and the kernels take less: use --timer queued, or see device_us",
+    "L2-resident": "the tensors fit the GPU's L2, so times are shown and no GB/s; more rows or columns show the memory's bandwidth",
+    "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
+    "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
+    "noisy": "the middle 60 % of the samples lie further apart than 10 %: repeat with --processes 3, or when nothing else runs",
+    "implausible": "faster than the memory or than 1.5 times copy, so without a bandwidth: softbench check shows what it leaves out",
+    "recompiled": "torch.compile compiled again after the build: TORCH_LOGS=recompiles says why",
+    "graph-breaks": "torch.compile left parts of the function to Python: with fullgraph=True it says which",
 }
-"""Each label with its meaning."""
-HARMLESS = frozenset({"L2-resident", "graph-breaks", "reuses-output"})
+"""Each label with its meaning and what to do."""
+HARMLESS = frozenset({"L2-resident", "graph-breaks"})
 """Labels that describe a result without casting doubt on it."""
+DOUBTFUL = frozenset(MEANING) - HARMLESS
+"""Labels that cast doubt on a result."""
+DISTURBED = frozenset({"throttled", "busy"})
+"""Labels of a cell that something else slowed in every round."""
 
 EVENTS_US = 4.0
 """Time that a pair of events adds: 2 to 3 us on an H200, with a margin."""
@@ -106,5 +109,17 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
         found += ["implausible"] * (over_peak or over_copy(outcome, yardstick, operation(case.op).bytes_moved(case), l2_bytes))
     found += ["recompiled"] * bool(profile.recompiles)
     found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
-    found += ["reuses-output"] * outcome.build.reuses_output
     return tuple(found)
+
+
+def doubtful_copy(yardstick: Record, record: Record, facts: Mapping[str, object]) -> bool:
+    """True if `copy` cannot say how close a cell is to the memory, so the cell has no percentage.
+
+    A label casts doubt on copy itself, or the cell is more than 1.5 times as fast. Both move the same bytes: something slowed copy, or the
+    cell leaves out work.
+    """
+    if not DOUBTFUL.isdisjoint(of(yardstick, facts)):
+        return True
+    if not isinstance(yardstick.outcome, Measured) or not isinstance(record.outcome, Measured):
+        return False
+    return statistics.times_faster(record.outcome.timing, yardstick.outcome.timing) > OVER_COPY

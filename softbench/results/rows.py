@@ -53,7 +53,8 @@ class Row:
     gbps: float | None
     """Bandwidth in decimal GB/s: algorithmic bytes over `median_us`. Empty for `host` times and `implausible` cells."""
     of_copy: float | None
-    """Fraction of copy: the median over shared rounds of copy's time over this time."""
+    """Fraction of copy: the median over shared rounds of copy's time over this time. Empty if a label casts doubt on copy, or copy took
+    more than 1.5 times as long."""
     speedup: float | None
     """Speed-up: the median over shared rounds of the reference backend's time over this time."""
     relative_to: str
@@ -83,7 +84,7 @@ class Row:
     labels: str = ""
     """Labels of the cell, separated by blanks."""
     of_peak: float | None = None
-    """Bandwidth over that of the datasheet, which is NVML's memory clock x 2 x bus width."""
+    """Bandwidth over that of the datasheet, which is NVML's memory clock x 2 x bus width. Empty if the tensors fit L2."""
     low_us: float | None = None
     """Lower end of the 95 % interval of the median over all samples, microseconds."""
     high_us: float | None = None
@@ -132,9 +133,15 @@ class Row:
     @property
     def doubtful(self) -> bool:
         """True if the cell has a label that is not harmless."""
-        return bool(set(self.labels.split()) - labels.HARMLESS)
+        return not labels.DOUBTFUL.isdisjoint(self.labels.split())
+
+    @property
+    def in_l2(self) -> bool:
+        """True if the tensors fit the GPU's L2, so that `gbps` is not the memory's."""
+        return L2_RESIDENT in self.labels.split()
 
 
+L2_RESIDENT = "L2-resident"
 IMPLAUSIBLE = "implausible"
 """Cells with this label publish no bandwidth."""
 
@@ -185,7 +192,7 @@ def row(
         reason=_reason(record),
         median_us=median,
         gbps=gbps,
-        of_copy=_times_faster(record, yardstick, yardstick, facts),
+        of_copy=_of_copy(record, yardstick, facts),
         speedup=_times_faster(record, reference, yardstick, facts),
         relative_to=reference.backend if reference else "",
         build_s=build.seconds if build else None,
@@ -206,7 +213,7 @@ def row(
         graph_breaks=build.graph_breaks if build else None,
         op=case.op,
         shape=case.shape,
-        of_peak=gbps / peak if gbps and isinstance(peak, float) else None,
+        of_peak=gbps / peak if gbps and isinstance(peak, float) and L2_RESIDENT not in marks else None,
         unit=record.unit,
     )
 
@@ -258,6 +265,12 @@ def _reason(record: Record) -> str:
             return reason
         case Measured(accuracy=accuracy, profile=profile):
             return accuracy.detail or (f"no device time: {profile.note}" if profile.note else "")
+
+
+def _of_copy(record: Record, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
+    if yardstick is None or labels.doubtful_copy(yardstick, record, facts):
+        return None
+    return _times_faster(record, yardstick, yardstick, facts)
 
 
 def _times_faster(record: Record, other: Record | None, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:

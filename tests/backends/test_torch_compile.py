@@ -83,14 +83,13 @@ def test_cuda_graphs_are_recorded_before_the_first_call(by_name):
         assert by_name[name].supports(case(device="cuda")) is None or name == "compile:cudagraphs"
 
 
-def test_list_and_labels_show_a_reused_output():
+def test_the_list_shows_a_reused_output_and_labels_what_dynamo_did():
     info = BackendInfo("graphs", PluginSource("file", "g", "/g.py", "g.py"), summary="s", reuses_output=True, extra=True)
     assert tables.info(info)[2] == "s; reuses its output [g.py]"
     timing = Timing((Batch(0, 0, 0, (1.0, 1.0, 1.0)),), "do_bench")
     outcome = Measured(Build(0.5, "cold", 0.4, 2, True), Accuracy(Grade.PASS, 0.1, ""), timing, Profile(recompiles=1))
     found = labels.of(Record("graphs", case(), outcome, ""), {})
-    assert found == ("recompiled", "graph-breaks", "reuses-output")
-    assert "the next call overwrites" in labels.MEANING["reuses-output"]
+    assert found == ("recompiled", "graph-breaks")
     assert "1 extra, which all leaves out" in listing.extras([info])
 
 

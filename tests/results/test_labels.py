@@ -8,7 +8,7 @@ import pytest
 
 from softbench.core.case import Case, Direction
 from softbench.core.machine import peak_gbps
-from softbench.core.outcome import Profile
+from softbench.core.outcome import Grade, Profile
 from softbench.ops.registry import operation
 from softbench.report import tables
 from softbench.results import compare, labels, rows as results
@@ -100,14 +100,15 @@ def test_the_peak_is_of_the_datasheet_and_names_its_source(monkeypatch):
 
 
 def profiled(record, device_us, host_us):
-    return replace(record, outcome=replace(record.outcome, profile=Profile((device_us,), (host_us,), ("k",))))
+    timing = replace(record.outcome.timing, kind="do_bench")
+    return replace(record, outcome=replace(record.outcome, timing=timing, profile=Profile((device_us,), (host_us,), ("k",))))
 
 
 def test_labels_are_given_from_what_is_known_only(make_record):
     record = profiled(make_record("ours", [68.9], N=256), 3.2, 71)
-    assert labels.of(record, FACTS) == ("launch-bound", "L2-resident", "noisy")
-    assert labels.of(record, {}) == ("launch-bound", "noisy")
-    assert labels.of(make_record("ours", [68.9], N=256), {}) == ("noisy",)
+    assert labels.of(record, FACTS) == ("launch-bound", "L2-resident")
+    assert labels.of(record, {}) == ("launch-bound",)
+    assert labels.of(make_record("ours", [50.0, 50.0, 80.0, 80.0], N=256), {}) == ("noisy",)
     fast = make_record("ours", [1.0], N=262144)
     assert labels.of(fast, FACTS) == ("implausible",)
 
@@ -125,6 +126,31 @@ def test_a_cell_far_faster_than_copy_is_implausible(make_record):
     assert (row.gbps, row.of_copy, row.speedup) == (None, None, None)
 
 
+@pytest.mark.parametrize(("copy_us", "fraction"), [([30.0] * 6, 0.75), ([20.0, 40.0] * 3, None), ([61.0] * 6, None)])
+def test_a_doubtful_copy_gives_no_percentage_and_keeps_the_speed_up(make_record, copy_us, fraction):
+    """A copy whose rounds disagree, and one that is slower by more than half, although it only moves the same bytes."""
+    copy = make_record("copy", copy_us, grade=Grade.YARDSTICK)
+    ours, other = make_record("ours", [40.0] * 6), make_record("o", [20.0] * 6)
+    rows = [results.row(record, copy, other, device="H200", run="r") for record in (copy, ours)]
+    assert (rows[1].of_copy, rows[1].speedup) == (fraction, 0.5)
+    shown = text(tables.results(rows, tables.Console(width=200)))
+    assert ("without % of copy (1 cell): copy has a doubtful label there" in shown) == (fraction is None)
+
+
+def test_tensors_in_l2_have_times_in_tables_and_no_fraction_of_the_peak(make_record):
+    small, large = (make_record("ours", [us], N=N) for us, N in ((8.0, 256), (3000.0, 262144)))
+    rows = [results.row(record, None, None, device="H200", run="r", facts=FACTS) for record in (small, large)]
+    assert [(row.gbps, row.of_peak) for row in rows] == [
+        (pytest.approx(1049, abs=1), None),
+        (pytest.approx(2863, abs=1), pytest.approx(0.582, abs=0.001)),
+    ]
+    shown = text(tables.results(rows, tables.Console(width=200)))
+    assert "8 us" in shown
+    assert "2863" in shown
+    assert "1049" not in shown
+    assert "1049 (L2)" in text(tables.cells(rows))
+
+
 def test_an_implausible_cell_has_no_bandwidth_and_no_ratios(tmp_path, make_record):
     fast, slow = make_record("fast", [1.0], N=262144), make_record("slow", [3000.0], N=262144)
     rows = [results.row(record, fast, slow, device="H200", run="r", facts=FACTS) for record in (fast, slow)]
@@ -135,7 +161,7 @@ def test_an_implausible_cell_has_no_bandwidth_and_no_ratios(tmp_path, make_recor
     assert [row.speedup for row in rows] == [None, 1]
     (tmp_path / "x.csv").write_text(to_csv(rows))
     read, _ = read_csv(tmp_path / "x.csv")
-    assert [row.labels for row in read] == ["implausible", "noisy"]
+    assert [row.labels for row in read] == ["implausible", ""]
     shown = text(tables.results(read, tables.Console(width=200)))
     assert "implausible (1 cell of fast): faster than the memory or than 1.5 times copy" in shown
     assert shown.count("*") == 2  # the legend's, and the slow one's

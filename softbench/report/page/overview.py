@@ -14,7 +14,7 @@ from softbench.core.text import count, few, one_line, percent
 from softbench.report.figure_data import Slice, slices
 from softbench.report.page.source import Source
 from softbench.report.standings import Standing, names, standings
-from softbench.results.labels import HARMLESS
+from softbench.results.labels import DOUBTFUL
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 
@@ -94,7 +94,7 @@ def _trouble(rows: Sequence[Row]) -> str:
         f"{number} {status}" for status in (Status.SKIPPED, Status.UNAVAILABLE) if (number := sum(row.status == status for row in rows))
     ]
     doubtful = [row for row in rows if row.median_us and row.doubtful]
-    names = Counter(label for row in doubtful for label in row.labels.split() if label not in HARMLESS)
+    names = Counter(label for row in doubtful for label in row.labels.split() if label in DOUBTFUL)
     head = f"Of {count(len(rows), 'cell')}, {', '.join(parts)}"
     tail = f"; {', '.join(without)}" if without else ""
     listed = ", ".join(f"{name} {number}" for name, number in names.most_common())

@@ -36,8 +36,10 @@ page.describe = (cell) => {
     lines.push(`median ${page.micros(value("median_us"))}${interval}`);
   }
   const more = [];
-  if (value("gbps")) more.push(`${+value("gbps").toPrecision(4)} GB/s`);
+  const inL2 = value("labels").split(" ").includes("L2-resident");
+  if (value("gbps")) more.push(`${+value("gbps").toPrecision(4)} GB/s${inL2 ? " (L2)" : ""}`);
   if (value("of_copy")) more.push(`${page.percent(value("of_copy"))} of copy`);
+  if (value("of_peak")) more.push(`${page.percent(value("of_peak"))} of the datasheet's peak`);
   if (value("speedup")) more.push(`${page.ratio(value("speedup"))}x ${value("relative_to")}`);
   if (value("device_us")) {
     const ends = page.data.more[cell].device;
