@@ -85,17 +85,26 @@ def compiled(tmp_path_factory):
     return compile_part
 
 
+def unspilled(compiled, architecture, given):
+    """ptxas's report on these parts, and the number of their kernels, of which none may spill a register."""
+    with ThreadPoolExecutor(1 if few_cores() else os.cpu_count()) as pool:
+        report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], given))
+    spills = [line for line in report.splitlines() if "spill stores" in line]
+    assert report.count("Compiling entry function") == len(spills)
+    assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
+    return report, len(spills)
+
+
+def lacking(report, kernels):
+    return {kernel for kernel in kernels if f"_ZN9softbench{len(kernel)}{kernel}I" not in report}
+
+
 @needs_nvcc
 @pytest.mark.parametrize(("architecture", "given"), matrix())
 def test_no_kernel_spills_a_register(compiled, architecture, given):
-    with ThreadPoolExecutor(1 if few_cores() else os.cpu_count()) as pool:
-        report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], given))
-    kernels = report.count("Compiling entry function")  # tiers x variants x (5 pairs of dtypes forward, 5 backward) x functions
-    spills = [line for line in report.splitlines() if "spill stores" in line]
-    assert kernels == len(spills) > (60 if few_cores() else 900)
-    assert all("0 bytes spill stores, 0 bytes spill loads" in line for line in spills)
-    lacking = {kernel for kernel in KERNELS if f"_ZN9softbench{len(kernel)}{kernel}I" not in report}
-    assert lacking <= (LACKING.get(given[0], set()) if len(given) == 1 else set())
+    report, kernels = unspilled(compiled, architecture, given)
+    assert kernels > (60 if few_cores() else 900)  # tiers x variants x (5 pairs of dtypes forward, 5 backward) x functions
+    assert lacking(report, KERNELS) <= (LACKING.get(given[0], set()) if len(given) == 1 else set())
 
 
 SCORES_KERNELS = 80
@@ -120,70 +129,19 @@ def loss_parts():
 @needs_nvcc
 @pytest.mark.parametrize("architecture", ON_FEW_CORES_SLOW)
 def test_no_kernel_of_a_loss_spills_a_register(compiled, architecture):
-    with ThreadPoolExecutor(1 if few_cores() else os.cpu_count()) as pool:
-        report = "".join(pool.map(lambda part: compiled(architecture, *part)[1], loss_parts()))
-    spills = [line for line in report.splitlines() if "spill stores" in line]
-    assert report.count("Compiling entry function") == len(spills) > (50 if few_cores() else 250)
-    assert all("0 bytes stack frame, 0 bytes spill stores" in line for line in spills)
-    for kernel in LOSS_KERNELS[-1:] if few_cores() else LOSS_KERNELS:
-        assert f"_ZN9softbench{len(kernel)}{kernel}I" in report, kernel
+    report, kernels = unspilled(compiled, architecture, loss_parts())
+    assert kernels > (50 if few_cores() else 250)
+    assert lacking(report, LOSS_KERNELS[-1:] if few_cores() else LOSS_KERNELS) == set()
 
 
 @needs_nvcc
 @pytest.mark.parametrize("architecture", ON_FEW_CORES_SLOW)
 def test_no_kernel_of_scores_spills_a_register(compiled, architecture):
-    count = build.parts("masked_softmax")
-    with ThreadPoolExecutor(1 if few_cores() else count) as pool:
-        report = "".join(pool.map(lambda part: compiled(architecture, "masked_softmax", part)[1], range(count)))
-    spills = [line for line in report.splitlines() if "spill stores" in line]
-    assert len(spills) == SCORES_KERNELS
-    assert all("0 bytes stack frame, 0 bytes spill stores" in line for line in spills)
+    report, kernels = unspilled(compiled, architecture, [("masked_softmax", part) for part in range(build.parts("masked_softmax"))])
+    assert kernels == SCORES_KERNELS
     used = re.findall(r"entry function '(\w+)'.*?Used (\d+) registers", report, re.DOTALL)
     fast = [int(registers) for name, registers in used if "ELi4ELb1E" in name or "Li4ELb1E" in name]
     assert fast and max(fast) <= 64, used  # two CTAs of 512 threads an SM
-
-
-@needs_nvcc
-@needs_cuobjdump
-@pytest.mark.parametrize(
-    ("function", "part", "kernel", "loads"),
-    [
-        pytest.param("logprob", 0, "row_statistics", 4, marks=pytest.mark.slow if few_cores() else ()),
-        pytest.param("logprob", 0, "row_gradient", 4, marks=pytest.mark.slow if few_cores() else ()),
-        pytest.param("masked_softmax", 2, "row_scores", 4, marks=pytest.mark.slow if few_cores() else ()),
-        pytest.param("masked_softmax", 2, "row_scores_gradient", 8, marks=pytest.mark.slow if few_cores() else ()),
-    ],
-)
-def test_loads_of_a_row_are_in_flight_together(compiled, function, part, kernel, loads):
-    """Of 16 bytes each: the first use of the first vector comes after the last load."""
-    cubin, _ = compiled("sm_90a", function, part)
-    found = [name for name in disassemble.resources(cubin) if f"{len(kernel)}{kernel}I" in name and "bfloat16" in name]
-    names = [name for name in found if re.search("Li4EL(b[01]|NS)", name)]
-    functions = disassemble.sass(cubin, names).split("Function : ")[1:]
-    vectors = 0
-    for function in functions:
-        code = [line.split("*/", 1)[1].split(";")[0] for line in function.splitlines() if line.lstrip().startswith("/*") and ";" in line]
-        places = [i for i, line in enumerate(code) if "LDG" in line and ".128" in line]
-        if len(places) < loads:
-            continue  # the kernel that computes element by element
-        vectors += 1
-        first = re.search(r"(?:LDG\S+) R(\d+),", code[places[0]])
-        loaded = {f"R{int(first[1]) + word}" for word in range(4)}
-        between = code[places[0] + 1 : places[loads - 1]]
-        assert not [line for line in between if loaded & set(re.findall(r"(?<!U)R\d+", line.partition(",")[2]))], function.splitlines()[0]
-    assert vectors
-
-
-@pytest.mark.slow
-@needs_nvcc
-@needs_cuobjdump
-def test_masked_rows_compute_each_exponential_once(compiled):
-    """A thread has 32 elements of 16 bits. Others are those of the sink, its share, the edges and the exchange."""
-    cubin, _ = compiled("sm_90a", "masked_softmax", 2)
-    names = [name for name in disassemble.resources(cubin) if re.search("row_scoresI.*MaskKindE[12]E", name)]
-    functions = disassemble.sass(cubin, names).split("Function : ")[1:]
-    assert len(functions) == 8
-    assert all(32 <= function.count("MUFU.EX2") < 48 for function in functions)
 
 
 WRITES = re.compile(r"^\s*(?:@!?U?P\w+ )?(\S+) (?:U?P\w+, )*UR(\d+)")
@@ -265,19 +223,6 @@ def test_exponents_of_losses_and_scores_are_not_contracted(compiled, function, p
     written = {name for name, made in entries.items() if "fma.rn.f32" in made}
     assert written == {name for name in entries if "17row_scores_sharedI" in name}
     assert set.union(*(made for name, made in entries.items() if name not in written)) == {"mul.f32"}
-
-
-@needs_nvcc
-def test_only_rows_of_ctas_anywhere_leave_l2_first(compiled):
-    """A kernel with policies has evict_last. Those without clusters, whose exchange needs the grid, have evict_first too."""
-    cubin, _ = compiled("sm_90a", *FLOAT32)
-    bodies = cubin.with_suffix(".ptx").read_text().split(".entry ")[1:]
-    policies = {body.partition("(")[0]: set(re.findall(r"createpolicy\.fractional\.L2::(\w+)", body)) for body in bodies}
-    first = {name for name, found in policies.items() if "evict_first" in found}
-    assert first == {
-        name for name, found in policies.items() if found and ("5splitI" in name or ("4bulkI" in name and "Lb1ELb1EEEv" in name))
-    }
-    assert {"evict_first", "evict_last"} in policies.values() and {"evict_last"} in policies.values()
 
 
 @pytest.mark.parametrize("function", build.ALL)

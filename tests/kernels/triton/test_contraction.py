@@ -20,7 +20,6 @@ from sampled import sampled
 from softbench.kernels.triton import (
     dispatch,
     generic,
-    heuristics,
     loss_plans,
     losses as loss_launches,
     masked_softmax as scores,
@@ -113,12 +112,6 @@ def test_traced_kernels_contract_no_exponent_by_either_default(cards, h100, fuse
     assert not left
 
 
-def test_the_gradients_sum_is_contracted(cards, h100):
-    """A product and a sum of dy * y are one instruction, as when the speeds were measured."""
-    ptx = cards.compiled_plan(h100, cards.problem_of(h100, True, 4096, 2048, 2, 16), ROWS).asm["ptx"]
-    assert ptx.count("fma.rn.f32") >= 4 * ROWS.tiles  # one for each word of two elements
-
-
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("M", [41, 1 << 22])  # the second keeps its reads in L2
 def test_copies_of_staged_rows_read_whole_vectors(cards, h100, backward, M):
@@ -138,18 +131,6 @@ def test_no_staged_lane_reads_behind_its_row(cards, h100, backward):
     assert reads == [*[""] * (STAGED.tiles - 1), "@p "] * (2 if backward else 1)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_staged_rows_move_without_a_loop_or_repacking(cards, h100, backward):
-    """16 rows of 77 elements are 2464 bytes: two turns of 128 threads. An element of 16 bits goes from shared memory to the shift."""
-    problem = cards.problem_of(h100, backward, 1 << 20, 77, 2, 2)
-    for rows, turns in ((16, 2), (48, 4)):
-        ptx = cards.compiled_plan(h100, problem, replace(STAGED, rows=rows)).asm["ptx"]
-        assert len(re.findall(r"cp\.async\.cg\.", ptx)) == turns * problem.reads
-        assert len(re.findall(r"st\.global\.v4", ptx)) == turns
-        assert "ld.shared.b16" not in ptx.replace("@p ld.shared.b16", "")  # but for the last elements of the tensor
-        assert ptx.count("ld.shared.u16 %") >= STAGED.tiles * problem.reads
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2
 def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
@@ -163,27 +144,6 @@ def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     assert {(cache, size) for cache, _, size, _ in copies} == {("cg", "16"), ("ca", "8")}
     assert len(copies) == ptx.count("cp.async.c") - ptx.count("cp.async.commit")
     assert {bool(hint) == bool(policy) == problem.keep_in_l2 for _, hint, _, policy in copies} == {True}
-
-
-@pytest.mark.parametrize("size", sampled([2, 4], lambda size: size == 2))
-def test_gradients_read_both_tensors_from_shared_memory_twice(cards, h100, size):
-    plan = Plan("split", 4, 256, 4, 16 // size, warps=8, registers=64, split_ctas=64 * size, smem_tiles=5)
-    found = cards.compiled_plan(h100, cards.problem_of(h100, True, 30, 1 << 20, size, 16), plan)
-    machine_code = found.asm["sass"]  # In PTX, Triton 3.6 repeats reads; ptxas joins them.
-    assert machine_code.count("LDGSTS") == 2 * 5
-    assert machine_code.count("LDS.128") == 2 * 2 * 5
-    assert len(re.findall(r"st\.global\.v4\.b32", found.asm["ptx"])) == 4 + 5
-    assert cards.resources(h100, found).spilled <= 8
-
-
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize(("size", "N"), [(2, 8), (4, 4), (4, 8)])
-def test_rows_of_one_or_two_vectors_move_in_vectors(cards, h100, size, N, backward):
-    problem = cards.problem_of(h100, backward, 1 << 20, N, size, 16)
-    ptx = cards.compiled_plan(h100, problem, heuristics.by_heuristics(problem)).asm["ptx"]
-    moves = re.findall(r"(?:ld|st)\.global\S*", ptx)
-    assert moves
-    assert all("v4" in move for move in moves), moves
 
 
 def losses(cards, h100, logprob):
@@ -216,18 +176,6 @@ def test_losses_are_pinned_and_contract_no_exponent(cards, h100, logprob):
         made = exponents(found.asm["ptx"])
         assert made
         assert {*made} <= {"mul.f32"}, ready.kernel
-
-
-@pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "f16")])
-def test_losses_take_the_maximum_of_packed_words(cards, h100, dtype, name):
-    problem = cards.problem_of(h100, False, 4096, 32000, 2, 16)
-    plan = loss_plans.reduction_plan(problem)
-    data, rows, target = (cards.Operand(kind, 16) for kind in (dtype, torch.float32, torch.int64))
-    for options in (Options(), Options(logprob=True)):
-        ready = loss_launches._reduction(problem, plan, (32000,), options)
-        operands = [data, target, rows, rows, rows if options.logprob else None, *[None] * ready.places]
-        ptx = cards.compiled(h100, ready.kernel, operands, ready.arguments, ready.options).asm["ptx"]
-        assert ptx.count(f"max.{name}x2") == 4 * plan.tiles - 1  # words of a vector
 
 
 def assert_sums_of_lanes_contract_no_product(ptx):

@@ -63,13 +63,3 @@ def test_threads_that_read_others_copies_wait_for_the_cta(events):
 def test_a_gradient_waits_for_all_copies(events):
     expected = ["copy"] * 2 * TILES + ["group", "wait_all", "bar.red"] + ["ld.shared.v4.b32"] * 2 * TILES
     assert events(backward=True)[: len(expected)] == expected
-
-
-@pytest.mark.parametrize(("rows", "policy"), [(16, None), (548, "evict_first"), (549, "evict_last")])
-def test_all_reads_of_split_gradients_have_one_policy(ptx, rows, policy):
-    """548.6 rows of 28672 columns of two bfloat16 tensors have 60 MiB."""
-    found = ptx(backward=True, rows=rows)
-    assert set(re.findall(r"createpolicy\.fractional\.L2::(\w+)", found)) == ({policy} - {None})
-    reads = re.findall(r"(?:ld\.global|cp\.async\.cg\.shared\.global)\S*v4|cp\.async\.cg\.shared\.global\S*", found)
-    assert len(reads) == 2 * (PLAN.tiles + TILES)
-    assert {"L2::cache_hint" in read for read in reads} == {policy is not None}
