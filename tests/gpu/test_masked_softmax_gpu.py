@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from masked_softmaxes import LIMITED, NAME, RIGHT, TOGETHER, WRONG, WRONG_BACKWARD, B, F, named_with, op_of
+from masked_softmaxes import LIMITED, NAME, RIGHT, TOGETHER, WRONG, WRONG_BACKWARD, B, F, op_of
 from softbench.kernels.cuda.launch import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
-from softbench.kernels.triton.masked_softmax import masked_softmax as by_triton
 from ways import by_cell, slug
 from wrongs import PLUGINS
 
@@ -119,34 +118,6 @@ def test_all_plans_give_the_same_results(dtype, N):
     assert tried >= 10
 
 
-@pytest.mark.parametrize("function", [masked_softmax, by_triton], ids=["cuda", "triton"])
-def test_a_programs_gradients_are_those_of_torch(function):
-    x = torch.randn(2, 4, 100, 120, device=DEVICE, requires_grad=True)
-    sink = torch.randn(4, device=DEVICE, requires_grad=True)
-    keep = torch.rand(2, 1, 1, 120, device=DEVICE) < 0.7
-    keep[..., 0] = True
-    dy = torch.randn_like(x)
-    later = torch.ones(100, 120, dtype=torch.bool, device=DEVICE).triu(21)
-    z = (0.3 * x.double()).masked_fill(~keep, -torch.inf).masked_fill(later, -torch.inf)
-    p = torch.softmax(torch.cat([z, sink.double()[:, None, None].expand(2, 4, 100, 1)], -1), -1)[..., :-1]
-    y = function(x, scale=0.3, mask=keep, causal=True, sink=sink)
-    torch.testing.assert_close(y.double(), p, atol=1e-6, rtol=1e-5)
-    for found, expected in zip(torch.autograd.grad(y, (x, sink), dy), torch.autograd.grad(p, (x, sink), dy.double()), strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_graph_replays_on_new_inputs():
-    x = torch.randn(2, 4, 64, 256, device=DEVICE, dtype=torch.bfloat16)
-    masked_softmax(x, causal=True)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = masked_softmax(x, causal=True)
-    x.normal_()
-    graph.replay()
-    torch.testing.assert_close(y, masked_softmax(x, causal=True), atol=0, rtol=0)
-
-
 @pytest.mark.alone
 def test_a_run_measures_scores_beside_their_yardstick(cli):
     done = cli(
@@ -161,17 +132,11 @@ def test_a_run_measures_scores_beside_their_yardstick(cli):
 
 @pytest.mark.parametrize("text", TOGETHER.values())
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
-def test_wrong_ways_are_rejected_and_right_ones_accepted(text, dtype):
-    def of(make, direction):
-        case = case_of(text, dtype, direction, (2, 3, 40, 65))
-        return graded(make(case), case, seed=3)
-
-    wrong = [(name, way, ways[name][1]) for ways, way in ((WRONG, F), (WRONG_BACKWARD, B)) for name in named_with(text) & set(ways)]
-    assert len(wrong) >= 10
-    assert {name: found for name, way, make in wrong if (found := of(make, way)).grade is not Grade.WRONG} == {}
+def test_right_ways_are_accepted(text, dtype):
     for name, make in RIGHT.items():
         allowed = {Grade.PASS, Grade.LOW_PRECISION} if name in LIMITED else {Grade.PASS}
-        assert {found.grade for found in (of(make, F), of(make, B))} <= allowed, name
+        cases = [case_of(text, dtype, direction, (2, 3, 40, 65)) for direction in (F, B)]
+        assert {graded(make(case), case, seed=3).grade for case in cases} <= allowed, name
 
 
 @pytest.mark.alone
@@ -188,18 +153,10 @@ def test_a_run_rejects_wrong_plugins_and_measures_right_ones(cli):
     assert {cell: status for cell, status in measured.items() if status != ("wrong" if cell[0].startswith("wrong") else "ok")} == {}
 
 
-@pytest.mark.parametrize("name", [name for name in RIGHT if name != "lower half"])
-def test_right_ways_are_accepted_on_a_gpu(name):
-    for text in ("sink=true", "mask=boolean"):
-        for direction in (F, B):
-            case = case_of(text, "bf16", direction, (2, 3, 256, 257))
-            found = graded(RIGHT[name](case), case)
-            assert found.grade in ({Grade.PASS, Grade.LOW_PRECISION} if name in LIMITED else {Grade.PASS}), (text, found)
-
-
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("wrongs", [WRONG, WRONG_BACKWARD], ids=["forward", "backward"])
-def test_wrong_ways_are_rejected_on_a_gpu(wrongs):
+def test_wrong_ways_are_rejected(wrongs, dtype):
     direction = F if wrongs is WRONG else B
     for name, (texts, make) in wrongs.items():
-        case = case_of(texts[0], "bf16", direction, (2, 3, 40, 65))
-        assert graded(make(case), case).grade is Grade.WRONG, name
+        case = case_of(texts[0], dtype, direction, (2, 3, 40, 65))
+        assert graded(make(case), case, seed=3).grade is Grade.WRONG, name

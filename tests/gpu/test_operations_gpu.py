@@ -2,13 +2,10 @@
 
 import json
 
-import cross_entropies
-import logprobs
 import pytest
 import torch
-from log_softmaxes import LIMITED
-from ways import by_cell, slug
-from wrongs import PLUGINS, RIGHT_WAYS, WRONG_WAYS
+from ways import by_cell
+from wrongs import LATER, LIMITED, PLUGINS, RIGHT_WAYS, WRONG_WAYS
 
 from softbench.backends import cudnn
 from softbench.backends.cuda import backend as cuda
@@ -30,8 +27,6 @@ FILES = {"log_softmax": "log_softmax", "layer_norm": LAYER_NORM}
 """What `--op` takes, by operation."""
 WAYS = {**FILES, "cross_entropy": "cross_entropy", "logprob": "logprob", "rms_norm": "rms_norm"}
 """The same, of the operations that plugins compute in right and in wrong ways."""
-LATER = {"wrong-first-buffer"}
-"""What is right in the check before timing."""
 DEVICE = "cuda"
 M, N = 4096, 1024
 NOT_HUGE = f"!shape {OVER_INT32}"  # it needs most of the card
@@ -86,12 +81,10 @@ def test_wrong_ways_are_rejected(layer_norm, operation, dtype):
 def test_right_ways_are_accepted(layer_norm, operation, dtype):
     found = verdicts(RIGHT_WAYS, operation, dtype)
     assert len({name for name, _ in found}) >= 5
-    limited = {f"right-{slug(name)}" for name in LIMITED} | {f"right-ce-{slug(name)}" for name in cross_entropies.LIMITED}
-    limited |= {f"right-logprob-{slug(name)}" for name in logprobs.LIMITED | logprobs.LIMITED_BACKWARD}
     unexpected = {
         cell: verdict
         for cell, verdict in found.items()
-        if verdict.grade is Grade.WRONG or (verdict.grade is not Grade.PASS and cell[0] not in limited)
+        if verdict.grade is Grade.WRONG or (verdict.grade is not Grade.PASS and cell[0] not in LIMITED)
     }
     assert unexpected == {}
 

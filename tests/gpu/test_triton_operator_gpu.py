@@ -1,15 +1,27 @@
 """The Triton operators on a GPU: eager, differentiated, on any stream and device, and in their backends."""
 
 import csv
-import itertools
-import json
 
 import pytest
 import torch
-from operators import EVERY_TEST, LAYOUTS, LOG_PAIRS, LONG, OF_FUNCTION, PAIRS, TOLERANCE, Wrapped, both, close, each, gradient, randn
+from operators import (
+    EVERY_TEST,
+    LAYOUTS,
+    LOG_PAIRS,
+    LONG,
+    OF_FUNCTION,
+    PAIRS,
+    TOLERANCE,
+    Wrapped,
+    both,
+    close,
+    close_gradient,
+    each,
+    gradient,
+    randn,
+)
 from softbench.kernels.triton import dispatch, operator, softmax
 from torch.library import opcheck
-from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -21,18 +33,6 @@ SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG
 def fresh_compiler():
     torch._dynamo.reset()
     torch.manual_seed(0)
-
-
-@both
-@pytest.mark.parametrize(("shape", "dim"), SHAPES)
-def test_opcheck_passes_with_all_its_tests(pair, shape, dim):
-    forward, backward = pair
-    x, dy = (randn(*shape).requires_grad_() for _ in range(2))
-    # Nearly a softmax. With an arbitrary y, two orders of summation differ by more than opcheck's tolerance. With a softmax, dx sums to 0.
-    # opcheck differentiates the absolute value of that sum, and its sign would depend on rounding.
-    y = (0.9 * torch.softmax(randn(*shape), dim)).requires_grad_()
-    opcheck(forward, (x, dim), test_utils=EVERY_TEST)
-    opcheck(backward, (dy, y, dim), test_utils=EVERY_TEST)
 
 
 @both
@@ -105,24 +105,10 @@ def test_kernels_run_and_are_right_in_fresh_contiguous_memory(dtype, monkeypatch
             dx = backward(dy, y, dim)
             assert len(launches) == (2 if x.numel() else 0)
             close(y, torch.softmax(x.double(), dim), dtype)
-            scale = y.double() * (dy.double().abs() + (dy.double() * y.double()).abs().sum(dim, keepdim=True))
-            step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # between subnormals
-            assert ((dx.double() - gradient(dy, y, dim)).abs() <= TOLERANCE[dtype] * scale + step).all()
+            close_gradient(dx, dy, y, dim)
             for out in (y, dx):
                 assert (out.dtype, out.shape, out.stride()) == (dtype, x.shape, torch.softmax(x, dim).stride())
             assert not x.numel() or len({tensor.untyped_storage().data_ptr() for tensor in (x, dy, y, dx)}) == 4
-
-
-@both
-def test_flops_are_counted_and_fake_tensors_launch_nothing(pair):
-    forward, backward = pair
-    x = randn(3, 5, 7).requires_grad_()
-    with FlopCounterMode(display=False) as counter:
-        forward(x, 1).sum().backward()
-    assert counter.get_flop_counts()["Global"] == {forward._overloadpacket: 5 * 105, backward._overloadpacket: 4 * 105}
-    with torch._subclasses.FakeTensorMode():
-        fake = torch.empty(2**20, 2**20, device="cuda")  # 4 TiB
-        assert forward(fake, -1).shape == fake.shape
 
 
 @both
@@ -140,41 +126,6 @@ def test_tensor_subclasses_see_the_operators(pair):
     close(compiled(Wrapped(x)).inner, torch.softmax(x, -1))
 
 
-@both
-def test_vmap_takes_the_operators(pair):
-    forward, backward = pair
-    x, dy = randn(3, 40, 50), randn(3, 40, 50)
-    for at, dim in itertools.product((0, 1, 2), (0, 1, -1)):
-        y = torch.vmap(lambda x, dim=dim: forward(x, dim), at)(x)
-        close(y, torch.vmap(lambda x, dim=dim: torch.softmax(x, dim), at)(x))
-    torch.vmap(lambda dy, y: backward(dy, y, -1))(dy, x)
-
-
-@both
-def test_operators_run_on_the_current_stream(pair):
-    forward, backward = pair
-    side = torch.cuda.Stream()
-    x = torch.zeros(512, 4096, device="cuda")
-    fresh, dy = torch.randn_like(x), torch.randn_like(x)
-    torch.cuda.synchronize()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(50_000_000)
-        x.copy_(fresh)
-        y = forward(x, -1)
-        dx = backward(dy, y, -1)
-    side.synchronize()
-    close(y, torch.softmax(fresh, -1))
-    torch.testing.assert_close(dx.double(), gradient(dy, y), rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_operators_run_on_their_tensors_device():
-    x = torch.randn(37, 300, device="cuda:1")
-    assert torch.cuda.current_device() == 0
-    for function in (softmax, torch.compile(softmax, fullgraph=True)):
-        torch.testing.assert_close(function(x), torch.softmax(x, -1))
-
-
 def test_more_than_2_31_elements_are_right():
     if torch.cuda.mem_get_info()[0] < 24 * 2**30:
         pytest.skip("needs 24 GiB of device memory")
@@ -183,12 +134,6 @@ def test_more_than_2_31_elements_are_right():
         y = function(x)
         close(y[-1], torch.softmax(x[-1].double(), -1), torch.bfloat16)
         del y
-
-
-def test_autocast_changes_nothing():
-    x = randn(4, 50, dtype=torch.bfloat16)
-    with torch.autocast("cuda"):
-        assert softmax(x).dtype is torch.bfloat16
 
 
 BACKENDS = "triton-compiled,triton-op,triton-custom-op"
@@ -209,15 +154,3 @@ def test_backends_are_right_and_measured_in_every_direction(cli):
         if name != "copy" and direction != "both":
             assert row["class"] == "pass", (name, N, direction)
     assert {row["build_cache"] for row in found.values() if row["backend"] == "triton-aoti" and row["status"] == "ok"} == {"cold"}
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_backends_pass_every_check_case(cli, direction):
-    done = cli("check", "--backends", BACKENDS, "--direction", direction, "--dtype", "fp32", "--json", "-", timeout=580)
-    findings = json.loads(done.stdout)["findings"]
-    assert done.returncode == 0, [
-        (finding["backend"], finding["item"], finding["verdict"], finding["reason"])
-        for finding in findings
-        if finding["verdict"] not in ("pass", "skipped")
-    ] or done.stderr
-    assert {finding["verdict"] for finding in findings} <= {"pass", "skipped"}

@@ -6,65 +6,71 @@ import sys
 import opinfos
 import pytest
 import torch
-from operators import EVERY_TEST, LOG_PAIRS, OPS, PAIRS as TRITONS, Wrapped, run_and_differentiate
+from operators import EVERY_PAIR as PAIRS, EVERY_TEST, FUNCTIONS, INPUTS, ON_THE_CPU, OPS, SHAPES, Wrapped, of, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.common import registration
-from softbench.kernels.cuda import log_softmax as cuda_log_softmax, softmax as cuda_softmax
-from softbench.kernels.triton import generic, log_softmax as triton_log_softmax, softmax as triton_softmax
+from softbench.kernels.triton import generic, softmax as triton_softmax
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
 
-SOFTMAX = {
-    "triton": triton_softmax,
-    "triton log": triton_log_softmax,
-    "opaque": OPS.triton_softmax_opaque,
-    "opaque log": OPS.triton_log_softmax_opaque,
-    "cuda": cuda_softmax,
-    "cuda log": cuda_log_softmax,
-}
-PAIRS = {
-    "triton": TRITONS["triton_op"],
-    "opaque": TRITONS["custom_op"],
-    "triton log": LOG_PAIRS["triton_op"],
-    "opaque log": LOG_PAIRS["custom_op"],
-    "cuda": (OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default),
-    "cuda log": (OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default),
-}
 each = pytest.mark.parametrize("name", PAIRS)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
-SHAPES = [
-    ((5, 7), -1),
-    ((5, 7), 0),
-    ((2, 3, 4), 1),
-    ((2, 3, 4), -3),
-    ((6,), 0),
-    ((), -1),
-    ((), 0),
-    ((1, 5), 0),
-    ((4, 1, 1), 0),
-    ((0, 3), 1),
-    ((3, 0), 1),
-]
-LAYOUTS = [
-    torch.randn(7, 5).t(),
-    torch.randn(5, 14)[:, ::2],
-    torch.randn(5, 1).expand(5, 7),
-    torch.randn(1, 7).expand(5, 7),
-    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-    torch.randn(36)[1:].view(5, 7),
-]
-
-
-def of(name):
-    """The function of torch that an operator computes."""
-    return "log_softmax" if name.endswith("log") else "softmax"
+NARROW = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     torch._dynamo.reset()
+
+
+def wider(name, dtypes=NARROW):
+    """The arguments that operators of CUDA take more, for float32 results of these dtypes."""
+    return [(dtype, (torch.float32,)) for dtype in dtypes] if name.startswith("cuda") else []
+
+
+@each
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_other_devices_get_torchs_function_in_fresh_memory(name, dtype):
+    forward, backward = PAIRS[name]
+    for (x, dim), more in itertools.product(INPUTS, [(), *(more for wide, more in wider(name) if wide is dtype)]):
+        x = x.to(dtype)
+        y, expected = forward(x, dim, *more), getattr(torch, of(name))(x, dim, *more)
+        assert torch.equal(y, expected)
+        assert (y.dtype, y.stride()) == (expected.dtype, expected.stride())
+        dx = backward(y, y, dim, *((dtype,) if more else ()))
+        assert (dx.dtype, dx.shape, dx.stride()) == (dtype, x.shape, expected.stride())
+        assert len({tensor.untyped_storage().data_ptr() for tensor in (x, y, dx)}) == 3 or x.numel() == 0
+
+
+@each
+def test_fake_cuda_tensors_have_torchs_strides_dtype_and_device(name):
+    forward, backward = PAIRS[name]
+    with FakeTensorMode():
+        for (shape, dim), dtype in itertools.product(SHAPES, DTYPES):
+            if torch.version.cuda is None and len(shape) > 1 and min(shape) > 1 and dim % len(shape) == 0:
+                continue  # Tensor.contiguous() of a fake CUDA tensor needs a torch that was built for CUDA
+            x, strides = torch.empty(shape, dtype=dtype, device="cuda"), torch.softmax(torch.empty(shape), dim).stride()
+            if name.startswith("cuda") and dtype is torch.float64:
+                for call in (lambda x=x, dim=dim: forward(x, dim), lambda x=x, dim=dim: backward(x, x, dim)):
+                    with pytest.raises(TypeError, match=rf"{of(name)} of torch\.float64 on cuda"):
+                        call()
+                continue
+            for more in [(), *(more for wide, more in wider(name) if wide is dtype)]:
+                y = forward(x, dim, *more)
+                dx = backward(y, y, dim, *((dtype,) if more else ()))
+                assert (y.shape, y.stride(), y.dtype, y.device) == (x.shape, strides, more[0] if more else dtype, x.device)
+                assert (dx.shape, dx.stride(), dx.dtype, dx.device) == (x.shape, strides, dtype, x.device)
+
+
+@pytest.mark.parametrize("name", ["triton", "cuda"])
+def test_inductor_compiles_the_operators(name):
+    compiled = torch.compile(FUNCTIONS[name], fullgraph=True, dynamic=True)
+    for M, N in ((3, 5), (4, 60)):
+        x = torch.randn(M, N)
+        assert torch.allclose(compiled(x), torch.softmax(x, -1), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +87,12 @@ def test_opcheck_passes_with_all_its_tests(name, shape, dim):
 
 
 @pytest.mark.parametrize(
-    ("name", "layout"), sampled(itertools.product(PAIRS, range(len(LAYOUTS))), lambda name, layout: layout % 3 == [*PAIRS].index(name) % 3)
+    ("name", "layout"),
+    sampled(itertools.product(PAIRS, range(len(ON_THE_CPU))), lambda name, layout: layout % 3 == [*PAIRS].index(name) % 3),
 )
 def test_opcheck_passes_on_any_strides(name, layout):
     forward, backward = PAIRS[name]
-    x = LAYOUTS[layout]
+    x = ON_THE_CPU[layout]
     opcheck(forward, (x, 1), test_utils=EVERY_TEST)
     opcheck(backward, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
 
@@ -119,12 +126,13 @@ def test_vmap_takes_any_batched_dimension(name):
         for at, dim in itertools.product(range(len(shape)), dims):
             if not -max(1, len(shape) - 1) <= dim < max(1, len(shape) - 1):
                 continue
-            x, dy = torch.randn(2, *shape).unbind()
-            y = torch.vmap(lambda x, dim=dim: torchs(x, dim), at)(x)
-            assert torch.allclose(torch.vmap(lambda x, dim=dim: forward(x, dim), at)(x), y)
-            one = dy.select(at, 0)
-            got = torch.vmap(lambda dy, y, dim=dim: backward(dy, y, dim), (None, 0))(one, y)
-            assert torch.allclose(got, torch.stack([backward(one, sample, dim) for sample in y]), atol=1e-6)
+            for dtype, more in [(torch.float32, ()), *wider(name, NARROW[1:])]:
+                x, dy = torch.randn(2, *shape).to(dtype).unbind()
+                y = torch.vmap(lambda x, dim=dim, more=more: torchs(x, dim, *more), at)(x)
+                assert torch.allclose(torch.vmap(lambda x, dim=dim, more=more: forward(x, dim, *more), at)(x), y)
+                one, narrow = dy.select(at, 0).float(), (dtype,) if more else ()
+                got = torch.vmap(lambda dy, y, dim=dim, narrow=narrow: backward(dy, y, dim, *narrow), (None, 0))(one, y)
+                assert torch.allclose(got, torch.stack([backward(one, sample, dim, *narrow) for sample in y]), atol=1e-6)
     with pytest.raises(IndexError):
         torch.vmap(lambda x: forward(x, 1))(torch.ones(3, 4))
 
@@ -176,10 +184,10 @@ def test_a_call_waits_for_the_import_of_its_module(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    sampled(itertools.product(SOFTMAX, DTYPES), lambda name, dtype: DTYPES.index(dtype) == [*SOFTMAX].index(name) % 4),
+    sampled(itertools.product(FUNCTIONS, DTYPES), lambda name, dtype: DTYPES.index(dtype) == [*FUNCTIONS].index(name) % 4),
 )
 def test_results_agree_with_torch_on_its_samples(name, dtype):
-    opinfos.agree_with_torch(SOFTMAX[name], "cpu", dtype, of(name))
+    opinfos.agree_with_torch(FUNCTIONS[name], "cpu", dtype, of(name))
     if of(name) == "softmax":  # the suite has no samples of log_softmax's backward
         opinfos.backward_agrees_with_torch(lambda dy, y, dim: PAIRS[name][1](dy, y, dim), "cpu", dtype)
 
@@ -187,8 +195,8 @@ def test_results_agree_with_torch_on_its_samples(name, dtype):
 @pytest.mark.slow
 def test_results_with_a_dtype_agree_with_torch():
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        opinfos.widened_as_torch(cuda_softmax, "cpu", dtype)
-        opinfos.widened_as_torch(cuda_log_softmax, "cpu", dtype, "log_softmax")
+        for name in ("cuda", "cuda log"):
+            opinfos.widened_as_torch(FUNCTIONS[name], "cpu", dtype, of(name))
 
 
 @pytest.mark.slow
@@ -198,6 +206,6 @@ def test_opcheck_passes_on_torchs_samples(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(SOFTMAX, lambda name: name in ("opaque log", "cuda log")))
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, lambda name: name in ("opaque log", "cuda log")))
 def test_gradients_of_both_orders_are_right_on_torchs_samples(name):
-    opinfos.gradchecked(SOFTMAX[name], "cpu", of(name))
+    opinfos.gradchecked(FUNCTIONS[name], "cpu", of(name))

@@ -1,15 +1,13 @@
-"""The bounds of masked softmax: right ways of computing it are accepted, and the check of a run rejects each wrong one."""
+"""The bounds of masked softmax beside `test_ways.py`: what is said of results, references, and inputs."""
 
-import itertools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from masked_softmaxes import LIMITED, NAME, RIGHT, WRONG, WRONG_BACKWARD, B, F, case_of, constant, of, op_of
+from masked_softmaxes import NAME, RIGHT, WRONG, WRONG_BACKWARD, B, F, case_of, constant, op_of
 from sampled import sampled, with_dtypes
 
-from softbench.backends import naive, torch_eager
 from softbench.core.outcome import Grade
 from softbench.ops import second_opinion
 from softbench.ops.masked_softmax import logits
@@ -21,27 +19,11 @@ from softbench.worker.checking.pre_check import PreCheck
 
 CPU = torch.device("cpu")
 ALL_SET = "scale=0.3,mask=additive,mask_axes=HSN,causal=true,sink=true"
-SETTINGS = ("", "scale=5", "mask=boolean,mask_axes=BN", ALL_SET, "mask=boolean,causal=true")
 
 
 def graded(make, case, seed=3):
     """The verdict of a run's check: structured rows, then normal ones."""
     return PreCheck(case, make(case), any_dim.make(case, seed, CPU), object(), None).run(seed)
-
-
-@with_dtypes("direction name", itertools.product((F, B), RIGHT), every=4)
-def test_right_ways_are_accepted(name, direction, dtype):
-    for text in SETTINGS:
-        for shape in ((2, 3, 40, 65), (1, 2, 9, 4), (1, 1, 5, 129)):
-            found = graded(RIGHT[name], case_of(text, dtype, direction, shape))
-            allowed = {Grade.PASS, Grade.LOW_PRECISION} if name in LIMITED else {Grade.PASS}
-            assert found.grade in allowed, (text, shape, found)
-
-
-@pytest.mark.parametrize("direction", [F, B])
-def test_float32_stays_below_the_bound(direction):
-    for text in SETTINGS:
-        assert graded(of, case_of(text, "fp32", direction, (1, 2, 30, 1023))).worst <= 0.7, text
 
 
 def settings(wrongs):
@@ -88,22 +70,6 @@ class Backend:
 
 def checked(make, text, name, dtype, direction):
     return CheckCaseRunner(Backend(make), "cpu", operation=op_of(text)).run(name, direction, dtype, 0)
-
-
-LARGE = ("4097", "8192", "12289", "16384", "1025", "130x197")
-
-
-@pytest.mark.parametrize(
-    ("backend", "dtype", "text"),
-    [(naive.backend, "bf16", ALL_SET), pytest.param(torch_eager.backend, "fp32", "mask=boolean", marks=pytest.mark.slow)],
-)
-def test_backends_are_right_in_every_check_case(backend, dtype, text):
-    op = op_of(text)
-    for item in numerics(op).check_cases(op):
-        if not item.gpu_only and not any(large in item.name for large in LARGE):
-            found = CheckCaseRunner(backend, "cpu", operation=op).run(item.name, item.direction, dtype, 0)
-            assert found.grade in (Grade.PASS, Grade.LOW_PRECISION), (item.name, item.direction, found)
-            assert dtype != "fp32" or found.grade is Grade.PASS
 
 
 @pytest.mark.parametrize(

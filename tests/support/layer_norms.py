@@ -1,25 +1,14 @@
 """Right and wrong ways to compute the operation that docs/operations.md shows, LayerNorm and its gradient, by name."""
 
 import torch
+from rms_norms import cached_by_address, mean_of, one_by_one, without_the_last_column
 
 EPS = 1e-5
-
-
-def mean_of(row):
-    return row.mean(-1, keepdim=True)
 
 
 def wide(x, w, *, eps=EPS, centre=mean_of, mean=mean_of, dtype=torch.float32):
     below = x.to(dtype) - centre(x.to(dtype))
     return (below * torch.rsqrt(mean(below.square()) + eps) * w.to(dtype)).to(x.dtype)
-
-
-def one_by_one(row):
-    """The mean of each row, one term after the other."""
-    total = torch.zeros_like(row[:, :1])
-    for column in row.split(1, dim=1):
-        total = total + column
-    return total / row.shape[1]
 
 
 def one_pass(x, w):
@@ -29,22 +18,12 @@ def one_pass(x, w):
     return ((found - mean_of(found)) * torch.rsqrt(variance + EPS) * w.float()).to(x.dtype)
 
 
-def cached():
-    """An output kept by the address of its input."""
-    kept = {}
-    return lambda x, w: kept.setdefault(x.data_ptr(), wide(x, w)).clone()
-
-
 def gradient(dy, x, w, *, less=1.0, power=1, mean=mean_of, centred=1.0, dtype=torch.float32):
     x, w, dy, made = x.to(dtype), w.to(dtype), dy.to(dtype), x.dtype
     below = x - mean_of(x)
     r = torch.rsqrt(mean_of(below.square()) + EPS)
     g, h = w * dy, below * r**power
     return (r * (g - centred * mean_of(g) - less * h * mean(g * h))).to(made)
-
-
-def without_the_last_column(row):
-    return row[:, :-1].sum(-1, keepdim=True) / row.shape[1]
 
 
 RIGHT = {
@@ -77,7 +56,7 @@ WRONG = {
         lambda x, w: ((x.float() - mean_of(x.float())) / (x.float().var(-1, False, keepdim=True) + EPS) * w.float()).to(x.dtype)
     ),
     "of the row before": lambda: lambda x, w: wide(x.roll(1, 0), w),
-    "cached": cached,
+    "cached": lambda: cached_by_address(wide),
     "sum in 16 bits": lambda: lambda x, w: wide(x, w, mean=lambda square: square.half().cumsum(-1)[:, -1:].float() / x.shape[1]),
 }
 WRONG_BACKWARD = {

@@ -4,6 +4,7 @@ import math
 import warnings
 
 import torch
+from rms_norms import cached_by_address
 
 LOG2E = math.log2(math.e)
 TILE = 256
@@ -166,12 +167,6 @@ class Stale:
         return y.clone()
 
 
-def cached():
-    """An output kept by the address of its input."""
-    kept = {}
-    return lambda x: kept.setdefault(x.data_ptr(), torch.log_softmax(x, -1)).clone()
-
-
 WRONG_FORWARD = {
     "zeros": lambda: torch.zeros_like,
     "softmax": lambda: lambda x: torch.softmax(x, -1),
@@ -195,7 +190,7 @@ WRONG_FORWARD = {
     "a masked row of zeros": lambda: lambda x: torch.where(x.isneginf().all(-1, keepdim=True), 0.0, torch.log_softmax(x, -1)),
     "NaN swallowed": lambda: lambda x: torch.log_softmax(x.nan_to_num(nan=-math.inf, neginf=-math.inf), -1),
     "stale rows": Stale,
-    "cached": cached,
+    "cached": lambda: cached_by_address(lambda x: torch.log_softmax(x, -1)),
 }
 WRONG_BACKWARD = {
     "zeros": lambda dy, y: torch.zeros_like(y),

@@ -1,8 +1,11 @@
-"""What the operators' tests share: the Triton operators of both torch.library interfaces, operands on a GPU, and a tensor subclass."""
+"""What the operators' tests share: the operators of both packages, operands on the CPU and on a GPU, and a tensor subclass."""
+
+import itertools
 
 import pytest
 import torch
-from softbench.kernels.triton import operator  # noqa: F401 - registers the operators
+from softbench.kernels.cuda import log_softmax as cuda_log_softmax, softmax as cuda_softmax
+from softbench.kernels.triton import log_softmax as triton_log_softmax, softmax as triton_softmax
 
 OPS = torch.ops.softbench
 PAIRS = {
@@ -13,12 +16,48 @@ LOG_PAIRS = {
     "triton_op": (OPS.triton_log_softmax.default, OPS.triton_log_softmax_backward.default),
     "custom_op": (OPS.triton_log_softmax_opaque.default, OPS.triton_log_softmax_opaque_backward.default),
 }
+EVERY_PAIR = {
+    "triton": PAIRS["triton_op"],
+    "opaque": PAIRS["custom_op"],
+    "triton log": LOG_PAIRS["triton_op"],
+    "opaque log": LOG_PAIRS["custom_op"],
+    "cuda": (OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default),
+    "cuda log": (OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default),
+}
+FUNCTIONS = {
+    "triton": triton_softmax,
+    "opaque": OPS.triton_softmax_opaque,
+    "triton log": triton_log_softmax,
+    "opaque log": OPS.triton_log_softmax_opaque,
+    "cuda": cuda_softmax,
+    "cuda log": cuda_log_softmax,
+}
+"""What a program calls, by the names of EVERY_PAIR."""
 OF_FUNCTION = {"softmax": PAIRS, "log_softmax": LOG_PAIRS}
 EVERY_TEST = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static", "test_aot_dispatch_dynamic")
 
 each = pytest.mark.parametrize("name", OF_FUNCTION)
 """The name of a function, which torch and the operators have."""
 both = pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS.keys())
+
+
+def of(name):
+    """The function of torch that an operator of EVERY_PAIR computes."""
+    return "log_softmax" if name.endswith("log") else "softmax"
+
+
+SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((), 0), ((1, 5), 0), ((4, 1, 1), 0)]
+SHAPES += [((0, 3), 1), ((3, 0), 1)]
+ON_THE_CPU = [
+    torch.randn(7, 5).t(),
+    torch.randn(5, 14)[:, ::2],
+    torch.randn(5, 1).expand(5, 7),
+    torch.randn(1, 7).expand(5, 7),
+    torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    torch.randn(36)[1:].view(5, 7),
+]
+"""Tensors with any strides."""
+INPUTS = [*((torch.randn(shape), dim) for shape, dim in SHAPES), *itertools.product(ON_THE_CPU, (0, 1, -1))]
 
 
 def run_and_differentiate(function, x, dy):
@@ -51,6 +90,15 @@ def gradient(dy, y, dim=-1):
 
 def close(got, expected, dtype=torch.float32):
     torch.testing.assert_close(got.double(), expected.double(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 1e-2)
+
+
+def close_gradient(dx, dy, y, dim=-1, factor=1):
+    """dx is within the rounding of its dtype and of float32 sums. The scale is that of the terms, since their difference may be small."""
+    wide_dy, wide_y = dy.double(), y.double()
+    expected = factor * wide_y * (wide_dy - (wide_dy * wide_y).sum(dim, keepdim=True))
+    scale = factor * wide_y * (wide_dy.abs() + (wide_dy * wide_y).abs().sum(dim, keepdim=True))
+    step = torch.finfo(dx.dtype).smallest_normal * torch.finfo(dx.dtype).eps  # between subnormals
+    assert ((dx.double() - expected).abs() <= TOLERANCE[dx.dtype] * scale + step).all()
 
 
 class Wrapped(torch.Tensor):

@@ -92,7 +92,7 @@ def opchecked(forward, backward, device, dtype, name="softmax"):
     for x, (dim,), _ in twins(database()[name, ""], device, dtype, requires_grad=True):
         torch.library.opcheck(forward, (x, dim), test_utils=FULL)
     for dy, y, dim in gradients(device, dtype, requires_grad=True):
-        nearly = (0.9 * y.detach()).requires_grad_()  # dx of an exact softmax sums to 0: see gpu/test_triton_operator_gpu.py
+        nearly = (0.9 * y.detach()).requires_grad_()  # dx of an exact softmax sums to 0: see gpu/test_operators_gpu.py
         torch.library.opcheck(backward, (dy.detach().requires_grad_(), nearly, dim), test_utils=FULL)
 
 

@@ -22,10 +22,10 @@ def one_by_one(row):
     return total / row.shape[1]
 
 
-def cached():
-    """An output kept by the address of its input."""
+def cached_by_address(function):
+    """Outputs kept by the address of their input."""
     kept = {}
-    return lambda x, w: kept.setdefault(x.data_ptr(), wide(x, w)).clone()
+    return lambda x, *given: kept.setdefault(x.data_ptr(), function(x, *given)).clone()
 
 
 def gradient(dy, x, w, rstd, *, less=1.0, power=3, mean=mean_of, dtype=torch.float32):
@@ -68,7 +68,7 @@ WRONG = {
     "weight of the next column": lambda: lambda x, w: wide(x, w.roll(1)),
     "root missing": lambda: lambda x, w: (x.float() / (mean_of(x.float().square()) + EPS) * w.float()).to(x.dtype),
     "of the row before": lambda: lambda x, w: wide(x.roll(1, 0), w),
-    "cached": cached,
+    "cached": lambda: cached_by_address(wide),
     "sum in 16 bits": lambda: lambda x, w: wide(x, w, mean=lambda square: square.half().cumsum(-1)[:, -1:].float() / x.shape[1]),
 }
 WRONG_BACKWARD = {

@@ -6,7 +6,12 @@ import os
 import time
 from pathlib import Path
 
+import cross_entropies
+import log_softmaxes
+import logprobs
+import masked_softmaxes
 import pytest
+from ways import slug
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import BuildCase, CheckOutputs, Failure, RenewInputs, TimeBatch, VerifyOutputs
@@ -38,6 +43,15 @@ BATCH_TRICKS = load(PLUGINS / "wrong" / "batch_tricks.py")
 TRICKS = load(PLUGINS / "wrong" / "tricks.py")
 WRONG_WAYS = load(PLUGINS / "wrong" / "operations.py")
 RIGHT_WAYS = load(PLUGINS / "correct" / "operations.py")
+LATER = {"wrong-first-buffer"}
+"""Wrong ways that are right in the check before timing."""
+LIMITED = {
+    *(f"right-{slug(name)}" for name in log_softmaxes.LIMITED),
+    *(f"right-ce-{slug(name)}" for name in cross_entropies.LIMITED),
+    *(f"right-logprob-{slug(name)}" for name in logprobs.LIMITED | logprobs.LIMITED_BACKWARD),
+    *(f"right-masked-{slug(name)}" for name in masked_softmaxes.LIMITED),
+}
+"""Right ways that may be of low precision."""
 
 
 def grade(backend, item, direction, dtype, device):
