@@ -169,7 +169,7 @@ def judged(
 def check(
     *backends: Backend,
     op: str | PathLike[str] = OPERATION,
-    case: str = "*",
+    case: str | Sequence[str] = "*",
     dtype: Words = None,
     direction: Words = None,
     **options: Any,
@@ -179,7 +179,7 @@ def check(
     Args:
         backends: as in `compare`.
         op: the operation, or the Python file of one.
-        case: a shell pattern of the names of check cases; a leading `!` selects the others.
+        case: a shell pattern of the names of check cases, or several; a leading `!` selects the others.
         dtype, direction: one or several; None for all that the operation has. Beside a function, no direction means `forward`.
         options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
 
@@ -193,7 +193,7 @@ def check(
 
 
 def checked(
-    backends: Sequence[Backend], op: Operations, case: str, dtype: Words, direction: Words, options: Mapping[str, Any]
+    backends: Sequence[Backend], op: Operations, case: str | Sequence[str], dtype: Words, direction: Words, options: Mapping[str, Any]
 ) -> tuple[CheckReport, list[str]]:
     """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
     from softbench.plan.settings import from_flags
@@ -201,16 +201,15 @@ def checked(
 
     known_only(options, "check")
     with watched(progress=False):
-        if not isinstance(case, str):
-            raise UsageError(f"case: must be a pattern of names, not {case!r}")
+        if not (isinstance(case, str) or (isinstance(case, list | tuple) and case and all(isinstance(one, str) for one in case))):
+            raise UsageError(f"case: must be a pattern of names, or several, not {case!r}")
         chosen = given(backends)
         if direction is None and any(split_function(split_alias(plugin)[1])[1] for plugin in chosen.plugins):
             direction = "forward"
         found = texts({**options, "dtype": dtype, "direction": direction})
         axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
-        asked = CheckRequest.of(
-            from_flags(given_settings(chosen, None, found)), ",".join(operations(op) or (OPERATION,)), pattern=case, set=parameters, **axes
-        )
+        patterns, op = [case] if isinstance(case, str) else case, ",".join(operations(op) or (OPERATION,))
+        asked = CheckRequest.of(from_flags(given_settings(chosen, None, found)), op, patterns=patterns, set=parameters, **axes)
         report = run_check(asked, lambda done, total, now: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

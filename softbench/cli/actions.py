@@ -163,6 +163,13 @@ def read(file: Path) -> list[Row]:
     return rows
 
 
+def reject_folders(files: Sequence[Path]) -> None:
+    """Check the results files of a command that names its output after one of them. Raises ResultsError for a folder."""
+    for file in files:
+        if file.is_dir():
+            raise ResultsError(f"{file}: is a folder; name a results file, such as {file / 'latest.csv'}")
+
+
 def reject_input(file: Path, flag: str) -> None:
     """Check that no other argument of the command names the file, or a CSV whose JSON it is.
 

@@ -26,10 +26,11 @@ TOLD = 5
 
 
 Case = Annotated[
-    str,
+    list[str] | None,
     option(
         WHAT,
-        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; with '' the error lists all names.",
+        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; with '' the error lists all names. "
+        "Repeatable.",
         "--case",
         metavar="PATTERN",
         default="all",
@@ -65,7 +66,7 @@ def register(app: typer.Typer) -> None:
 @options.takes(command="check", after={"case": "backends"})
 def check(
     *,
-    case: Case = "*",
+    case: Case = None,
     dtype: Dtype = None,
     direction: Direction = None,
     op: options.Operation = OPERATION,
@@ -88,7 +89,7 @@ def check(
     flags = from_flags(given)
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest.of(flags, op, pattern=case, dtype=dtype, direction=direction, set=parameters)
+    request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters)
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
     if junit is not None:
@@ -117,6 +118,8 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
         output.show(table, output.console())
     for text in report.broken if verbosity.quiet() else report.notes:
         note(text, error=True)
+    if report.nothing and not report.interrupted:
+        note(report.nothing, error=True)
     repeats = report.to_repeat(plugins)
     for backend in dict.fromkeys(finding.backend for finding, _ in repeats):
         own = [pair for pair in repeats if pair[0].backend == backend]

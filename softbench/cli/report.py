@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softbench.cli.actions import note, read, try_file
+from softbench.cli.actions import note, read, reject_folders, try_file
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import UsageError
 from softbench.core.files import replace_file
@@ -54,6 +54,7 @@ def report(
     files = files or [LATEST]
     if "-" in map(str, files):
         raise UsageError("report -: reads files only, because the samples lie beside the CSV; name the file")
+    reject_folders(files)
     target = out or files[-1].with_suffix(".html")
     if str(target) == "-":
         raise UsageError("report -o -: writes a file only; name it")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softbench.cli import completion, options
-from softbench.cli.actions import note, printed, read, wrote_to_stdout
+from softbench.cli.actions import note, printed, read, reject_folders, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
@@ -205,6 +205,7 @@ def plot(
     if over is not None and kind != "speedup":
         raise UsageError(f"--over {over}: goes with --kind speedup, not with {kind}")
     _reject_two_stdins(files)
+    reject_folders(files)
     if out is None and str(files[0]) == "-":
         raise UsageError("plot -: name the picture with -o")
     targets = plots.targets(out, split(joined(format)) if format else (), files[0], kind)

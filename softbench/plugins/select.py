@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from softbench.core.case import YARDSTICK
-from softbench.core.errors import UsageError
+from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.text import did_you_mean, unknown
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import ALL, PluginSource
@@ -59,12 +59,13 @@ def select(
     """The backends of a run: the yardstick first (unless it is not needed), then the named ones in order. `flag` is named in errors.
 
     Names may also be `all` (as None: every backend but the extras), shell patterns (`compile:*`), and the name of a plugin source for its
-    backends. `all` and patterns may select unavailable backends, which become rows with the reason. A plugin file that could not be
-    loaded becomes rows too, whatever the names are. Without the yardstick it is an error, as then only the named backends have rows.
+    backends. Backends that cannot run here become rows with the reason, and so does a plugin file that could not be loaded, whatever the
+    names are. Without the yardstick both are errors, as then only the named backends have rows.
 
     Raises:
-        UsageError: two sources claim a name, a name or pattern is unknown, or a named backend cannot run here.
-            Without the yardstick: a plugin file could not be loaded.
+        UsageError: two sources claim a name, or a name or pattern is unknown.
+            Without the yardstick: a named backend cannot run here, or a plugin file could not be loaded.
+        SoftbenchError: the backends are named, and none of them can run here.
     """
     by_name: dict[str, BackendInfo] = {}
     for info in infos:
@@ -73,12 +74,18 @@ def select(
             both = f"one of {other.origin.shown}, one of {info.origin.shown}"
             raise UsageError(f"two backends are called '{info.name}': {both}; rename one, as in --plugin NAME=FILE")
     chosen: list[BackendInfo] = []
+    named: list[BackendInfo] = []
     for name in (ALL,) if names is None else names:
         if name == ALL or WILDCARDS & set(name):
             chosen += matching(by_name.values(), name, f"{flag}: ")
         else:
             names_of = [info.name for info in of_source(infos, name)] or [name]
-            chosen += [_named(each, by_name, infos, flag) for each in names_of]
+            found = [_named(each, by_name, infos, flag) for each in names_of]
+            named, chosen = named + found, chosen + found
+    unable = [info for info in dict.fromkeys(named) if not info.able]
+    if unable and not (yardstick and any(info.able and info.name != YARDSTICK for info in chosen)):
+        reasons = [f"{info.name}: {info.broken or 'unavailable: ' + info.unavailable}" for info in unable]
+        raise (SoftbenchError if yardstick and not any(info.broken for info in unable) else UsageError)(f"{flag} {'; '.join(reasons)}")
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
     lost = not_loaded(infos)
     if lost and not yardstick:
@@ -127,7 +134,4 @@ def _named(name: str, by_name: dict[str, BackendInfo], infos: Sequence[BackendIn
     if name not in by_name:
         lost = "".join(f"; {info.origin.shown} could not be loaded: {info.broken}" for info in infos if info.broken)
         raise UsageError(f"{flag}: {unknown(name, _known(name, by_name.values()), 'backend')}{lost}")
-    info = by_name[name]
-    if info.broken or info.unavailable:
-        raise UsageError(f"{flag} {name}: {info.broken or 'unavailable: ' + info.unavailable}")
-    return info
+    return by_name[name]

@@ -87,7 +87,7 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
     except OSError as error:
         raise UsageError(f"{at} {path}: {error.strerror}") from None
     if not there:
-        other = place.with_name(f"{place.name}.py")
+        other = place.parent / f"{place.name}.py"
         hint = "; it is a folder" if place.is_dir() else f"; did you mean {other}?" if other.is_file() else ""
         raise UsageError(f"{at} {path}: no such file{hint}")
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function)

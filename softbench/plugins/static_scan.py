@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from softbench.core.case import NAME, OPERATION
+from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 from softbench.plugins.info import BackendInfo
-from softbench.plugins.source import FILE, PluginSource, module_file
+from softbench.plugins.source import FILE, PluginSource, module_file, source_of
 
 ASSIGNED = ("backend", "backends")
 """The names under which a file has its backends."""
 LOAD = "not imported, as that runs its code; with --load it is"
+
+
+def require_python(plugins: Iterable[Path]) -> None:
+    """Read the plugins that the user names.
+
+    Raises:
+        UsageError: one does not exist, or is not Python, with its line.
+    """
+    for source in map(source_of, plugins):
+        if broken := at(source)[0].broken:
+            raise UsageError(f"--plugin {source.shown}: {broken.removeprefix('import: ')}")
 
 
 def at(source: PluginSource) -> list[BackendInfo]:

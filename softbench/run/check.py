@@ -14,12 +14,13 @@ from softbench.core.errors import Interrupted, UsageError, WorkersError
 from softbench.core.json import JsonObject
 from softbench.core.messages import CheckCaseGraded, Failure, ListCheckCases, RunCheckCase, Skip
 from softbench.core.outcome import ErrorMetrics, Grade
-from softbench.core.text import did_you_mean
+from softbench.core.text import did_you_mean, few
 from softbench.ops import registry
 from softbench.plan import grammar, sweep
 from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
+from softbench.plugins.static_scan import require_python
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
@@ -67,8 +68,8 @@ class CheckRequest:
     """What the user asked for."""
 
     settings: Settings
-    pattern: str
-    """A shell pattern of case names, such as `layout *`; a leading `!` excludes."""
+    patterns: tuple[str, ...]
+    """Shell patterns of case names, such as `layout *`. A leading `!` excludes; with such patterns alone all others are taken."""
     dtypes: tuple[str, ...]
     directions: tuple[str, ...]
     op: str = OPERATION
@@ -81,7 +82,7 @@ class CheckRequest:
         flags: Layer,
         op: str = OPERATION,
         *,
-        pattern: str = "*",
+        patterns: Sequence[str] | None = None,
         dtype: Sequence[str] | None = None,
         direction: Sequence[str] | None = None,
         set: Sequence[str] | None = None,
@@ -91,13 +92,14 @@ class CheckRequest:
         Raises:
             UsageError: an option is invalid, or does not fit the operation.
         """
+        require_python(flags.get("plugins", ()))
         directions = grammar.parse_directions(",".join(direction or Direction), "--direction")
         dtypes = grammar.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
         of = operations.name(op, set)
         sweep.require_passes(of, directions)
         sweep.require_dtypes(of, dtypes)
         dtypes = tuple(one for one in dtypes if one in registry.operation(of).dtypes)
-        return cls(Settings.from_sources({}, flags), pattern, dtypes, directions, of, op)
+        return cls(Settings.from_sources({}, flags), ("*",) if patterns is None else tuple(patterns), dtypes, directions, of, op)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +121,19 @@ class CheckReport:
     """The exit code of the interruption."""
 
     @property
+    def nothing(self) -> str:
+        """Why no output was compared; empty if one was."""
+        if any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings):
+            return ""
+        reasons = dict.fromkeys(f"{finding.backend}: {finding.verdict}: {finding.reason}" for finding in self.findings)
+        return f"no output was compared: {few(list(reasons) or list(self.notes) or ['no backend is left'])}"
+
+    @property
     def exit_code(self) -> int:
         """0 if an output was compared and no backend is wrong, failed or broken, else 1; that of an interruption if there was one."""
         if self.interrupted:
             return self.interrupted
-        compared = any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings)
-        return 1 if self.broken or not compared or any(finding.verdict in BAD for finding in self.findings) else 0
+        return 1 if self.broken or self.nothing or any(finding.verdict in BAD for finding in self.findings) else 0
 
     def document(self) -> JsonObject:
         """The report as JSON; infinities and NaN are texts."""
@@ -196,15 +205,26 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
     pool.discard(worker)
     if isinstance(reply, Lost | Failure):
         raise WorkersError(f"the check cases cannot be read: {reply.reason}")
-    pattern = request.pattern.removeprefix("!")
-    matching = [case for case in reply.cases if fnmatchcase(case[0], pattern) != request.pattern.startswith("!")]
-    if not matching:
-        names = list(dict.fromkeys(name for name, *_ in reply.cases))
-        if not request.pattern:
+    names = list(dict.fromkeys(name for name, *_ in reply.cases))
+    for pattern in request.patterns:
+        if not pattern:
             raise UsageError(f"--case '': the cases of {request.op} are {', '.join(map(repr, names))}")
-        hint = did_you_mean(request.pattern, names, CLOSE)
-        raise UsageError(f"--case: unknown case '{request.pattern}'; {hint}--case '' names all {len(names)}")
-    return matching
+        if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
+            hint = did_you_mean(pattern, names, CLOSE)
+            raise UsageError(f"--case: unknown case '{pattern}'; {hint}--case '' names all {len(names)}")
+    wanted = [pattern for pattern in request.patterns if not pattern.startswith("!")] or ["*"]
+    excluded = [pattern[1:] for pattern in request.patterns if pattern.startswith("!")]
+    named = [case for case in reply.cases if _matches(case[0], wanted) and not _matches(case[0], excluded)]
+    chosen = [case for case in named if case[1] in request.directions]
+    if not chosen:
+        there = sorted({case[1] for case in named})
+        what = f"those cases are of --direction {', '.join(there)} only" if there else "no case is left"
+        raise UsageError(f"--case {' --case '.join(map(repr, request.patterns))}: {what}")
+    return chosen
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class _Checker:

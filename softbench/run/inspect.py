@@ -15,6 +15,7 @@ from softbench.core.text import unknown
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
+from softbench.plugins.static_scan import require_python
 from softbench.processes.pool import Lost
 from softbench.processes.session import Session
 
@@ -28,6 +29,7 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         UsageError: the backend or device does not exist, cannot run here, or does not support the case.
         SoftbenchError: the worker failed, crashed or hung.
     """
+    require_python(settings.plugins)
     with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
         opened = session.open_for([name])
         chosen = select([slot.info for slot in opened], [name], yardstick=False, flag="inspect")[-1]

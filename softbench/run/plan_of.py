@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from softbench.core.case import YARDSTICK
+from softbench.core.errors import SoftbenchError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.text import few
 from softbench.plan.plan import Plan, cases_of, make
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None, infos: Sequence[BackendInfo]) -> Plan:
-    """The plan of a run with the backends that it selects among these. Raises as `prepare`."""
+    """The plan of a run with the backends that it selects among these. Raises as `prepare`, also if only the yardstick is left."""
     settings = request.settings(device)
     notes = []
     if gpu is None and settings.device == "auto" and not request.settings().sweep:
@@ -29,7 +30,11 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
     selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
     if settings.backends is None and all(info.name == YARDSTICK for info in selected):
-        notes.append(f"no backend but {YARDSTICK} has {few(sorted({case.op for case in cases}))}; give its backends with --plugin FILE")
+        ops = few(sorted({case.op for case in cases}))
+        raise SoftbenchError(
+            f"nothing is measured: no backend but {YARDSTICK} has {ops}; give its backends with --plugin FILE, "
+            f"or measure the copy alone with --backends {YARDSTICK}"
+        )
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
 

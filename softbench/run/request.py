@@ -15,6 +15,7 @@ from softbench.plan.deal import Shard, parse_shard
 from softbench.plan.settings import Layer, Settings, from_flags
 from softbench.plan.sweep import Sweep
 from softbench.plugins.source import absolute
+from softbench.plugins.static_scan import require_python
 from softbench.run import operations
 
 
@@ -71,11 +72,12 @@ def requested(
         shard: the part of the cases to measure, as a text.
 
     Raises:
-        UsageError: a setting is invalid, or the configuration does not exist.
+        UsageError: a setting is invalid, a plugin is not Python, or the configuration does not exist.
     """
     flags = flags_of({name: value for name, value in given.items() if name != "config"})
     layer = load(given["config"], operations.names) if given.get("config") is not None else {}
     part = parse_shard(shard) if shard is not None else None
+    require_python({**layer, **flags}.get("plugins", ()))
     return RunRequest(layer, flags, quick, output, resume, command_line(command), __version__, part)
 
 

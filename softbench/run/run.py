@@ -177,7 +177,7 @@ def run(
     activity = Activity()
     observer.watch(partial(working, activity))
     with ExitStack() as end:
-        session, place = in_turn(request.settings(), activity, observer, end)
+        session, place = in_turn(request, activity, observer, end, on_plan)
         plan, slots, skipped = prepare(session, request)
         for text in plan.notes:
             observer.note(text)
@@ -212,17 +212,38 @@ def run(
     return kept
 
 
-def in_turn(settings: Settings, activity: Activity, observer: Observer, end: ExitStack) -> tuple[Session, queue.Place]:
-    """A session whose device no other run measures on, and this run's place in the queue. Both are left with `end`."""
+def in_turn(
+    request: RunRequest,
+    activity: Activity,
+    observer: Observer,
+    end: ExitStack,
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+) -> tuple[Session, queue.Place]:
+    """A session whose device no other run measures on, and this run's place in the queue. Both are left with `end`.
+
+    What `prepare` and `on_plan` refuse is refused before a wait.
+    """
+    settings = request.settings()
     opened = end.enter_context(ExitStack())
     session = opened.enter_context(open_session(settings, activity))
     place = end.enter_context(queue.place(session.gpu))
     if not place.take():
+        on_plan(_expected(session, request))
         opened.close()  # its workers hold memory, and what the other run holds would count as taken
         place.wait(activity, observer.note)
         session = opened.enter_context(open_session(settings, activity))
     end.callback(opened.close)  # before the place is left, so that the next run finds the memory free
     return session, place
+
+
+def _expected(session: Session, request: RunRequest) -> Plan:
+    """The plan without loading softbench's own backends, if an earlier command did: another run measures now. Raises as `prepare`."""
+    settings = request.settings(session.device)
+    known = info_cache.read(settings.device, session.sources)
+    if known is None:
+        return prepare(session, request).plan
+    given = session.open([source for source in session.sources if not source.own])
+    return plan_of(request, session.machine, session.device, session.gpu, [*known.infos, *(slot.info for slot in given)])
 
 
 def exit_code(records: Sequence[Record] | Sequence[Row]) -> int:

@@ -78,7 +78,7 @@ def test_an_error_leaves_nothing_and_is_typed(here):
         softbench.compare("torch", output="/proc/none", **QUICK)
     with pytest.raises(softbench.UsageError, match=r"^output: must be a path, not 3$"):
         softbench.compare("torch", output=3, **QUICK)
-    with pytest.raises(softbench.UsageError, match=r"^case: must be a pattern of names, not 5$"):
+    with pytest.raises(softbench.UsageError, match=r"^case: must be a pattern of names, or several, not 5$"):
         softbench.check("torch", case=5)
     assert (kept(), here()) == (before, [])
 

@@ -173,8 +173,14 @@ def test_a_missing_compiler_is_an_error_only_by_name(cli):
     assert "unavailable: compile, " in done.stdout
     assert "install g++" in cli("show", "--long", "results/latest.csv").stdout
     done = cli("run", *SMALL, "--N", "16", "--backends", "compile")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "--backends compile: unavailable: no C++ compiler" in done.stderr
+    done = cli("run", *SMALL, "--N", "16", "--backends", "compile,torch")
+    assert done.returncode == 0, done.stderr
+    assert {row["backend"]: row["status"] for row in rows(cli)} == {"copy": "ok", "compile": "unavailable", "torch": "ok"}
+    done = cli("check", "--backends", "compile,torch", "--case", "shape 37x1", "--dtype", "fp32", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "compile: unavailable: no C++ compiler" in done.stderr
 
 
 def test_a_cpu_that_runs_out_of_memory_says_so(cli):
@@ -284,7 +290,20 @@ BAD = {
     "an unknown key": (("run", "--config", "unknown.toml"), "unknown key 'rouns'; did you mean 'rounds'?"),
     "a JSON file that cannot be written": (("run", *SMALL, "--N", "8", "--json", "none/x.json"), "--json none/x.json: cannot be written"),
     "a plugin path that is too long": (("run", "--plugin", "x" * 300), "File name too long"),
+    "cases that exclude each other": (
+        ("check", "--device", "cpu", "--case", "shape *", "--case", "!shape *"),
+        "'!shape *': no case is left",
+    ),
     "a folder for a results file": (("show", "."), ".: is not a file"),
+    "a folder for a page": (("report", "."), ".: is a folder; name a results file, such as latest.csv"),
+    "a folder for a plot": (("plot", "."), ".: is a folder; name a results file"),
+    "a folder for a plugin": (("run", "--plugin", "."), "--plugin .: no such file; it is a folder"),
+    "a folder to judge": (("judge", "."), ".: no such file; it is a folder"),
+    "a plugin that is not Python": (
+        ("run", "--plugin", "torn.toml"),
+        "torn.toml: SyntaxError: '[' was never closed (torn.toml:1)",
+    ),
+    "a plugin that is not Python to check": (("check", "--plugin", "torn.toml"), "'[' was never closed (torn.toml:1)"),
     "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),
     "an output that cannot be made": (("run", *SMALL, "--N", "8", "--output", "/proc/none"), "--output /proc/none: cannot be written"),
 }

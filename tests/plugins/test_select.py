@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from softbench.core.errors import UsageError
+from softbench.core.errors import SoftbenchError, UsageError
 from softbench.plugins import load as load_module, select
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.load import load, source_hash
@@ -61,12 +61,17 @@ def test_two_backends_of_one_name_are_an_error():
         select.select([first, second], None)
 
 
-def test_an_unavailable_backend_is_an_error_only_if_named():
-    offers = [offer("copy"), offer("cuda", unavailable="no nvcc; install the CUDA toolkit"), offer("x", broken="ImportError: y")]
-    for name, part in (("cuda", "unavailable: no nvcc; install"), ("x", "ImportError: y")):
-        with pytest.raises(UsageError, match=part):
-            select.select(offers, [name])
-    assert len(select.select(offers, None)) == 3
+def test_an_unavailable_backend_is_an_error_only_if_no_other_is_named():
+    cuda, broken = offer("cuda", unavailable="no nvcc; install the CUDA toolkit"), offer("x", broken="ImportError: y")
+    offers = [offer("copy"), offer("torch"), cuda, broken]
+    for names, part, code in ((["cuda"], "cuda: unavailable: no nvcc; install", 1), (["copy", "cuda", "x"], "; x: ImportError: y", 2)):
+        with pytest.raises(SoftbenchError, match=part) as found:
+            select.select(offers, names)
+        assert found.value.exit_code == code
+    assert len(select.select(offers, None)) == 4
+    assert [one.name for one in select.select(offers[:3], ["cuda", "torch"])] == ["copy", "cuda", "torch"]
+    with pytest.raises(UsageError, match="cuda: unavailable"):
+        select.select(offers[:3], ["cuda", "torch"], yardstick=False)
 
 
 def test_a_name_that_could_not_be_loaded_is_not_suggested():

@@ -138,13 +138,16 @@ def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
     assert names
     assert not any(name.startswith("shape") for name in names)
     assert names < {finding["item"] for finding in findings(cli(*asked))}
+    several = findings(cli(*asked, "--case", "shape 37x1", "--case", "one NaN", "--case", "scale*", "--case", "!scale 10"))
+    assert {finding["item"] for finding in several} == {"shape 37x1", "one NaN", "scale 0.1", "scale 100"}
 
 
 @pytest.mark.slow
 def test_torch_compile_is_checked_on_rows_only(cli):
     done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "*1*D*", "--device", "cpu", "--json", "-")
     assert {finding["reason"] for finding in findings(done)} == {"it takes (M, N) rows only"}
-    assert done.returncode == 1  # nothing was compared
+    assert done.returncode == 1
+    assert "no output was compared: compile: skipped: it takes (M, N) rows only" in done.stderr
     done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "one NaN", "--device", "cpu", "--json", "-")
     assert [finding["verdict"] for finding in findings(done)] == ["pass"]
     assert done.returncode == 0

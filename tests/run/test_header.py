@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pretended import info, make
 
+from softbench.core.errors import SoftbenchError
 from softbench.ops import registry
 from softbench.plan.settings import Settings, from_flags
 from softbench.plan.sweep import Sweep
@@ -71,15 +73,15 @@ def test_the_file_of_a_users_operation_is_recorded(tmp_path, monkeypatch):
 
 
 SOURCE = PluginSource("entry point", "copy", "mypack:copy", "mypack 1.0")
-NOTE = "no backend but copy has softmax; give its backends with --plugin FILE"
+NOTE = "^nothing is measured: no backend but copy has softmax; give its backends with --plugin FILE, or"
 
 
 @pytest.mark.parametrize(
     ("names", "flags", "told"), [(["copy"], {}, True), (["copy", "mine"], {}, False), (["copy"], {"backends": "copy"}, False)]
 )
-def test_an_operation_without_backends_is_told(names, flags, told):
+def test_an_operation_without_backends_is_refused(names, flags, told):
     settings = Settings.from_sources({"sweep": (Sweep((8,), (8,)),)}, from_flags({**flags, "device": "cpu"}))
     request = SimpleNamespace(settings=lambda *_: settings, gives=lambda *_: False, shard=None)
     machine = SimpleNamespace(cpu_free_bytes=2**33, software={}, cpu="a CPU", host="host", cpus=(0,))
-    plan = plan_of(request, machine, "cpu", None, [BackendInfo(name, SOURCE) for name in names])
-    assert (NOTE in plan.notes) is told
+    with pytest.raises(SoftbenchError, match=NOTE) if told else nullcontext():
+        plan_of(request, machine, "cpu", None, [BackendInfo(name, SOURCE) for name in names])

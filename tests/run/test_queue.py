@@ -105,6 +105,24 @@ def test_a_damaged_entry_still_makes_a_run_wait(folder, text):
     assert notes[0].startswith("waiting for another run to finish")
 
 
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (("--relative-to", "foo"), "--relative-to: unknown backend 'foo'"),
+        (("--shape", "2x3x8", "--dim", 5), "dim 5: 2x3x8 has the dimensions 0 to 2"),
+        (("--plugin", "mine.py", "--backends", "mien"), "unknown backend 'mien'; did you mean 'mine'"),
+    ],
+)
+def test_what_a_run_refuses_is_refused_before_it_waits(main, tmp_path, flags, part):
+    (tmp_path / "mine.py").write_text("def softmax(x):\n    return x\n")
+    first = Place(None)
+    assert first.take()
+    code, _, err = main("run", "--device", "cpu", "--rounds", 1, *(flags if "--shape" in flags else ("--M", 8, "--N", 8, *flags)))
+    first.leave()
+    assert (code, "waiting for" in err) == (2, False)
+    assert part in err
+
+
 @pytest.mark.slow
 def test_a_real_run_waits_and_stops_on_ctrl_c(cli, folder):
     cli.env |= {"SOFTBENCH_CACHE": str(folder.parent)}

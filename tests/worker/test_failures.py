@@ -54,7 +54,8 @@ def raised(call) -> Exception:
 def test_every_phase_names_the_line_of_the_plugin(cli):
     (cli.folder / "mine.py").write_text(PLUGIN)
     (cli.folder / "helper.py").write_text(HELPER)
-    (cli.folder / "torn.py").write_text("import torch\nbackend = (\n")
+    (cli.folder / "torn.py").write_text("import torch\nimport torn_helper\n")
+    (cli.folder / "torn_helper.py").write_text("\nbackend = (\n")
     (cli.folder / "empty.py").write_text("\n")
     files = [part for name in ("mine", "torn", "empty") for part in ("--plugin", f"{name}.py")]
     done = cli("run", *files, "--backends", "mine,torch", "--device", "cpu", "--M", "8", "--N", "16,17,18", "--quick")
@@ -64,7 +65,7 @@ def test_every_phase_names_the_line_of_the_plugin(cli):
     assert reasons["mine", "16"].endswith("(in <lambda>, mine.py:11)")
     assert reasons["mine", "17"].endswith("x... (in prepare, mine.py:13)")
     assert reasons["mine", "18"].endswith("(in call, helper.py:3)")
-    assert reasons["torn", "16"] == "import: SyntaxError: '(' was never closed (torn.py:2)"
+    assert reasons["torn", "16"] == "import: SyntaxError: '(' was never closed (torn_helper.py:2)"
     assert reasons["empty", "16"].endswith("and it has no function `softmax`; name a function as FILE:FUNCTION (empty.py)")
 
 

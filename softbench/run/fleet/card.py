@@ -163,7 +163,7 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
     if settings.threads and settings.threads > (most := len(os.sched_getaffinity(0))):
         raise UsageError(f"--threads {settings.threads}: must be at most {most}, the processors of the card {first.device}")
     try:
-        session = in_turn(settings, activity, link, end)[0] if first.wait else end.enter_context(open_session(settings, activity))
+        session = in_turn(request, activity, link, end)[0] if first.wait else end.enter_context(open_session(settings, activity))
     except NoGpuError as error:
         if not first.remembered:
             raise
