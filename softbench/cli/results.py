@@ -205,12 +205,17 @@ def plot(
     if over is not None and kind != "speedup":
         raise UsageError(f"--over {over}: goes with --kind speedup, not with {kind}")
     _reject_two_stdins(files)
-    reject_folders(files)
-    if out is None and str(files[0]) == "-":
-        raise UsageError("plot -: name the picture with -o")
-    targets = plots.targets(out, split(joined(format)) if format else (), files[0], kind)
+    targets = plots.targets(out, split(joined(format)) if format else (), _named(files[0], out), kind)
     for written in plots.write([(file, read(file)) for file in files], targets, kind, over or ""):
         typer.echo(printable(str(written)))
+
+
+def _named(file: Path, out: Path | None) -> Path:
+    """The results file that names the pictures if `out` does not. Raises UsageError for stdin and ResultsError for a folder."""
+    if out is None and str(file) == "-":
+        raise UsageError("plot -: name the picture with -o")
+    reject_folders([file])
+    return file
 
 
 def _reject_two_stdins(files: Sequence[Path]) -> None:

@@ -177,7 +177,7 @@ def test_a_missing_compiler_is_an_error_only_by_name(cli):
     assert "--backends compile: unavailable: no C++ compiler" in done.stderr
     done = cli("run", *SMALL, "--N", "16", "--backends", "compile,torch")
     assert done.returncode == 0, done.stderr
-    assert {row["backend"]: row["status"] for row in rows(cli)} == {"copy": "ok", "compile": "unavailable", "torch": "ok"}
+    assert {row["backend"]: row["status"] for row in cli.rows()} == {"copy": "ok", "compile": "unavailable", "torch": "ok"}
     done = cli("check", "--backends", "compile,torch", "--case", "shape 37x1", "--dtype", "fp32", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "compile: unavailable: no C++ compiler" in done.stderr
@@ -299,11 +299,8 @@ BAD = {
     "a folder for a plot": (("plot", "."), ".: is a folder; name a results file"),
     "a folder for a plugin": (("run", "--plugin", "."), "--plugin .: no such file; it is a folder"),
     "a folder to judge": (("judge", "."), ".: no such file; it is a folder"),
-    "a plugin that is not Python": (
-        ("run", "--plugin", "torn.toml"),
-        "torn.toml: SyntaxError: '[' was never closed (torn.toml:1)",
-    ),
-    "a plugin that is not Python to check": (("check", "--plugin", "torn.toml"), "'[' was never closed (torn.toml:1)"),
+    "a torn plugin": (("run", "--plugin", "torn.py"), "--plugin torn.py: SyntaxError: '(' was never closed (torn.py:1)"),
+    "a torn plugin to check": (("check", "--plugin", "torn.py"), "'(' was never closed (torn.py:1)"),
     "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),
     "an output that cannot be made": (("run", *SMALL, "--N", "8", "--output", "/proc/none"), "--output /proc/none: cannot be written"),
 }
@@ -312,6 +309,7 @@ BAD = {
 @pytest.mark.parametrize("what", sampled(BAD, lambda what: [*BAD].index(what) % 2 == 0 and what != "a mistyped backend to inspect"))
 def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     (tmp_path / "torn.csv").write_text("backend,dir")
+    (tmp_path / "torn.py").write_text("x = (")
     (tmp_path / "unknown.toml").write_text("rouns = 3")
     before = sorted(tmp_path.rglob("*"))
     arguments, part = BAD[what]
