@@ -47,6 +47,7 @@ from softbench.core.outcome import (
 from softbench.plan.plan import Plan
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot, revive
+from softbench.results import labels
 from softbench.run import profile_verdict
 
 Answer = TypeVar("Answer", bound=Reply)
@@ -107,8 +108,11 @@ class Scheduler:
         if any(state.retried for state in self.state.values()) and not turns:
             turns = True
             self.release(self._active())
-        for number in range(self.plan.settings.max_rounds):
-            self._round(round_order(self._in_round(number), number), number, turns)
+        self._rounds(0, turns)
+        if self._copy_is_doubtful(case):
+            for slot in self._active():
+                self.state[slot].batches = []
+            self._rounds(self.plan.settings.max_rounds, turns)
         if self.process == 0:  # profiles are equal in all process sets
             for together in [[slot] for slot in self._active()] if turns else [self._active()]:
                 self._profile(together, case)
@@ -129,6 +133,23 @@ class Scheduler:
     def _active(self) -> list[WorkerSlot]:
         """The slots whose cell has not ended."""
         return [slot for slot in self.slots if self.state[slot].outcome is None]
+
+    def _rounds(self, first: int, turns: bool) -> None:
+        """All rounds of a case; `first` is the number of the first one."""
+        for number in range(self.plan.settings.max_rounds):
+            self._round(round_order(self._in_round(number), number), first + number, turns)
+
+    def _copy_is_doubtful(self, case: Case) -> bool:
+        """True if a backend has no percentage of copy, and the number of rounds is not fixed.
+
+        Then all are measured again, once: ratios are of shared rounds, and what disturbed copy disturbed others too. More rounds beside
+        the disturbed ones would not help, as these stay in the spread.
+        """
+        if self.plan.settings.rounds == self.plan.settings.max_rounds:
+            return False
+        records = {slot.name: self._record(slot, case) for slot in self._active()}
+        copy = records.pop(YARDSTICK, None)
+        return copy is not None and any(labels.doubtful_copy(copy, record, self.plan.facts) for record in records.values())
 
     def _in_round(self, number: int) -> list[WorkerSlot]:
         """The slots of a round: first all, later those below the target precision with the backends they are compared with."""

@@ -66,6 +66,25 @@ def test_a_settled_backend_stops_early_with_a_recorded_reason():
     }
 
 
+SLOW = Timed((40.0,) * 20)
+
+
+@pytest.mark.parametrize(
+    ("copy", "max_rounds", "requests", "kept"),
+    [
+        ([STEADY] * 6, 5, 3, [0, 1, 2]),
+        ([STEADY, SLOW, SLOW, *[STEADY] * 3], 5, 6, [5, 6, 7]),  # its rounds disagree
+        ([SLOW] * 6, 5, 6, [5, 6, 7]),  # it is slower than what it judges, and so it stays
+        ([SLOW] * 6, 3, 3, [0, 1, 2]),  # the number of rounds is fixed
+    ],
+)
+def test_all_are_measured_again_once_if_copy_is_doubtful(copy, max_rounds, requests, kept):
+    pool = FakePool({("copy", "time"): list(copy), ("a", "time"): STEADY, ("b", "time"): STEADY})
+    records = measure(make(rounds=3, max_rounds=max_rounds), pool)
+    assert pool.log.count(("copy", "time")) == requests
+    assert [[batch.round for batch in records[name].outcome.timing.batches] for name in ("copy", "a", "b")] == [kept] * 3
+
+
 def test_precise_cells_get_no_more_requests():
     pool = FakePool({(name, "time"): STEADY for name in ("copy", "a", "b")})
     records = measure(make(rounds=3, max_rounds=10), pool)
