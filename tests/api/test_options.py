@@ -10,7 +10,7 @@ import typer
 
 import softbench
 from softbench.api.backends import given
-from softbench.api.options import as_arguments, given_settings, keywords, known_only, operations, texts, words
+from softbench.api.options import as_arguments, given_settings, keywords, operations, texts, words
 from softbench.cli.main import app
 from softbench.core.errors import ResultsError, UsageError
 from softbench.plan.settings import from_flags, of_command
@@ -102,11 +102,6 @@ def test_errors_name_arguments_and_keep_command_lines(text, shown):
     with pytest.raises(ResultsError) as raised, as_arguments():
         raise ResultsError(text)
     assert str(raised.value) == (shown or f"out {text.removeprefix('-o ')}")
-
-
-def test_an_unknown_argument_is_a_type_error():
-    with pytest.raises(TypeError, match="unknown argument 'dtpye'; did you mean 'dtype'"):
-        known_only({"M": 1, "dtpye": "bf16"}, "run")
 
 
 @pytest.mark.parametrize(

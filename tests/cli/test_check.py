@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from xml.etree import ElementTree
 
 import pytest
+from timed import wait_for
 
 from softbench.cli.check import TOLD
 from softbench.cli.output import AGAIN_SECONDS
@@ -17,10 +18,7 @@ from softbench.core.errors import Interrupted
 @pytest.mark.slow
 def test_an_interrupted_check_ends_its_workers_with_the_signals_code(cli, plugins):
     process = cli.start("check", "--plugin", plugins / "faulty" / "faults.py", "--backends", "sleeps-for-ever", "--device", "cpu")
-    end = time.monotonic() + 60
-    while len(cli.left_behind()) < 3:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for(lambda: len(cli.left_behind()) >= 3)
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 143
@@ -79,10 +77,7 @@ def test_an_interrupted_check_writes_its_files_without_its_reader(cli, signum):
     process = cli.start("check", "--plugin", "mine.py:mine", "--backends", "mine", "--device", "cpu", *FOUND)
     process.stdout.close()
     process.stderr.close()
-    wait = time.monotonic() + 60
-    while not calls.exists() or calls.stat().st_size < 30:  # of several cases
-        assert time.monotonic() < wait
-        time.sleep(0.02)
+    wait_for(lambda: calls.exists() and calls.stat().st_size >= 30)  # of several cases
     for _ in range(4):  # some of them while it writes
         process.send_signal(signum)
         time.sleep(AGAIN_SECONDS / 6)

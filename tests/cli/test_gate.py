@@ -113,7 +113,11 @@ MODES = {
         {"--families", "--resume"},
     ),
     "a baseline": (("--baseline", "h200"), {"--M", "--processes", "--junit"}, {"--families", "--candidate"}),
-    "results files": (("run.csv", "--baseline", "h200"), {"--junit", "--margin"}, {"--M", "--processes", "--plugin", "--output"}),
+    "results files": (
+        ("run.csv", "--baseline", "h200"),
+        {"--junit", "--margin"},
+        {"--M", "--processes", "--plugin", "--output", "--rounds", "--resume"},
+    ),
     "a self-test": (("--self-test",), {"--M", "--families", "--resume", "--plot"}, {"--processes", "--markdown"}),
     "stored self-tests": (("--self-test", "run.csv"), {"--plot", "--margin"}, {"--M", "--families", "--junit"}),
 }
@@ -142,18 +146,12 @@ def test_help_without_a_mode_is_one_screen_with_an_example_of_each(main):
 
 
 @pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        (name, f"{option}=4")
-        for name, (_, _, others) in MODES.items()
-        for option in sorted(others)
-        if option not in ("--resume", "--candidate")
-    ],
+    ("name", "option"), [(name, option) for name, (_, _, others) in MODES.items() for option in sorted(others) if option != "--candidate"]
 )
 def test_an_option_of_another_mode_is_one_line(main, name, option):
-    code, out, err = main("gate", *MODES[name][0], option)
+    code, out, err = main("gate", *MODES[name][0], option if option == "--resume" else f"{option}=4")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(f"softbench: gate: {option.partition('=')[0]} does not go with {name}, only with ".replace("--output", "-o"))
+    assert err.startswith(f"softbench: gate: {option} does not go with {name}, only with ".replace("--output", "-o"))
 
 
 @pytest.mark.parametrize(
@@ -244,6 +242,7 @@ def test_a_profile_shows_if_do_bench_measured_the_host(tmp_path):
     assert run_files.from_document(document, "x").cells[k].host_bound == ""
 
 
+SMALL = ("--device", "cpu", "--M", "4", "--N", "8")
 BAD = {
     "no baseline": (("gate", "run.csv"), "--baseline NAME|FILE"),
     "nothing to judge": (("gate", "--margin", "5"), "give --candidate and --reference, or --baseline"),
@@ -266,17 +265,16 @@ BAD = {
         ("gate", "--candidate", "torch", "--reference", "naive", "--allow-env-mismatch", "gpus"),
         "did you mean 'gpu'?",
     ),
-    "no rounds": (
-        ("gate", "run.csv", "--baseline", "run.csv", "--rounds", "0"),
-        "--rounds does not go with results files, only with two versions",
-    ),
     "rounds of nothing": (("gate", "--candidate", "torch", "--reference", "naive", "--rounds", "0"), "whole number from 1"),
-    "processes of a self-test": (("gate", "--self-test", "--processes", "0"), "--processes does not go with a self-test"),
-    "no families": (("gate", "run.csv", "--self-test", "--families", "0"), "--families does not go with stored self-tests"),
-    "resuming what is no self-test": (
-        ("gate", "run.csv", "--baseline", "run.csv", "--resume"),
-        "--resume does not go with results files, only with a self-test",
-    ),
+    "one version": (("gate", "--candidate", "torch"), "go together"),
+    "one version twice": (("gate", "--candidate", "torch", "--reference", "torch"), "is also the reference"),
+    "an unknown version": (("gate", "--candidate", "troch", "--reference", "torch", *SMALL), "did you mean 'torch'?"),
+    "versions and a file": (("gate", "run.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
+    "no columns": (("gate", "--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
+    "families without a self-test": (("gate", "--families", "5"), "--families goes with --self-test"),
+    "too few families": (("gate", "--self-test", "--families", "3"), "--families 3: must be from 4"),
+    "a candidate of a self-test": (("gate", "--self-test", "--candidate", "torch"), "--candidate does not go with a self-test"),
+    "an unknown backend to test": (("gate", "--self-test", "--reference", "troch", *SMALL), "troch"),
     "an unknown field": (("gate", "run.csv", "--baseline", "run.csv", "--allow-env-mismatch", "gpus"), "did you mean 'gpu'?"),
     "a figure of another format": (("gate", "run.csv", "--baseline", "run.csv", "--plot", "x.jpeg"), "must end in .png, .svg, .pdf"),
     "a file in no folder": (("gate", "run.csv", "--baseline", "run.csv", "--junit", "no/x.xml"), "--junit no/x.xml: cannot be written"),
@@ -300,7 +298,7 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     assert code == 2, err
     assert out == ""
     assert message in err
-    assert len(err.splitlines()) == 1
+    assert len([line for line in err.splitlines() if "import of" not in line]) == 1  # progress, on a busy machine
 
 
 @settings(max_examples=80, deadline=None)

@@ -15,8 +15,6 @@ from softbench.gate import ab_run, fresh_pairs, next_step, paired, power
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules, State
 from softbench.plan import estimate
-from softbench.plugins.load import load
-from softbench.plugins.source import PluginSource, origins
 from softbench.report import gate_report
 from softbench.run.request import RunRequest
 
@@ -138,7 +136,6 @@ def half_faster(seed, *, processes, slower=()):
 
 @pytest.mark.parametrize("slower", [(), (10,)])
 def test_half_of_the_cells_may_be_much_faster(tmp_path, slower):
-    """With one process pair all 200 cells were measured again, because their differences looked like those of processes."""
     runs = [half_faster(seed, processes=3, slower=slower) for seed in (2, 3)]
     report, asked = compare(tmp_path, *runs, processes=3, rounds=8)
     again = {verdict.cell.N for verdict in report.verdicts if "fresh" in verdict.n}
@@ -200,25 +197,6 @@ def test_a_plan_that_cannot_reject_is_refused_before_measuring(main, monkeypatch
         assert "rounds can never show a regression, at least 6 are needed; use --rounds 20" in err
 
 
-BAD = {
-    "one name": (("--candidate", "torch"), "go together"),
-    "one backend twice": (("--candidate", "torch", "--reference", "torch"), "is also the reference"),
-    "an unknown backend": (("--candidate", "troch", "--reference", "torch", *SMALL, "--N", "8"), "did you mean 'torch'?"),
-    "a stored file too": (("x.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
-    "shapes for stored files": (("x.csv", "--baseline", "y", "--N", "8"), "--N does not go with results files"),
-    "invalid shapes": (("--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_flags_are_one_line_and_exit_2(main, what):
-    arguments, message = BAD[what]
-    code, out, err = main("gate", *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert len([line for line in err.splitlines() if "import of" not in line]) == 1  # progress, on a busy machine
-
-
 def test_fresh_pairs_measure_only_their_cases():
     flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
     asked = ab_run.ab_request(RunRequest({}, flags, False, None, False, "", ""), "new", "old")
@@ -229,16 +207,3 @@ def test_fresh_pairs_measure_only_their_cases():
     assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 3}
     with pytest.raises(UsageError, match="self-test"):
         ab_run.ab_request(asked, "a", "a")
-
-
-def test_name_equals_file_renames_a_backend(tmp_path):
-    file = tmp_path / "steady.py"
-    file.write_text(STEADY.replace("{us}", "1"))
-    odd = tmp_path / "a=b.py"
-    odd.write_text(file.read_text())
-    named, plain, kept = origins([tmp_path.joinpath(file).parent.relative_to(tmp_path) / f"new={file}", file, odd])[-3:]
-    assert (named.label, named.target, plain.label, kept.label) == ("new", str(file), "steady", "a-b")
-    (backend,) = load(named)
-    assert (backend.name, type(backend).__doc__, backend.supports(None)) == ("new", "Spins 1 us.", None)
-    file.write_text(file.read_text() + "\nother = Steady()\nother.name = 'other'\nbackends = [backend, other]\n")
-    assert [b.name for b in load(PluginSource("file", "new", str(file), "x", "new"))] == ["new.steady", "new.other"]

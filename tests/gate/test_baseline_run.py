@@ -61,7 +61,6 @@ def slow(i):
 
 
 def test_new_processes_decide_the_cells_that_are_not_the_same(tmp_path):
-    """A baseline's first look decided alone: a cell that was slow in one run of three processes failed."""
     base, second = stored(dice(1), 10), stored(dice(3), 6, slowdown=lambda i: 0.1 if i == 3 else 0)
     report, requests = compare(tmp_path, base, stored(dice(2), 3, slowdown=slow), second)
     assert [verdict.cell.N for verdict in report.verdicts if verdict.fails] == [4]
@@ -140,7 +139,6 @@ SLOWER = ["quiet", "tau 1 %", "slow batches", "machine 4 %", "bad process", "sit
 
 @pytest.mark.parametrize("noise", sampled(SLOWER, lambda noise: noise in MOST_UNLIKE))
 def test_slower_cells_are_found(noise):
-    """With `bad process` one of ten stored processes is twice as slow in the cells that are slower, which hid them."""
     result = families(40, STORED[noise], 20, 0.10, 3, RULES.margin, 4, Stored)
     assert proportion_bounds(result.found, result.slow)[0] >= 0.95
     assert result.others == 0

@@ -46,7 +46,6 @@ def test_slower_and_faster_are_confirmed_by_fresh_pairs(slowdown, state, code):
 
 @pytest.mark.parametrize("shift", [0.08, -0.08])
 def test_what_only_the_screening_saw_is_no_verdict(shift):
-    """`faster` was never confirmed: one process pair that was faster by chance was reported as faster."""
     screened = source(shift)
     report = paired.screen(screened.measure(screened.keys, 1), "new", "old", RULES)
     report = fresh_pairs.settle(report, source(seed=2).measure, "old", fresh_pairs.looks())
@@ -177,7 +176,6 @@ FAMILIES = [*((name, 20, 60) for name in NOISES), ("tau 2 %", 300, 2), ("half 3.
 
 @pytest.mark.parametrize(("noise", "cells", "count"), sampled(FAMILIES, lambda noise, cells, _: noise in MOST_UNLIKE and cells == 20))
 def test_identical_cells_raise_no_alarm(noise, cells, count):
-    """With processes that differ by 2 and 4 %, 3 and 39 % of the families of 20 cells alarmed, and 21 % with `half 3.8 %`."""
     result = families(count, NOISES[noise], cells, 0.0, 1, 0.03, seed=3)
     assert result.exits[1] == 0
     assert count < 59 or proportion_bounds(0, count)[1] <= 0.05
@@ -211,7 +209,6 @@ def test_slower_cells_are_found(noise, pairs, slowdown, least):
 
 @pytest.mark.slow
 def test_more_pairs_find_more():
-    """Each pair had to agree, so ten pairs found less than one."""
     few, many = (families(8, NOISES["tau 2 %"], 20, 0.05, pairs, 0.03, seed=6) for pairs in (1, 20))
     assert many.found > few.found + 3
 
@@ -224,11 +221,9 @@ def test_a_large_slowdown_never_passes(noise, slowdown):
 
 @pytest.mark.parametrize("margin", [0.03, 0.15])
 def test_a_wide_margin_passes_identical_cells(margin):
-    """A margin of 15 % made every cell advisory, so the result was: no cell could be judged."""
     assert families(5, NOISES["tau 1 %"], 20, 0.0, 1, margin, seed=8).exits[0] == 5
 
 
 def test_many_rounds_are_judged_fast():
-    """600 rounds took 40 s a cell."""
     run = SameRun(np.random.default_rng(9), NOISES["quiet"], 20, 0.08, rounds=600)
     assert run.judge(1, 0.03).exit_code == 1

@@ -223,7 +223,6 @@ def test_backends_that_share_no_case_are_no_success():
 
 
 def test_only_the_reference_makes_a_cell_launch_bound():
-    """A candidate that became launch-bound excused itself."""
     run = interleaved(dice(1), 6, slowdown=lambda i: 0.2)
     for backend, N in (("new", 1), ("old", 2)):
         run.cells[key(backend, N)] = replace(run.cells[key(backend, N)], host_bound="do_bench measured 70 us")

@@ -41,7 +41,6 @@ def test_more_noise_and_fewer_processes_find_larger_slowdowns_only():
 
 
 def test_a_run_of_too_noisy_processes_makes_no_baseline(main, tmp_path):
-    """`baseline save` took processes that differed by 231346 %, and the gate was inconclusive about unchanged code."""
     run = write_run(tmp_path, noisy(3))
     code, out, err = main("baseline", "save", run, "--name", "h200")
     assert (code, out) == (3, "")

@@ -99,23 +99,6 @@ def test_stored_self_tests_add_up(main, tmp_path):
     assert json.loads(out)["families"] == 6
 
 
-BAD = {
-    "families without a self-test": (("--families", "5"), "--families goes with --self-test"),
-    "too few families": (("--self-test", "--families", "3"), "--families 3: must be from 4"),
-    "a candidate": (("--self-test", "--candidate", "torch"), "--candidate does not go with a self-test"),
-    "an unknown backend": (("--self-test", "--reference", "troch", "--device", "cpu", "--N", "8", "--M", "4"), "troch"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_flags_are_one_line_and_exit_2(main, what):
-    arguments, message = BAD[what]
-    code, out, err = main("gate", *arguments)
-    assert (code, out) == (2, "")
-    assert message in err
-    assert len(err.splitlines()) == 1
-
-
 def looked(request):
     """The plan of a dry run on a CPU."""
     assert request.flags["backends"] == ("torch",)
@@ -249,7 +232,6 @@ def test_a_baseline_of_several_runs_shows_how_sittings_differ():
 
 
 def test_the_sitting_widens_the_interval():
-    """Without the term, sittings that differ by 2 % made cells slower that have not changed."""
     few, many = (unpaired.compare(stored(dice(1), 3), simulated_base(sitting), BASELINE_RULES) for sitting in (0.0, 0.02))
     assert width(many) > 3 * width(few)
 

@@ -18,11 +18,6 @@ def document():
     return load(ROOT / "results" / "h200" / "odd.json.gz")
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def of_unit(document, unit, **about):
     return {**document, "units": [{"unit": unit}], **about}
 
@@ -47,7 +42,7 @@ def judged(main, *arguments):
     return code, json.loads(out)["verdicts"] if out else [], err
 
 
-def test_a_baseline_of_another_card_is_refused_or_widened(main, here, document):
+def test_a_baseline_of_another_card_is_refused_or_widened(main, document):
     base = write(of_unit(several(document, 10, seed=1), A), "base.json")
     other = write(of_unit(several(document, 3, seed=2), B), "other.json")
     code, _, err = judged(main, other, "--baseline", base)
@@ -56,18 +51,18 @@ def test_a_baseline_of_another_card_is_refused_or_widened(main, here, document):
     assert code == 0 and verdicts
 
 
-def test_the_same_card_in_another_host_is_judged(main, here, document):
+def test_the_same_card_in_another_host_is_judged(main, document):
     base = write(of_unit(several(document, 10, seed=1), A), "base.json")
     moved = write(of_unit(several(document, 3, seed=2), "node9/5/0000000a"), "moved.json")
     assert judged(main, moved, "--baseline", base)[0] == 0
 
 
-def test_older_files_without_a_unit_are_judged(main, here, document):
+def test_older_files_without_a_unit_are_judged(main, document):
     base = write(several(document, 10, seed=1), "base.json")
     assert judged(main, write(of_unit(several(document, 3, seed=2), B), "new.json"), "--baseline", base)[0] == 0
 
 
-def test_each_card_is_judged_against_its_own(main, here, document):
+def test_each_card_is_judged_against_its_own(main, document):
     """Card B has always been slower than A by 30 %, which is no regression."""
     base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))
     new = together("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4, change=SLOWER))
@@ -80,7 +75,7 @@ def test_each_card_is_judged_against_its_own(main, here, document):
     assert {verdict["unit"] for verdict in verdicts if verdict["state"] == "slower"} == {A}
 
 
-def test_a_saved_baseline_keeps_the_units(main, here, document):
+def test_a_saved_baseline_keeps_the_units(main, document):
     base = write(together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER)), "base.json")
     assert main("baseline", "save", base, "--name", "two")[0] == 0
     assert A in main("baseline", "show", "two")[1]
@@ -91,7 +86,7 @@ def test_a_saved_baseline_keeps_the_units(main, here, document):
     assert code == 3 and f"the baseline is of {A}, {B}" in err and "--allow-env-mismatch unit" in err
 
 
-def test_a_card_that_a_baseline_lacks_is_judged_if_asked(main, here, document):
+def test_a_card_that_a_baseline_lacks_is_judged_if_asked(main, document):
     """The stranger is judged against one card of its model: B has been slower by 30 %, and is of another model."""
     base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))
     base["units"] = [{"unit": B, "gpu": "another GPU"}, {"unit": A}]
@@ -106,7 +101,7 @@ def test_a_card_that_a_baseline_lacks_is_judged_if_asked(main, here, document):
     assert f"compared although different: unit was {A}, now it is {C}" in notes
 
 
-def test_cells_dealt_to_other_cards_are_inconclusive(main, here, document):
+def test_cells_dealt_to_other_cards_are_inconclusive(main, document):
     base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
     base["command"] = "softbench run --config odd --devices 0,1"
     same = shared("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4))
@@ -125,7 +120,7 @@ def test_cells_dealt_to_other_cards_are_inconclusive(main, here, document):
     assert "softbench run --config odd --devices 0,1 --processes 10 --spread replicate" in " ".join(out.split())
 
 
-def test_cells_that_only_another_model_measured_are_missing(main, here, document):
+def test_cells_that_only_another_model_measured_are_missing(main, document):
     base = shared("run-1", a=several(document, 5, seed=1), b=several(document, 5, seed=2))
     swapped = shared("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4), first=False)
     for part in (base, swapped):
@@ -134,7 +129,7 @@ def test_cells_that_only_another_model_measured_are_missing(main, here, document
     assert code == 1 and {verdict["state"] for verdict in verdicts} == {"missing", "new"}
 
 
-def test_a_cell_that_breaks_on_another_card_is_broken(main, here, document):
+def test_a_cell_that_breaks_on_another_card_is_broken(main, document):
     base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
     broken = Change(failed=frozenset({0}))
     new = shared("run-2", a=several(document, 3, seed=3, change=broken), b=several(document, 3, seed=4, change=broken), first=False)
@@ -144,7 +139,7 @@ def test_a_cell_that_breaks_on_another_card_is_broken(main, here, document):
 
 
 @pytest.mark.parametrize("status", ["skipped", "unavailable"])
-def test_a_cell_that_another_card_cannot_measure_is_missing(main, here, document, status):
+def test_a_cell_that_another_card_cannot_measure_is_missing(main, document, status):
     base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
     new = shared("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4), first=False)
     cell = next(cell for cell in new["cells"] if cell["backend"] != "copy")
@@ -154,7 +149,7 @@ def test_a_cell_that_another_card_cannot_measure_is_missing(main, here, document
 
 
 @pytest.mark.slow
-def test_a_baseline_of_every_card_judges_any_shared_sweep(main, here, document):
+def test_a_baseline_of_every_card_judges_any_shared_sweep(main, document):
     """Card B is slower by 30 %. A cell that no card measured now is missing."""
     base = together("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2, change=SLOWER))
     write(base, "base.json")
@@ -169,7 +164,7 @@ def test_a_baseline_of_every_card_judges_any_shared_sweep(main, here, document):
     assert code == 1 and (lost["backend"], lost["case"]["N"], lost["unit"]) in missing
 
 
-def test_a_shared_baseline_judges_a_replicated_run(main, here, document):
+def test_a_shared_baseline_judges_a_replicated_run(main, document):
     base = shared("run-1", a=several(document, 10, seed=1), b=several(document, 10, seed=2))
     new = together("run-2", a=several(document, 3, seed=3), b=several(document, 3, seed=4))
     code, verdicts, _ = judged(main, write(new, "new.json"), "--baseline", write(base, "base.json"))

@@ -190,7 +190,6 @@ def host_bound(side, backend, reason="do_bench measured 70 us, device time is 3 
 
 
 def test_only_the_baseline_makes_a_cell_launch_bound():
-    """39 of 40 cells became launch-bound and ten times slower, and the gate said: PASS."""
     base, new = stored(dice(22), 10), stored(dice(21), 3, slowdown=lambda i: 9.0 if i else 0.0)
     report = compare(host_bound(new, "ours"), base)
     assert (report.exit_code, report.summary) == (1, "FAIL: 39 cells slower, 1 cell same")

@@ -32,14 +32,19 @@ class Challenges:
         self.worker = JudgedCalls(self.server, [os.dup(self.outputs.descriptor)])
         self.worker.handle(ShareOutputs(case, CALLS, output_bytes(case, CALLS)))
 
+    def block(self):
+        """Memory for new inputs, which the worker is given."""
+        block = shared_memory.create(self.size, "cpu", read_only=True)
+        self.worker.descriptors.append(os.dup(block.descriptor))
+        return block
+
     def run(self):
         """The inputs of each call, and its outputs, of a new challenge."""
         self.worker.handle(ReleaseOutputs())
-        block = shared_memory.create(self.size, "cpu", read_only=True)
+        block = self.block()
         block.bytes.view(torch.float32).normal_()
         layout, each = input_layout(self.case)
         given = [call[0].clone() for call in memory.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
-        self.worker.descriptors.append(os.dup(block.descriptor))
         places = self.worker.handle(MakeCalls(self.size)).places
         found = [shared_memory.typed(self.outputs.bytes, at, given[0].shape, torch.float32).clone() for (at,) in places]
         block.close()
@@ -83,8 +88,7 @@ def test_tensors_of_calls_are_made_before_the_request(monkeypatch):
     challenges.worker.handle(ReleaseOutputs())
     made = []
     monkeypatch.setattr(judged_calls, "tensors_of_calls", lambda *_: made.append(1))
-    block = shared_memory.create(challenges.size, "cpu", read_only=True)
-    challenges.worker.descriptors.append(os.dup(block.descriptor))
+    block = challenges.block()
     challenges.worker.handle(MakeCalls(challenges.size))
     assert not made
     block.close()
@@ -349,8 +353,7 @@ def test_later_calls_are_queued_before_their_inputs_are_mapped(queued):
     challenges.worker.handle(ReleaseOutputs())
     first = challenges.worker.handle(QueueCalls()).places
     assert (len(first), events) == (2, ["hold", "call", "call"])
-    block = shared_memory.create(challenges.size, "cpu", read_only=True)
-    challenges.worker.descriptors.append(os.dup(block.descriptor))
+    block = challenges.block()
     rest = challenges.worker.handle(MakeCalls(challenges.size)).places
     assert events == ["hold", "call", "call", "map", "start", *["call"] * (CALLS - 2)]
     assert [place for (place,) in (*first, *rest)] == [call * output_layout(CASE)[1] for call in range(CALLS)]
@@ -393,8 +396,7 @@ def test_outputs_stay_from_the_queue_to_the_release(queued):
     challenges.worker.handle(ReleaseOutputs())
     assert not challenges.worker.kept
     challenges.worker.handle(QueueCalls())
-    block = shared_memory.create(challenges.size, "cpu", read_only=True)
-    challenges.worker.descriptors.append(os.dup(block.descriptor))
+    block = challenges.block()
     challenges.worker.handle(MakeCalls(challenges.size))
     assert len(challenges.worker.kept) == CALLS
     block.close()

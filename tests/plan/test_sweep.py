@@ -1,4 +1,4 @@
-"""The grammar of a sweep's axes and of parameters, and the cases that they make."""
+"""The grammar of a sweep's axes and of parameters, the cases that they make, and shards of them."""
 
 import itertools
 from dataclasses import replace
@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, strategies as st
 from sampled import sampled
 
-from softbench.core.case import Direction
+from softbench.core.case import Case, Direction
 from softbench.core.errors import ConfigError, UsageError
 from softbench.ops import registry
 from softbench.ops.parameters import Parameter
+from softbench.ops.registry import operation
 from softbench.plan.config_file import load as load_config
+from softbench.plan.deal import CASE_BYTES, Shard, deal, of_shard, parse_shard
 from softbench.plan.grammar import (
     MAX_VALUES,
     parameters_from_toml,
@@ -250,7 +252,7 @@ def test_an_operation_of_a_flag_replaces_a_sweeps_parameters(tmp_path):
     for flags, ops in (
         ({"op": ["log_softmax"]}, ["log_softmax"]),
         ({"op": ["softmax"]}, ["softmax"]),
-        ({"set": ["scale=3"]}, ["softmax(scale=3)"]),
+        ({"set": ["scale=row"]}, ["softmax(scale=row)"]),
         ({"op": ["softmax"], "set": ["scale=3"]}, ["softmax(scale=3)"]),
         ({}, ["softmax(scale=0.5)", "softmax(scale=2)"]),
     ):
@@ -294,15 +296,6 @@ def test_operations_may_name_their_parameters():
         parse_operation("softmax", "--op", parse_parameters(["scale=2", "scale=3"], "--set"))
 
 
-def test_a_configuration_sets_parameters_and_flags_replace_them(tmp_path):
-    file = tmp_path / "sweep.toml"
-    file.write_text("[[sweep]]\nM = 8\nN = 4\nset = {scale = [0.5, 2.0]}\n")
-    layer = load_config(str(file))
-    assert [case.op for case in cases(Settings.from_sources(layer, {}).sweep, "cpu")] == ["softmax(scale=0.5)", "softmax(scale=2)"]
-    flags = layer_of({"set": ["scale=row"]})
-    assert [case.op for case in cases(Settings.from_sources(layer, flags).sweep, "cpu")] == ["softmax(scale=row)"]
-
-
 def test_a_configuration_names_a_file_beside_it(tmp_path):
     (tmp_path / "sweep.toml").write_text('[[sweep]]\nM = 8\nN = 4\nop = "rms.py"\n')
     asked = []
@@ -341,3 +334,49 @@ def test_an_unknown_parameter_is_one_line(main, command, given):
     dtype = () if "--dtype" in given else ("--dtype", "fp32")
     code, _, err = main(command, *SHAPES[command], "--device", "cpu", *dtype, *given)
     assert (code, err) == (2, f"softbench: {BAD[given]}\n")
+
+
+DEALT = st.lists(
+    st.builds(Case, st.integers(1, 10**5), st.integers(1, 10**5), st.sampled_from(["fp32", "bf16"]), st.sampled_from(Direction)).filter(
+        lambda case: case.direction is not Direction.FUSED
+    ),
+    unique=True,
+    max_size=40,
+)
+
+
+def cost(case):
+    return CASE_BYTES + operation(case.op).bytes_moved(case)
+
+
+@given(DEALT, st.integers(1, 12))
+def test_every_case_is_dealt_once_in_the_sweeps_order(cases, parts):
+    found = deal(cases, parts)
+    assert len(found) == parts
+    assert sorted(map(cases.index, (case for part in found for case in part))) == list(range(len(cases)))
+    assert all([*part] == sorted(part, key=cases.index) for part in found)
+    assert deal(cases, parts) == found
+
+
+@given(DEALT, st.integers(1, 12))
+def test_parts_differ_by_at_most_the_largest_case(cases, parts):
+    work = [sum(map(cost, part)) for part in deal(cases, parts)]
+    assert max(work) - min(work) <= max(map(cost, cases), default=0)
+
+
+def test_a_shard_without_cases_is_refused():
+    cases = [Case(8, N, "fp32", Direction.FORWARD) for N in (1, 2)]
+    assert [of_shard(cases, Shard(number, 2)) for number in (1, 2)] == [(cases[1],), (cases[0],)]
+    with pytest.raises(UsageError, match="--shard 3/3: the sweep has 2 cases, so this shard has none; take at most 2"):
+        of_shard(cases, Shard(3, 3))
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/2", "3/2", "1/2/3", "a/b", "-1/2", "1/100000", "\uff11/\uff12"])
+def test_a_wrong_shard_is_refused(text):
+    with pytest.raises(UsageError, match="as in 2/8"):
+        parse_shard(text)
+
+
+def test_a_shard_is_read():
+    assert parse_shard(" 2/8 ") == (2, 8)
+    assert str(Shard(2, 8)) == "2/8"

@@ -57,6 +57,13 @@ def test_the_backward_is_taken_and_an_alias_renames(tmp_path):
     assert backend.prepare(case(Direction.BACKWARD))(torch.ones(4, 8), torch.ones(4, 8)).shape == (4, 8)
 
 
+def test_backends_of_a_file_with_an_alias_keep_its_name_and_theirs(tmp_path):
+    one = "class B:\n    available = supports = prepare = lambda self, *_: None\n    def __init__(self, name): self.name = name\n"
+    (renamed,) = load(source(tmp_path, f"{one}backend = B('mine')", "new"))
+    assert renamed.name == "new"
+    assert [backend.name for backend in load(source(tmp_path, f"{one}backends = [B('a'), B('b')]", "new"))] == ["new.a", "new.b"]
+
+
 @pytest.mark.parametrize("code", ["from torch import softmax\n", BACKWARD, "softmax = 3\n"])
 def test_a_file_without_its_own_softmax_is_refused(tmp_path, code):
     with pytest.raises(UsageError, match="and it has no function `softmax`"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from sampled import sampled
+from timed import wait_for
 
 from softbench.core.errors import WorkersError
 from softbench.core.json import to_json
@@ -82,12 +83,7 @@ time.sleep(3600)
     assert reply.reason == "import took longer than 1 s (in <module>, plug.py:5)"
     assert gone(worker.pid)
     child = int((tmp_path / "child").read_text())
-    for _ in range(50):  # it is init's to reap
-        if gone(child) or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2]:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the hung plugin's child lives on")
+    wait_for(lambda: gone(child) or "Z" in Path(f"/proc/{child}/stat").read_text().split()[2], 5)  # it is init's to reap
 
 
 def test_a_reply_without_end_ends_at_its_deadline(pool, monkeypatch):
@@ -145,11 +141,7 @@ open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
         select.select([pool._control], [], [], 30)  # the report of its end
         pool._control.close()
         pool._forkserver.wait(30)
-        for _ in range(100):
-            if gone(child):
-                break
-            time.sleep(0.1)
-        assert gone(child)
+        wait_for(lambda: gone(child), 10)
         pool._closed = True
 
 
@@ -227,10 +219,7 @@ def test_a_forkserver_that_imports_torch_ends_with_its_parent(tmp_path, monkeypa
     (tmp_path / "torch.py").write_text("import pathlib, time\npathlib.Path(__file__).with_name('begun').touch()\ntime.sleep(3600)")
     monkeypatch.syspath_prepend(str(tmp_path))
     pool = Pool().__enter__()
-    end = time.monotonic() + 60
-    while not (tmp_path / "begun").exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_for((tmp_path / "begun").exists)
     pool._control.close()  # all that is left to do it, where an interrupt came before the forkserver was known
     try:
         assert pool._forkserver.wait(10) != 0

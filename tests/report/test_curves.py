@@ -66,7 +66,6 @@ def test_each_line_has_its_name_beside_it(rows, draw):
 
 
 def test_overlaid_cards_look_unlike_for_every_kind_of_length(rows, draw):
-    """The dotted line of a third card was also that of other lengths, and a marker hid the dash beside a name."""
     every = [*rows, *(replace(row, N=row.N + 1) for row in rows), *(replace(row, N=row.N * 2 + 8) for row in rows)]
     figure = draw(every, every, every)
     for backend, card in [(number, card) for number in (0, 1) for card in range(3)]:
@@ -199,7 +198,6 @@ def test_names_without_room_are_in_the_legend(rows, draw):
 
 
 def test_long_sweeps_have_few_parts(rows):
-    """Thousands of parts took half a minute."""
     ours, torch = rows[1], rows[2]
     many = [replace(row, N=256 * i, labels="noisy" * (i == 7)) for i in range(1, curves.MANY + 2) for row in (ours, torch)]
     (what,) = slices(many)

@@ -37,7 +37,6 @@ def test_one_file_for_each_direction_and_dtype(tmp_path, rows):
 
 @pytest.mark.slow
 def test_many_backends_are_drawn_without_warnings(main):
-    """44 backends made Matplotlib warn of an axis without room, and cut the legend."""
     code, out, err = main("plot", RESULTS / "strategies.csv", "-o", "s.svg")
     assert (code, err) == (0, "")
     assert out.split() == ["s-forward-bf16.svg", "s-forward-fp32.svg", "s-backward-bf16.svg"]

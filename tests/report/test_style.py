@@ -121,7 +121,6 @@ def test_distances_are_parts_of_the_axis():
 
 
 def test_numbers_of_logarithmic_axes_are_no_formulas():
-    """Formulas are off, so `$\\mathdefault{10^{3}}$` was shown as it is."""
     _, ((panel,),) = style.subplots(1, 1, (3, 2))
     for values, expected in (([1, 2, 3, 1000], {"1", "10", "100", "1000"}), ([1.0, 1.1, 40.0], {"1", "10"})):
         axes.amounts(panel, values)

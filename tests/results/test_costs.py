@@ -6,15 +6,12 @@ from pathlib import Path
 import pytest
 
 from softbench.core.errors import UsageError
-from softbench.plan import sweep
-from softbench.plan.config_file import load as load_config
-from softbench.plan.settings import Settings
 from softbench.plugins import select
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
 from softbench.report import listing
 from softbench.results import costs
-from softbench.results.csv import COLUMNS, read_csv, to_csv
+from softbench.results.csv import to_csv
 from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[2]
@@ -116,17 +113,6 @@ def test_the_committed_run_is_found_and_may_be_absent(tmp_path, monkeypatch):
     assert costs.committed()["cudnn"].host_us == pytest.approx(8.0)
 
 
-def test_the_strategies_configuration_takes_every_backend_and_few_cells():
-    settings = Settings.from_sources(load_config("strategies"), {})
-    assert settings.backends == ("*",)
-    assert len(sweep.cases(settings.sweep, "cuda")) == 9
-    infos = [
-        BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), extra=name != "copy", unavailable="no")
-        for name in ("copy", "compile:plain")
-    ]
-    assert [info.name for info in select.select(infos, settings.backends)] == ["copy", "compile:plain"]
-
-
 def test_patterns_select_extra_backends_but_all_does_not():
     def info(name, **more):
         return BackendInfo(name, PluginSource("entry point", name, "x:y", "s"), **more)
@@ -143,9 +129,3 @@ def test_patterns_select_extra_backends_but_all_does_not():
         names(["x*"])
     with pytest.raises(UsageError, match=r"did you mean 'compile:plain'\? known are compile, compile:plain, copy$"):
         names(["compile:plane"])
-
-
-def test_graph_breaks_are_a_column_that_may_be_empty(tmp_path):
-    assert "graph_breaks" in COLUMNS
-    (tmp_path / "new.csv").write_text(to_csv(ROWS))
-    assert read_csv(tmp_path / "new.csv")[0][0].graph_breaks is None

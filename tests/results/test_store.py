@@ -233,7 +233,6 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
 
 
 def test_a_folder_is_created_by_the_run_that_starts(tmp_path):
-    """A refused run left an empty folder."""
     folder = tmp_path / "some" / "results"
     store.writable(folder)
     assert not list(tmp_path.iterdir())

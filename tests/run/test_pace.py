@@ -49,7 +49,6 @@ def measure(pace, clock, i, outcome=FAILED, process=0, **seconds):
 
 
 def test_a_slow_first_build_says_nothing_about_later_ones(activity, clock):
-    """The first case of a real run built for a minute; its later cells took half a second each."""
     pace = pace_of(activity, cases=100)
     before = pace.seconds_left()
     first = estimate.set_seconds(pace.plan)[0][2]

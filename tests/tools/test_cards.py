@@ -107,7 +107,8 @@ def test_resources_beyond_a_cards_limits_are_found():
     fits = cards.Resources(registers=64, spilled=0, shared=90 * 1024, threads=512)
     l4 = card("L4")
     assert fits.misfit(l4) is None
-    assert "spilled" in dataclasses.replace(fits, spilled=8).misfit(l4)
+    assert "8 bytes a thread of spilled registers" in dataclasses.replace(fits, spilled=8).misfit(l4)
+    assert dataclasses.replace(fits, spilled=8).misfit(l4, 1, 8) is None  # as many as are known to spill
     assert "registers for each" in dataclasses.replace(fits, registers=136).misfit(l4)
     assert "shared memory" in dataclasses.replace(fits, shared=100 * 1024).misfit(l4)
     assert "threads" in dataclasses.replace(fits, registers=32, threads=2048).misfit(l4)
@@ -123,20 +124,22 @@ def test_copies_that_are_illegal_instructions_are_counted():
     assert cards.illegal_copies(right + " @!P3 LDGSTS.E.BYPASS.128 [R3+UR6], desc[UR7][R12.64] ;") == 1
 
 
+def spilling(architecture, **spilled):
+    """The number of bytes of each kernel, by its mangled name, that is found in a report of ptxas."""
+    report = "".join(
+        f"ptxas info    : Function properties for _ZN9softbench{name}\n"
+        f"    8 bytes stack frame, {count} bytes spill stores, {count} bytes spill loads\n"
+        for name, count in spilled.items()
+    )
+    found = cards.spilling(report, architecture)
+    return {line.split(":")[0].removeprefix("_ZN9softbench"): int(line.split("bytes")[1].split()[-1]) for line in found}
+
+
 def test_kernels_that_spill_are_found_in_ptxas_report():
-    def entry(name, spilled):
-        line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
-        return f"ptxas info    : Function properties for _ZN9softbench{len(name)}{name}INS_7ForwardEEEvv\n{line}\n"
-
-    def spilled(architecture):
-        return [(line.split(":")[0], line.split("bytes")[1].split()[-1]) for line in cards.spilling(report, architecture)]
-
-    report = entry("block", 0) + entry("block", 8) + entry("cluster", 4) + entry("bulk", 20)
-    block, cluster, bulk = (f"_ZN9softbench{len(name)}{name}INS_7ForwardEEEvv" for name in ("block", "cluster", "bulk"))
-    assert spilled("sm_90a") == [(block, "8"), (cluster, "4"), (bulk, "20")]
-    assert spilled("sm_86") == [(block, "8")]  # it has no clusters
-    assert spilled("sm_103a") == spilled("sm_90a")
-    assert spilled("sm_120a") == spilled("sm_86")
+    right, block, cluster, bulk = (f"{len(name)}{name}INS_7ForwardEEEvv" for name in ("right", "block", "cluster", "bulk"))
+    report = {right: 0, block: 8, cluster: 4, bulk: 20}
+    assert spilling("sm_90a", **report) == spilling("sm_103a", **report) == {block: 8, cluster: 4, bulk: 20}
+    assert spilling("sm_86", **report) == spilling("sm_120a", **report) == {block: 8}  # they have no clusters
 
 
 @pytest.mark.parametrize(
@@ -148,18 +151,14 @@ def test_kernels_that_spill_are_found_in_ptxas_report():
     ],
 )
 def test_known_spills_may_not_grow(architecture, kernel):
-    def found(spilled, architecture=architecture):
-        line = f"    8 bytes stack frame, {spilled} bytes spill stores, {spilled} bytes spill loads"
-        return cards.spilling(f"ptxas info    : Function properties for _ZN9softbench{kernel}LNS_8FunctionE0EEEvv\n{line}\n", architecture)
-
-    assert found(12) == []
-    assert len(found(16)) == len(found(4, "sm_90a")) == 1
+    name = f"{kernel}LNS_8FunctionE0EEEvv"
+    assert spilling(architecture, **{name: 12}) == {}
+    assert (spilling(architecture, **{name: 16}), spilling("sm_90a", **{name: 4})) == ({name: 16}, {name: 4})
 
 
 def test_kernels_that_no_rule_launches_may_spill():
-    kept = "ptxas info    : Function properties for _ZN9softbench5blockINS_7ForwardELb1EEEvNS_7TensorsIT_EE\n"  # it keeps its reads in L2
-    line = "    8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\n"
-    assert (len(cards.spilling(kept + line, "sm_90a")), cards.spilling(kept + line, "sm_86")) == (1, [])
+    kept = "5blockINS_7ForwardELb1EEEvNS_7TensorsIT_EE"  # it keeps its reads in L2
+    assert (spilling("sm_90a", **{kept: 8}), spilling("sm_86", **{kept: 8})) == ({kept: 8}, {})
 
 
 def test_kernels_beyond_a_cards_limits_are_found_in_ptxas_report():
@@ -235,12 +234,6 @@ def test_scores_of_few_columns_spill_nothing(driver, number):
     h100 = card("H100")
     forward, _ = cards.card_launches.launches(h100, "scores", number)
     assert cards.resources(h100, cards.compiled_launch(h100, forward)).spilled == 0
-
-
-def test_kernels_known_to_spill_may_not_spill_more():
-    takes = cards.Resources(registers=64, spilled=24, shared=0, threads=256)
-    assert takes.misfit(card("L4"), 1, 24) is None
-    assert "24 bytes a thread of spilled registers" in takes.misfit(card("L4"), 1, 16)
 
 
 @needs_cuobjdump

@@ -139,7 +139,6 @@ def test_an_error_of_triton_names_the_line_of_the_kernel(tmp_path):
 
 
 def test_a_failing_search_leaves_the_plain_reason(monkeypatch):
-    """A module None blocks an import; the search for a kernel's line ended the worker with it."""
     monkeypatch.setattr(failures, "compiler_error", lambda error: 1 / 0)
     assert failures.failure("build", ValueError("no luck"), None).reason == "ValueError: no luck"
 

@@ -41,7 +41,6 @@ def talked(*messages, **more):
 
 @pytest.mark.parametrize(("message", "expected"), [({"of_node": [1, 2]}, {1}), ({"processors": [0], "of_node": [1, 2]}, {0}), ({}, None)])
 def test_a_card_runs_on_its_share_of_its_node(monkeypatch, message, expected):
-    """Cards of one host through Ray compiled on all of its processors at once."""
     ran = []
     monkeypatch.setattr(card.os, "sched_setaffinity", lambda process, some: ran.append(set(some)))
     monkeypatch.setattr(card.processors, "of_node", lambda number, count: frozenset({number}))

@@ -196,20 +196,24 @@ def test_each_gpu_is_a_card():
     assert [(card["name"], card["resource"]) for card in ray_relay._slots(nodes[2:])] == [("head:0", "CPU")]
 
 
-def test_without_ray_the_extra_is_named(tmp_path, plugin, monkeypatch):
-    """A relay that cannot import Ray says what to install."""
+@pytest.fixture
+def other_ray(tmp_path, monkeypatch):
+    """Writes a module that hides Ray."""
     (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "ray.py").write_text("raise ImportError('no ray')\n")
     monkeypatch.syspath_prepend(tmp_path / "hidden")
+    return (tmp_path / "hidden" / "ray.py").write_text
+
+
+def test_without_ray_the_extra_is_named(tmp_path, plugin, other_ray):
+    """A relay that cannot import Ray says what to install."""
+    other_ray("raise ImportError('no ray')\n")
     with pytest.raises(UsageError, match=r"--ray auto: Ray is not installed: pip install 'softbench\[ray\]'"):
         RayCards("auto", asked(tmp_path, plugin))
 
 
-def test_a_cluster_that_does_not_answer_is_one_line(tmp_path, plugin, monkeypatch):
+def test_a_cluster_that_does_not_answer_is_one_line(tmp_path, plugin, other_ray, monkeypatch):
     """Ray itself waits for minutes."""
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "ray.py").write_text("import time\n\n\ndef init(**about):\n    time.sleep(60)\n")
-    monkeypatch.syspath_prepend(tmp_path / "hidden")
+    other_ray("import time\n\n\ndef init(**about):\n    time.sleep(60)\n")
     monkeypatch.setattr(ray_cards, "START_SECONDS", 2.0)
     with pytest.raises(UsageError, match=r"--ray there:1: no Ray cluster answered within 2 s; is its head node running\?"):
         RayCards("there:1", asked(tmp_path, plugin))

@@ -103,7 +103,6 @@ def test_exchanged_code_is_noticed(monkeypatch):
 
 
 def test_an_operation_can_be_changed_in_no_unguarded_way(monkeypatch):
-    """An attribute of NUMERICS made zeros pass, and another spec of x made probes change nothing."""
     from softbench.ops import softmax
     from softbench.ops.operation import TensorSpec
 
@@ -137,7 +136,6 @@ CHOOSERS = [
 
 @pytest.mark.parametrize(("owner", "name"), CHOOSERS)
 def test_what_chooses_the_comparison_is_protected(owner, name, monkeypatch):
-    """Without a case's parameters, softmax that ignores its scale passed."""
     guard = bind("cpu")
     monkeypatch.setattr(owner, name, property(lambda self: {}))
     label = f"{owner.__module__}.{owner.__name__}" if isinstance(owner, type) else owner.__name__
