@@ -12,9 +12,12 @@ import torch
 @cache
 def _driver() -> Any:
     if torch.version.hip is not None:
-        raise RuntimeError("this needs CUDA's driver, which ROCm does not have; use --device cpu, or --timer do_bench")
+        raise RuntimeError("this needs CUDA's driver, which ROCm does not have; use --device cpu")
     torch.cuda.synchronize()  # the driver's functions need torch's context
-    return ctypes.CDLL("libcuda.so.1")
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise RuntimeError(f"CUDA's driver was not found: {error}") from None
 
 
 def call_driver(name: str, *arguments: object) -> None:

@@ -121,7 +121,7 @@ def test_a_queued_call_is_as_fast_as_its_kernels_on_a_busy_host(timers):
         for one in busy:
             one.kill()
     assert found.timer == ""
-    assert kernels - 1 < idle < kernels + 8  # events, and gaps between kernels
+    assert kernels - 1 < idle < kernels + 12  # events, and a gap of one to two microseconds between two kernels
     assert loaded == pytest.approx(idle, rel=0.03)
 
 

@@ -56,10 +56,10 @@ class CallQueue:
     """Holds back what the current stream is given, until `start`."""
 
     def __init__(self) -> None:
-        """Raises RuntimeError without CUDA's driver."""
+        """Raises RuntimeError without CUDA's driver, or if it cannot compile the kernel for the GPU."""
+        self._kernel = cuda_driver.kernel(HOLD, b"hold")
         self._flags = torch.zeros(2, dtype=torch.int32, pin_memory=True)
         self._memory = (ctypes.c_uint32 * 2).from_address(self._flags.data_ptr())
-        self._kernel = cuda_driver.kernel(HOLD, b"hold")
         self._number = 0
         self._room: tuple[Callable[..., object] | None, int] | None = None
         """A function that was rehearsed, and how many of its calls are queued."""

@@ -39,6 +39,7 @@ MIN_SAMPLES = 3
 MOST_QUEUED = 16
 """Calls that are queued together. Two queues of calls with thirty kernels each fit into the 1024 launches that a stream takes."""
 ESTIMATED_CALLS = 5  # as do_bench
+TICK_MS = 32e-6  # of the clock of events
 HOLD_SECONDS = 0.25
 """So long a queue waits for the host, at most: a call that waits for the GPU waits as long."""
 QUEUE_TRIALS = 3
@@ -112,34 +113,40 @@ class _Queued:
 
     def __call__(self, call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> Samples:
         together = block or MOST_QUEUED
-        for _ in range(QUEUE_TRIALS if together != WAITS and torch.version.hip is None else 0):
-            found = self._batch(call, warmup_ms, batch_ms, together)
+        if together != WAITS and self.queue is None:
+            try:
+                self.queue = CallQueue()
+            except RuntimeError:  # a driver of another vendor, or a GPU older than the kernel that holds a stream back
+                together = WAITS
+        for _ in range(QUEUE_TRIALS if self.queue is not None and together != WAITS else 0):
+            found = self._batch(self.queue, call, warmup_ms, batch_ms, together)
             if isinstance(found, list):
                 return Samples(found, together)
             together = max(1, min(found * 3 // 4, together))
         return replace(self.plain(call, warmup_ms, batch_ms, 0), block=WAITS, timer=DO_BENCH)
 
-    def _batch(self, call: Callable[[], object], warmup_ms: float, batch_ms: float, together: int) -> list[float] | int:
+    def _batch(self, queue: CallQueue, call: Call, warmup_ms: float, batch_ms: float, together: int) -> list[float] | int:
         """Microseconds of each call, or how many could be issued at once."""
         flush = self.flush()
         call()
         flush()
         self.synchronize()
         began = self.clock()
-        estimate = self._issue(flush, call, ESTIMATED_CALLS, together)
+        estimate = self._issue(queue, flush, call, ESTIMATED_CALLS, together)
         if isinstance(estimate, int):
             return estimate
         host_ms = (self.clock() - began) * 1e3 / ESTIMATED_CALLS
-        each_ms = estimate[0][0].elapsed_time(estimate[-1][0]) / (ESTIMATED_CALLS - 1)
+        each_ms = max(estimate[0][0].elapsed_time(estimate[-1][0]) / (ESTIMATED_CALLS - 1), TICK_MS)
         for _ in range(max(1, int(warmup_ms / each_ms))):
             call()
         calls = max(MIN_SAMPLES, int(min(batch_ms / each_ms, HOST_BATCHES * batch_ms / host_ms)))
-        pairs = self._issue(flush, call, calls, together)
+        pairs = self._issue(queue, flush, call, calls, together)
         return pairs if isinstance(pairs, int) else [round(start.elapsed_time(end) * 1e3, 3) for start, end in pairs]
 
-    def _issue(self, flush: Call, call: Call, calls: int, together: int) -> list[tuple[torch.cuda.Event, torch.cuda.Event]] | int:
+    def _issue(
+        self, queue: CallQueue, flush: Call, call: Call, calls: int, together: int
+    ) -> list[tuple[torch.cuda.Event, torch.cuda.Event]] | int:
         """The events around each call, done; or how many calls the host issued before one had to wait for the GPU."""
-        self.queue = queue = self.queue or CallQueue()
         event, clock, before, issued = self.event, self.clock, queue.number, 0
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(calls)]
         for first in range(0, calls, together):

@@ -77,9 +77,9 @@ class Event:
 def timed(monkeypatch):
     """`timed(gpu, call, block)`: a batch of 2 ms and 10 ms."""
 
-    def batch(gpu, call=None, block=0, l2="cold"):
+    def batch(gpu, call=None, block=0, l2="cold", queue=None):
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(gpu))
-        monkeypatch.setattr(timers, "CallQueue", lambda: gpu)
+        monkeypatch.setattr(timers, "CallQueue", queue or (lambda: gpu))
         monkeypatch.setattr(timers, "_events", lambda l2, meter: lambda *_: Samples([100.0]))
         meter = SimpleNamespace(fill=lambda size: lambda: gpu.takes(FLUSH_US), synchronize=gpu.wait)
         timer = timers._Queued(l2, meter)
@@ -113,6 +113,14 @@ def test_a_call_that_waits_for_the_gpu_is_timed_by_do_bench(timed):
     tried = gpu.issued
     assert timed(gpu, waits, found.block).timer == "do_bench"
     assert gpu.issued == tried, "a later batch of the cell queues nothing"
+
+
+def test_do_bench_times_where_no_kernel_can_hold_the_stream_back(timed):
+    def no_queue():
+        raise RuntimeError("cuModuleLoadData: CUDA_ERROR_NO_BINARY_FOR_GPU")
+
+    found = timed(Gpu(), queue=no_queue)
+    assert (found.us, found.timer, found.block) == ([100.0], "do_bench", WAITS)
 
 
 @pytest.mark.parametrize("room", [40, 12, 4])
