@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from msgspec import Meta, Struct
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.inspection import Inspection
 from softbench.core.json import JsonObject, from_json
 from softbench.core.machine import Machine
@@ -111,8 +111,8 @@ class Timed(Reply, frozen=True):
 
     samples_us: Annotated[tuple[Us, ...], Meta(min_length=1)]
     """Latencies of single calls, microseconds."""
-    timer: str = ""
-    """The timer that took them, if it is not the one that was asked."""
+    timer: Annotated[str, Meta(pattern=rf"^({DO_BENCH})?\Z")] = ""
+    """DO_BENCH if it took them in place of the timer that was asked. A worker cannot claim another one: results of `host` have no limit."""
 
 
 class Verified(Reply, frozen=True):

@@ -57,6 +57,7 @@ def test_a_reply_is_read_as_one_of_its_request(reply):
         (Telemetry, {"power_w": True}, "power_w"),
         (Accuracy, {"grade": "fine", "worst": 1.0, "detail": ""}, "grade"),
         (Accuracy, {"grade": "pass", "worst": 1.0}, "detail"),
+        (Timed, {"reply": "Timed", "samples_us": [1.0], "timer": "host"}, "timer"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_place(kind, data, place):
