@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -113,17 +114,19 @@ class _Queued:
 
     def __call__(self, call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> Samples:
         together = block or MOST_QUEUED
-        if together != WAITS and self.queue is None:
-            try:
-                self.queue = CallQueue()
-            except RuntimeError:  # a driver of another vendor, or a GPU older than the kernel that holds a stream back
-                together = WAITS
-        for _ in range(QUEUE_TRIALS if self.queue is not None and together != WAITS else 0):
-            found = self._batch(self.queue, call, warmup_ms, batch_ms, together)
-            if isinstance(found, list):
-                return Samples(found, together)
-            together = max(1, min(found * 3 // 4, together))
+        if block != WAITS and (queue := self._queue()):
+            for _ in range(QUEUE_TRIALS):
+                found = self._batch(queue, call, warmup_ms, batch_ms, together)
+                if isinstance(found, list):
+                    return Samples(found, together)
+                together = max(1, min(found * 3 // 4, together))
         return replace(self.plain(call, warmup_ms, batch_ms, 0), block=WAITS, timer=DO_BENCH)
+
+    def _queue(self) -> CallQueue | None:
+        """The queue; None with another vendor's driver, or on a GPU older than the kernel that holds a stream back."""
+        with suppress(RuntimeError):
+            self.queue = self.queue or CallQueue()
+        return self.queue
 
     def _batch(self, queue: CallQueue, call: Call, warmup_ms: float, batch_ms: float, together: int) -> list[float] | int:
         """Microseconds of each call, or how many could be issued at once."""
