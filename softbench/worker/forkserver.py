@@ -43,9 +43,11 @@ def main(descriptor: int) -> None:
 
         with _ending_with(control), seldom():
             import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
+            from softbench.worker import compiler_cache
             from softbench.worker.guarding import tamper_guard
 
             tamper_guard.remember()
+            compiler_cache.remove_libraries()
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return

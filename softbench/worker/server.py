@@ -23,7 +23,7 @@ from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
-from softbench.worker import callables
+from softbench.worker import callables, compiler_cache
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
@@ -281,6 +281,14 @@ class Server:
             torch.cuda.empty_cache()
 
     def _prepare(self) -> None:
+        try:
+            self._first_call()
+        except Exception as error:
+            if not compiler_cache.removed_headers(error):
+                raise
+            self._first_call()
+
+    def _first_call(self) -> None:
         self.call = callables.prepared(self.backend, self._case())
         self.call(*self._inputs())
         synchronize(self.device)

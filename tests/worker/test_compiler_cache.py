@@ -1,0 +1,38 @@
+"""A killed compiler leaves nothing that later runs take for a library."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from softbench.worker import compiler_cache
+
+LIBRARY = Path(msgspec._core.__file__)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler_cache, "SETTLED_SECONDS", 0.01)
+    (tmp_path / "ab").mkdir()
+    return tmp_path / "ab"
+
+
+def test_torn_libraries_are_removed_and_whole_ones_stay(folder):
+    whole = LIBRARY.read_bytes()
+    torn = {"empty": b"", "short": whole[:40], "half": whole[: len(whole) // 2], "zeros": bytes(len(whole)), "last": whole[:-1]}
+    for name, content in {"whole": whole, **torn}.items():
+        (folder / f"{name}.so").write_bytes(content)
+    compiler_cache.remove_libraries()
+    assert [path.name for path in folder.iterdir()] == ["whole.so"]
+
+
+def test_a_torn_precompiled_header_is_removed_and_its_compilation_repeated(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler_cache.tempfile, "gettempdir", lambda: str(tmp_path))
+    header = compiler_cache._folder() / "precompiled_headers" / "x.h.gch"
+    header.parent.mkdir(parents=True)
+    header.write_bytes(b"gpch")
+    assert not compiler_cache.removed_headers(RuntimeError("mine.cpp:3:5: error: expected ';'"))
+    assert header.exists()
+    assert compiler_cache.removed_headers(RuntimeError(f"fatal error: cannot read {header}: No such file or directory"))
+    assert not header.exists()
