@@ -5,7 +5,7 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from gating import dice, interleaved, stored_run
+from gating import Answers, dice, interleaved
 from pretended import make
 from simulate_gate import NOISES, families
 
@@ -20,27 +20,18 @@ from softbench.run.request import RunRequest
 
 RULES = Rules(margin=paired.MARGIN)
 
-STEADY = '''
-"""A softmax that spins until a fixed time, so that its latency is known."""
+STEADY = """
 import time
 import torch
 
-class Steady:
-    """Spins {us} us."""
-    name = "steady"
-    def available(self): return None
-    def supports(self, case): return None
-    def prepare(self, case):
-        def call(x):
-            end = time.perf_counter() + {us} / 1e6
-            y = torch.softmax(x, -1)
-            while time.perf_counter() < end:
-                pass
-            return y
-        return call
-
-backend = Steady()
-'''
+def softmax(x):
+    end = time.perf_counter() + {us} / 1e6
+    y = torch.softmax(x, -1)
+    while time.perf_counter() < end:
+        pass
+    return y
+"""
+"""A softmax that spins until a fixed time, so that its latency is known."""
 SMALL = ("--device", "cpu", "--M", "4", "--rounds", "12")
 
 
@@ -94,13 +85,8 @@ def asked_for(tmp_path, **flags):
 
 def compare(tmp_path, *runs, base=None, **flags):
     """The report over synthetic runs, and the requests of its measurements."""
-    asked, answers = [], iter(runs)
-
-    def measure(request):
-        asked.append(request)
-        return stored_run(tmp_path, next(answers))
-
-    return ab_run.compare(measure, asked_for(tmp_path, **flags), "new", "old", RULES, base), asked
+    measure = Answers(tmp_path, *runs)
+    return ab_run.compare(measure, asked_for(tmp_path, **flags), "new", "old", RULES, base), measure.asked
 
 
 def slow(i):

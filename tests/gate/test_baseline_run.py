@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gating import GPU, cell_samples, dice, key, stored, stored_run
+from gating import GPU, Answers, cell_samples, dice, key, stored, stored_run
 from pretended import make
 from sampled import sampled
 from simulate_gate import STORED, Noise, Stored, families
@@ -46,14 +46,8 @@ def test_the_request_measures_what_the_baseline_has():
 
 
 def compare(tmp_path, base, *runs):
-    requests, answers = [], iter(runs)
-
-    def measure(request):
-        requests.append(request)
-        return stored_run(tmp_path, next(answers))
-
-    request = baseline_run.baseline_request(replace(asked(), output=tmp_path), base)
-    return baseline_run.compare(measure, request, base, RULES), requests
+    measure, request = Answers(tmp_path, *runs), baseline_run.baseline_request(replace(asked(), output=tmp_path), base)
+    return baseline_run.compare(measure, request, base, RULES), measure.asked
 
 
 def slow(i):

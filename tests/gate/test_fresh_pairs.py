@@ -123,11 +123,7 @@ def launch_bound(run):
 
 @pytest.mark.parametrize(
     ("slowdown", "process_sd", "looks", "state", "gated"),
-    [
-        (0.0, 0.1, 3, State.AMBIGUOUS, False),
-        (0.4, 0.002, 1, State.SLOWER, True),
-        (0.8, 0.25, 2, State.SLOWER, True),
-    ],
+    [(0.0, 0.1, 3, State.AMBIGUOUS, False), (0.4, 0.002, 1, State.SLOWER, True), (0.8, 0.25, 2, State.SLOWER, True)],
     ids=["noise", "slower", "slower and noisy"],
 )
 def test_a_gated_launch_bound_cell_may_be_advisory_again(slowdown, process_sd, looks, state, gated):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gating import GPU, cell_samples, dice, key, run_samples, self_test_run as self_test_samples, stored, stored_run, write_run
+from gating import GPU, Answers, cell_samples, dice, key, run_samples, self_test_run as self_test_samples, stored, write_run
 from pretended import make
 from simulate_gate import Noise, Stored
 
@@ -120,15 +120,11 @@ def test_the_expected_time_counts_sizes_and_injected_cases():
 
 def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
     """With a fake runner: repetitions are process sets, the sweep is the device's, and a written plugin makes the copies."""
-    log = []
-
-    def measure(request):
-        log.append(request)
-        return stored_run(tmp_path, self_test_samples(dice(8), 4, 4))
-
     monkeypatch.setattr(runner, "dry_run", looked)
-    run = measuring.measure_repetitions(measure, RunRequest({}, {}, False, tmp_path / "out", False, "", ""), "torch", 4, log.append)
-    plan, asked = log
+    measure = Answers(tmp_path, self_test_samples(dice(8), 4, 4))
+    given = RunRequest({}, {}, False, tmp_path / "out", False, "", "")
+    run = measuring.measure_repetitions(measure, given, "torch", 4, measure.asked.append)
+    plan, asked = measure.asked
     assert "4 A/A repetitions of 20 cases, each in fresh processes" in plan
     assert "in the 5 cases of most bytes beside injected slowdowns of 3%, 5%, 8%; 20 rounds" in plan
     assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (20, 20, False)
@@ -145,18 +141,13 @@ def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
 
 def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "dry_run", looked)
-    log = []
-
-    def measure(request):
-        log.append(request)
-        return stored_run(tmp_path, self_test_samples(dice(8), 4, 4))
-
+    measure = Answers(tmp_path, *[self_test_samples(dice(8), 4, 4)] * 2)
     shapes = (Sweep((4096,), (256, 512, 1024, 2048)),)
     for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):
         request = RunRequest(file, {}, False, tmp_path / "out", True, "", "")
-        measuring.measure_repetitions(measure, request, "torch", 3, log.append)
-    assert [asked.config["rounds"] for asked in log[1::2]] == [13, 20]
-    assert all(asked.resume and asked.config["sweep"] == shapes for asked in log[1::2])
+        measuring.measure_repetitions(measure, request, "torch", 3, measure.asked.append)
+    assert [asked.config["rounds"] for asked in measure.asked[1::2]] == [13, 20]
+    assert all(asked.resume and asked.config["sweep"] == shapes for asked in measure.asked[1::2])
     (note,) = ab_run.rounds_notes(request)
     assert note.startswith("20 rounds, which all backends share, instead of the configuration's 3 to 6")
     assert ab_run.rounds_notes(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []

@@ -8,7 +8,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from softbench.report import axes, style
-from softbench.results.csv import read_csv
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,13 +30,6 @@ def test_of_many_backends_the_best_and_the_peers_are_named(row):
     assert set(named) == {"torch", *(f"b{i}" for i in range(38, 44))}
     assert len(set(named.values())) == 7
     assert {one.colour for one in found.values() if not one.named} == {style.GREY}
-
-
-def test_the_committed_strategies_have_seven_colours():
-    rows, _ = read_csv(ROOT / "results" / "h200" / "strategies.csv")
-    found = style.styles(rows)
-    assert len(found) == 43
-    assert {"torch", "compile", "cuda", "triton"} <= {name for name, one in found.items() if one.named}
 
 
 def test_a_backend_without_every_case_ranks_lower(row):

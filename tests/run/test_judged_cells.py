@@ -28,10 +28,14 @@ def test_a_cell_wrong_before_the_judge_has_no_result(cli, plugins):
     assert judged["torch"]["at_most_us"] > 0
 
 
+def judge_on(device, timer):
+    plan = SimpleNamespace(settings=SimpleNamespace(judge="", device=device, timeout={}), infos=[], device=device, timer=timer)
+    return CellJudge(plan, SimpleNamespace(waiting=lambda *_: nullcontext()))
+
+
 def test_workers_free_their_buffers_before_the_judge_takes_memory(make_record):
     events = []
-    plan = SimpleNamespace(settings=SimpleNamespace(judge="", device="cpu", timeout={}), infos=[], device="cpu", timer="host")
-    judge = CellJudge(plan, SimpleNamespace(waiting=lambda *_: nullcontext()))
+    judge = judge_on("cpu", "host")
     records = [make_record("copy", [1.0] * 3), make_record("mine", [1.0] * 3)]
     assert judge.judged(records, 0, lambda: events.append("release")) == records
     judge.process = SimpleNamespace(ask=lambda *_: (events.append("judge"), {"status": "ok"})[1])
@@ -81,8 +85,7 @@ def test_later_process_sets_are_compared_with_the_judges_time(make_record):
 )
 def test_a_disputed_cell_is_judged_once_more(make_record, us, asked, status):
     replies = iter([{"status": "wrong", "reason": ""} if one == "wrong" else {"status": "ok", "us": one, "low_us": one} for one in us])
-    plan = SimpleNamespace(settings=SimpleNamespace(judge="", device="cuda", timeout={}), infos=[], device="cuda", timer="do_bench")
-    judge, count = CellJudge(plan, SimpleNamespace(waiting=lambda *_: nullcontext())), []
+    judge, count = judge_on("cuda", "do_bench"), []
     judge.process, judge.origins = SimpleNamespace(ask=lambda *_: (count.append(1), next(replies))[1]), {"mine": None}
     (record,) = judge.judged([make_record("mine", [90.0] * 3)], 0, lambda: None)
     assert (len(count), getattr(record.outcome, "status", None)) == (asked, status)

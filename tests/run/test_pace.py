@@ -37,6 +37,13 @@ def pace_of(activity, cases=4, stored=lambda *_: False, names=("copy", "a", "b")
     return Pace(replace(plan, cases=tuple(replace(plan.cases[0], N=N) for N in sizes)), activity, stored)
 
 
+def begun(pace, rounds=int):
+    """Begin the first case; returns its backends. `rounds`: those that are over."""
+    [names] = pace.plan.groups
+    pace.begin(0, names, pace.plan.cases[0], rounds)
+    return names
+
+
 def measure(pace, clock, i, outcome=FAILED, process=0, **seconds):
     """Measure case i; each request takes these seconds."""
     [names] = pace.plan.groups
@@ -70,8 +77,7 @@ def test_finished_cases_correct_the_estimate(activity, clock, factor):
 def test_time_passes_while_one_case_is_measured(activity, clock):
     pace = pace_of(activity, cases=1, rounds=1000)
     before = pace.seconds_left()
-    [names] = pace.plan.groups
-    pace.begin(0, names, pace.plan.cases[0], int)
+    begun(pace)
     clock.now += before / 2
     assert pace.seconds_left() == pytest.approx(before / 2, rel=0.1)
     clock.now += 10 * before
@@ -80,9 +86,8 @@ def test_time_passes_while_one_case_is_measured(activity, clock):
 
 def test_finished_rounds_say_what_their_case_has_left(activity, clock):
     pace = pace_of(activity, cases=1, rounds=10)
-    [names] = pace.plan.groups
     rounds = 0
-    pace.begin(0, names, pace.plan.cases[0], lambda: rounds)
+    names = begun(pace, lambda: rounds)
     for name in (*names, *names):
         with activity.waiting("time", [name]):
             clock.now += 1
@@ -96,8 +101,7 @@ def test_finished_rounds_say_what_their_case_has_left(activity, clock):
 def test_a_slow_check_makes_its_own_case_longer(activity, clock):
     pace = pace_of(activity, cases=1, rounds=1000)
     before = pace.seconds_left()
-    [names] = pace.plan.groups
-    pace.begin(0, names, pace.plan.cases[0], int)
+    names = begun(pace)
     with activity.waiting("check", names):
         clock.now += 1.0
     with activity.waiting("time", names):

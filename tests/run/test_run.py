@@ -136,15 +136,6 @@ def test_workers_that_cannot_be_alive_together_are_grouped():
 
 
 @pytest.mark.slow
-def test_a_run_says_where_its_time_went(cli):
-    done = cli("run", "--backends", "torch", "--device", "cpu", "--M", "64", "--N", "4096", "--quick")
-    assert done.returncode == 0, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("softbench: took ")]
-    assert " time " in line
-    assert " s: " in line
-
-
-@pytest.mark.slow
 def test_workers_say_which_cases_they_do_not_support(cli, tmp_path):
     """One worker replies for all backends of a source. What raises is asked again in its build; what exits gets a new worker."""
     text = (

@@ -50,8 +50,7 @@ def test_gpus_of_an_earlier_probe_are_not_probed_again(machine, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
-    [("4", "no such GPU"), ("x", "write all, or the numbers"), *((text, "write all") for text in ("cpu:", "0,cpu:1", ""))],
+    ("text", "why"), [("4", "no such GPU"), ("x", "write all, or the numbers"), *((text, "write all") for text in ("cpu:", "0,cpu:1", ""))]
 )
 def test_wrong_devices_are_refused(machine, text, why):
     with pytest.raises(UsageError, match=f"--devices {text}: .*{why}|--devices {text}: {why}"):

@@ -2,7 +2,7 @@
 
 import ast
 import builtins
-import importlib
+import pkgutil
 import re
 import sys
 import time
@@ -175,18 +175,10 @@ def dotted_names(path: Path) -> set[str]:
 
 
 def resolves(name: str) -> bool:
-    parts = name.split(".")
-    for end in range(len(parts), 0, -1):
-        try:
-            value = importlib.import_module(".".join(parts[:end]))
-        except ImportError:
-            continue
-        for attribute in parts[end:]:
-            if not hasattr(value, attribute):
-                return False
-            value = getattr(value, attribute)
-        return True
-    return False
+    try:
+        return bool(pkgutil.resolve_name(name))
+    except (AttributeError, ImportError):
+        return False
 
 
 NO_MODULES = {"softbench.backends"}

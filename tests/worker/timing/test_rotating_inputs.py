@@ -169,7 +169,7 @@ def test_structured_rows_keep_normal_inputs_and_hold_every_kind(direction):
         names = NUMERICS.make_structured(rows := NUMERICS.make(long, 0, CPU), long, 3)
         finite = {name for name, row in zip(names, rows[0], strict=False) if row.isfinite().all()}
         assert set(names) - finite == {
-            *("with -inf first", "with -inf last", "with -inf scattered", "of -inf", "with one NaN", "with one +inf"),
+            *("with -inf first", "with -inf last", "with -inf scattered", "of -inf", "with one NaN", "with one +inf")
         }
         case = Case(64, 255, dtype, direction, "cpu")
         given = NUMERICS.make(case, 0, CPU)
