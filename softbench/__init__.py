@@ -11,7 +11,16 @@ Importing softbench imports neither torch nor pandas.
 from typing import TYPE_CHECKING, Any
 
 from softbench.core.case import Case, Direction
-from softbench.core.errors import ConfigError, InconclusiveError, ResultsError, SoftbenchError, StorageError, UsageError, WorkersError
+from softbench.core.errors import (
+    ConfigError,
+    InconclusiveError,
+    NotMeasurableError,
+    ResultsError,
+    SoftbenchError,
+    StorageError,
+    UsageError,
+    WorkersError,
+)
 from softbench.plugins.backend import Backend
 
 if TYPE_CHECKING:
@@ -26,6 +35,7 @@ __all__ = [
     "ConfigError",
     "Direction",
     "InconclusiveError",
+    "NotMeasurableError",
     "Result",
     "ResultsError",
     "SoftbenchError",

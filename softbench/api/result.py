@@ -97,7 +97,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """True if a backend other than the yardstick was measured, and no cell is wrong or failed: the exit code of the run is 0."""
+        """True if a backend other than the yardstick was measured, and no cell is wrong or failed."""
         from softbench.run.run import exit_code
 
         return exit_code(self.rows) == 0

@@ -14,7 +14,7 @@ from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.options import FLEET, option
 from softbench.cli.panels import OUTPUT, WHERE, PanelCommand
-from softbench.core.errors import SoftbenchError, UsageError
+from softbench.core.errors import NotMeasurableError, SoftbenchError, UsageError
 from softbench.core.text import printable, unknown
 from softbench.plan.declare import HOW_LONG
 
@@ -108,12 +108,17 @@ def run(
     if dry_run:
         _dry_run(request, json) if several is None else _dry_run_of_cards(several, request, json)
         return
+    from softbench.run.quiet import not_measurable
     from softbench.run.run import exit_code
 
     show = partial(_show, json=json if str(json) == "-" else None)  # a file may be on the full disk too
     measured = measure(request, show=show, several=several)
     _report(measured, json, page=report)
-    raise typer.Exit(exit_code(measured.records()))
+    code = exit_code(measured.records())
+    if not code and (text := not_measurable(measured.rows())):
+        note(text, error=True)
+        code = NotMeasurableError.exit_code
+    raise typer.Exit(code)
 
 
 def _cards(devices: str | None, ray: str | None, spread: str | None, force: bool, device: str | None) -> How | None:

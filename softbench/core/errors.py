@@ -1,7 +1,8 @@
 """The exception tree.
 
 `SoftbenchError` is the base class, with exit code 1. `UsageError` has exit code 2; `ConfigError` and `ResultsError` derive from it.
-`WorkersError` has exit code 1, `InconclusiveError` 3, `StorageError` 4. `Interrupted` is a KeyboardInterrupt with exit code 128 + signal.
+`WorkersError` has exit code 1, `InconclusiveError` 3, `StorageError` 4, `NotMeasurableError` 5.
+`Interrupted` is a KeyboardInterrupt with exit code 128 + signal.
 
 Messages say what, where, and what to do next. Only boundaries catch them: loading a plugin, one cell, and `cli.main`.
 """
@@ -43,6 +44,12 @@ class StorageError(SoftbenchError):
     """The disk is full, or cannot be written at all."""
 
     exit_code = 4
+
+
+class NotMeasurableError(SoftbenchError):
+    """Another program uses the device, so nothing can be measured at this time."""
+
+    exit_code = 5
 
 
 class Interrupted(KeyboardInterrupt):

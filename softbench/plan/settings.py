@@ -35,6 +35,8 @@ from softbench.plan.sweep import AXES, DEFAULTS, LAST, Sweep, thinned
 
 PHASES = {"import": 60.0, "build": 300.0, "check": 120.0, "time": 120.0}
 """The phases of a cell and their default deadlines in seconds."""
+UNITS = {"s": 1, "m": 60, "h": 3600}
+"""Seconds of each unit of a duration."""
 WORKER = "worker"
 """The setting `judge` of a run without the judge's process."""
 QUICK_SHAPES = 6
@@ -65,6 +67,16 @@ def parse_timeout(text: str, flag: str = "--timeout") -> dict[str, float]:
         return timeouts({name.strip(): float(seconds) for name, _, seconds in pairs}, flag)
     except ValueError:
         raise UsageError(f"{flag} {text}: write seconds, or phases as in import=10,build=600") from None
+
+
+def seconds(value: object, at: str) -> float:
+    """Reads a duration: a number of seconds, or a text such as `90s`, `10m` and `2h`."""
+    text = str(value).strip()
+    factor = UNITS.get(text[-1:], 1)
+    try:
+        return number(0, 1e6)(factor * float(text.removesuffix(text[-1:]) if text[-1:] in UNITS else text), at)
+    except ValueError:
+        raise UsageError(f"{at}: must be seconds or a duration such as 90s, 10m or 2h, not {value!r}") from None
 
 
 def backends(value: Any, at: str) -> tuple[str, ...] | None:
@@ -171,6 +183,18 @@ class Settings:
         kind=int,
         commands=MEASUREMENTS,
         affects=True,
+    )
+    wait: float = setting(
+        0.0,
+        "The longest wait, as `90` seconds or as `10m`, until nothing else computes on the device. If something still does, the run ends.",
+        seconds,
+        HOW_LONG,
+        help="Wait until nothing else computes on the device, at most 90 (seconds), 10m or 2h; then the run ends with exit code 5.",
+        shown="no wait",
+        kind=str,
+        metavar="DURATION",
+        commands=RUN,
+        python=float | str,
     )
     seed: int = setting(0, "Seed of the inputs.", whole(0, 2**31 - 1), ADVANCED, kind=int, affects=True)
     relative_to: str = setting("torch", "The reference backend of the speed-ups.", word, ADVANCED, kind=str, words="backends", commands=RUN)

@@ -30,15 +30,8 @@ class CpuLoad:
 
     def look(self) -> None:
         """Look at the processors while the workers wait for their first request."""
-        before = _times()
-        self.pause(LOOK_SECONDS)
-        after = _times()
-        used = sum(_share(before[name], times) for name, times in after.items() if name in before)
-        if used >= LOADED:
-            self.note(
-                f"other processes use {used:.1f} of {len(after)} processors; results may be disturbed: "
-                "end them, or leave them processors with --threads"
-            )
+        if found := busy(self.pause):
+            self.note(f"{found}; results may be disturbed: end them, leave them processors with --threads, or --wait 10m")
 
     def measured(self, case: Case, records: Sequence[Record]) -> None:
         """Tell of the first case with a cell that other processes disturbed in every round."""
@@ -46,6 +39,15 @@ class CpuLoad:
         if not self.told and any(isinstance(found, Measured) and labels.throttled(found.timing.batches) for found in outcomes):
             self.told = True
             self.note(f"{case.key}: threads waited for a processor in every round; other processes use the CPU, or it has a quota")
+
+
+def busy(pause: Callable[[float], object]) -> str | None:
+    """How many of the processors other processes use, as text; empty if hardly any, None if Linux does not tell."""
+    before = _times()
+    pause(LOOK_SECONDS)
+    after = _times()
+    used = sum(_share(before[name], times) for name, times in after.items() if name in before)
+    return f"other processes use {used:.1f} of {len(after)} processors" if used >= LOADED else "" if after else None
 
 
 def _times() -> dict[str, list[int]]:

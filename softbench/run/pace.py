@@ -24,6 +24,7 @@ PHASE = {
 SHOWN = {
     "list_unsupported": "supported cases of",
     "queue": "waiting for",
+    "quiet": "waiting for",
     "start": "start of a worker:",
     "load": "import of",
     "judge": "judgement of",

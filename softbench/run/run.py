@@ -36,7 +36,7 @@ from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import store
 from softbench.results.rows import Row
-from softbench.run import info_cache, isolation, queue
+from softbench.run import info_cache, isolation, queue, quiet
 from softbench.run.cpu_load import CpuLoad
 from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
@@ -222,15 +222,21 @@ def in_turn(
     """A session whose device no other run measures on, and this run's place in the queue. Both are left with `end`.
 
     What `prepare` and `on_plan` refuse is refused before a wait.
+
+    Raises:
+        NotMeasurableError: other programs use the device for longer than `wait` allows.
     """
     settings = request.settings()
     opened = end.enter_context(ExitStack())
     session = opened.enter_context(open_session(settings, activity))
     place = end.enter_context(queue.place(session.gpu))
-    if not place.take():
+    mine = place.take()
+    if settings.wait or not mine:
         on_plan(_expected(session, request))
         opened.close()  # its workers hold memory, and what the other run holds would count as taken
-        place.wait(activity, observer.note)
+        if not mine:
+            place.wait(activity, observer.note)
+        quiet.wait(session.gpu, settings.wait, activity, observer.note)
         session = opened.enter_context(open_session(settings, activity))
     end.callback(opened.close)  # before the place is left, so that the next run finds the memory free
     return session, place

@@ -25,7 +25,7 @@ def test_a_run_ends_with_table_csv_and_exit_0(cli):
     assert len(found) == 2 * 2 * 3
     assert {row["backend"] for row in found} == {"copy", "naive", "torch"}
     assert {row["class"] for row in found if row["backend"] == "naive" and row["dtype"] == "bf16"} == {"low-precision"}
-    assert all(float(row["gbps"]) > 0 and float(row["of_copy"]) > 0 for row in found)
+    assert all(float(row["gbps"]) > 0 for row in found)
     assert all(int(row["n"]) >= 9 or int(row["throttled_batches"]) for row in found)  # a disturbed batch does not count
     assert all(float(row["speedup"]) == 1 for row in found if row["backend"] == "torch")
     document = cli.document()
@@ -91,7 +91,7 @@ def test_too_little_memory_for_all_workers_ends_interleaving(cli):
     assert done.returncode == 0, done.stderr
     assert "not interleaved: memory holds no more workers, so 1 of 2 backends are alive at a time" in done.stderr
     assert cli.document()["environment"]["interleaved"] is False
-    assert all(float(row["of_copy"]) > 0 for row in cli.rows())
+    assert all(float(row["speedup"]) > 0 for row in cli.rows())
 
 
 @pytest.mark.slow
