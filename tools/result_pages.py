@@ -241,7 +241,7 @@ def h200() -> str:
         "## Training steps inside `use()`",
         "Is any call slower inside `softbench.use()`? The gate's verdicts:",
         use_verdicts(),
-        "Steps of three models, by `python tools/use_models.py` with `--dtype bf16`, `fp32` and `autocast`\n"
+        "Steps of three models, by `git show 3d703052:tools/use_models.py` with `--dtype bf16`, `fp32` and `autocast`\n"
         "([use-models.json](../../results/h200/use-models.json)):",
         training_steps(),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,8 @@ WHERE, JUDGE, OUTPUT, ARGUMENTS, OTHERS = "Where to", "What to judge", "Output",
 PLACES = {ARGUMENTS: -1, ADVANCED: 1, OTHERS: 2}
 """The panels that come before or after all others."""
 
+_GIVEN_DEFAULT = re.compile(r"\[default: \((.*)\)(; [^\]]*)?\]$", re.DOTALL)
+"""How Typer writes a default that is given as a text; the range of the values follows."""
 CONTEXT: ContextVar[Any] = ContextVar("context", default=None)
 """Click's context of the command that runs: its parameters and their values."""
 
@@ -101,7 +104,7 @@ class PanelCommand(TyperCommand):
         for param in self.shown_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
                 name, text = record
-                panels.setdefault(panel_of(param), []).append((name, text.replace("[default: (", "[default: ").replace(")]", "]")))
+                panels.setdefault(panel_of(param), []).append((name, _GIVEN_DEFAULT.sub(r"[default: \1\2]", text)))
         for panel in sorted(panels, key=lambda panel: PLACES.get(panel, 0)):
             with formatter.section(panel):
                 formatter.write_dl(panels[panel])

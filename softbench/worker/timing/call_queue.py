@@ -97,8 +97,8 @@ class CallQueue:
         With `spare`, more than `count` calls are made, so that all `count` are queued if there is room for a third more. Without it, three
         quarters of `count` are queued at most. The device must be waited for before the next `hold`.
         """
+        began, in_time = time.monotonic(), 0  # before the hold: after one that ended unnoticed, calls that wait would seem to fit
         self.hold(REHEARSAL_SECONDS)
-        began, in_time = time.monotonic(), 0
         try:
             for _ in range(math.ceil(count / SHARE) if spare else count):
                 issue()
