@@ -1,6 +1,6 @@
 """Plans of long rows: rules that `heuristics.choose` tries before the tables, and rules that replace a table's plan.
 
-Rules of the third kind (`unlisted_plan`) give way to a table's line for the same rows only.
+Rules that replace a table's plan (`unlisted_plan`) give way to a table's line for the same rows only.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from softbench.api.result import Result
     from softbench.gate.verdicts import GateReport
     from softbench.plan.plan import Plan
-    from softbench.results.store import Run
+    from softbench.results.writer import Run
     from softbench.run.check import CheckReport
     from softbench.run.request import RunRequest
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
 
     from softbench.core.json import JsonObject
-    from softbench.results.store import Run
+    from softbench.results.writer import Run
 
 
 class Sample(NamedTuple):

@@ -29,7 +29,7 @@ Case = Annotated[
     list[str] | None,
     option(
         WHAT,
-        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; with '' the error lists all names. "
+        "A shell pattern of names of check cases: 'layout *'. A leading ! selects the others; an empty pattern prints all names. "
         "Repeatable.",
         "--case",
         metavar="PATTERN",

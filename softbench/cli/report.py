@@ -15,7 +15,7 @@ from softbench.core.files import replace_file
 from softbench.core.text import printable
 
 if TYPE_CHECKING:
-    from softbench.results.store import Run
+    from softbench.results.writer import Run
 
 LATEST = Path("results") / "latest.csv"
 

@@ -20,7 +20,7 @@ from softbench.plan.declare import HOW_LONG
 
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
-    from softbench.results.store import Run
+    from softbench.results.writer import Run
     from softbench.run.fleet.fleet import How
     from softbench.run.request import RunRequest
 

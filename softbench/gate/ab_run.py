@@ -19,7 +19,7 @@ from softbench.plan.plan import Plan
 from softbench.plan.settings import Layer
 from softbench.plan.sweep import AXES, only
 from softbench.plugins.select import of_source
-from softbench.results import store
+from softbench.results import writer
 from softbench.run.request import RunRequest
 
 DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
@@ -28,7 +28,7 @@ DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
 EXAMPLE_SDS = (0.003, 0.02)
 """Standard deviations between processes for which the plan says what it finds: a quiet GPU, and a busy machine."""
 
-Measure = Callable[[RunRequest], store.Run]
+Measure = Callable[[RunRequest], writer.Run]
 
 
 def ab_request(request: RunRequest, candidate: str, reference: str) -> RunRequest:
@@ -142,7 +142,7 @@ def compare(
     return replace(report, notes=tuple(notes))
 
 
-def samples_of(run: store.Run) -> RunSamples:
+def samples_of(run: writer.Run) -> RunSamples:
     """The samples of a run that was just measured."""
     return from_run(run.header, run.records(), str(run.json))
 

@@ -96,9 +96,9 @@ def controls_of(report: GateReport, others: int) -> list[CellKey]:
 
 
 def _advised(verdict: Verdict, samples: RunSamples, reference: str) -> Verdict:
-    """The verdict, which is advisory if all fresh pairs leave the cell undecided and show no more than the noise of the host.
+    """The verdict, which is advisory if all fresh pairs leave the cell undecided and show no more than noise.
 
-    The screening gates a launch-bound cell of a large ratio, which may have been noise.
+    The screening gates a cell of short calls of a large ratio, which may have been noise.
     """
     old = samples.cells[verdict.cell.with_backend(reference)]
     us = median(old.medians_us().values())

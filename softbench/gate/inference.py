@@ -1,5 +1,7 @@
 """The gate's statistics: corrections for multiple tests, moderated spreads, outliers, bounds of proportions.
 
+`paired` and `unpaired` compute the p values of cells; `verdicts.corrected` corrects them.
+
 scipy.special has the t, beta and polygamma functions. It is imported on first use; scipy.stats would take half a second to import.
 """
 

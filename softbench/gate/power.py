@@ -12,7 +12,7 @@ from softbench.gate.fresh_pairs import SPREAD_CELLS, Look
 from softbench.gate.inference import moderate, t_quantile
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.unpaired import MARGIN, MIN_NEW, RECOMMENDED_BASE, process_values, sitting_sd
-from softbench.gate.verdicts import AMBIGUOUS_UP_TO, Rules, launch_bound
+from softbench.gate.verdicts import AMBIGUOUS_UP_TO, Rules, why_advisory
 
 SECOND_LOOK = 2
 """The second look has this many times as many processes as the first."""
@@ -68,7 +68,7 @@ def check_noise(base: RunSamples) -> list[str]:
     medians = {key: base.cells[key].medians_us().values() for key in found}
     if not found and base.processes > 1:
         raise InconclusiveError(f"{base.source}: has no results of copy, which shows how the machine changes; measure again with copy")
-    gated = {key: finds for key, finds in found.items() if not launch_bound(median(medians[key]), device, base.cells[key])}
+    gated = {key: finds for key, finds in found.items() if not why_advisory(median(medians[key]), device, base.cells[key])}
     for limit, refused in ((LARGEST_MARGIN, True), (AMBIGUOUS_UP_TO, False)):
         noisy = sorted((key for key, finds in gated.items() if finds > limit), key=lambda key: -gated[key])
         if not noisy or (refused and len(noisy) <= rules.most_ambiguous * len(gated)):

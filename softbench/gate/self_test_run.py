@@ -17,7 +17,7 @@ from softbench.plan.plan import Plan
 from softbench.plan.settings import axes_of
 from softbench.plan.sweep import Sweep
 from softbench.plugins.source import absolute
-from softbench.results import store
+from softbench.results import writer
 from softbench.run import run
 from softbench.run.request import RunRequest
 
@@ -45,7 +45,7 @@ def measure_repetitions(
     Raises:
         UsageError: a backend or a device does not exist. Errors of `softbench.run.run.run` pass through.
     """
-    store.writable(request.output)
+    writer.writable(request.output)
     adjusted = with_fixed_rounds(request)
     cases = sweep.cases(adjusted.settings().sweep, "cuda")
     plan = run.dry_run(replace(adjusted, flags={**adjusted.flags, "backends": (reference,)}))

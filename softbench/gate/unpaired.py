@@ -36,9 +36,9 @@ from softbench.gate.verdicts import (
     Verdict,
     advisory_reason,
     corrected,
-    launch_bound,
     ranked,
     unmeasured,
+    why_advisory,
 )
 
 MIN_BASE = 5
@@ -225,15 +225,15 @@ class _Cell:
 def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[int, float]]:
     """For each side and process: the median over copy's cells of log(latency / baseline's latency).
 
-    Only cells of both sides count. Launch-bound cells change with the host, so they count only if there are no others.
+    Only cells of both sides count. Advisory cells scatter more, so they count only if there are no others.
     """
     both = {key: (samples, base.cells[key]) for key, samples in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
     testable = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
     base_medians = {key: median(sides[1].medians_us().values()) for key, sides in testable.items()}
     device = new.environment.get("device")
-    not_launch_bound = {key: sides for key, sides in testable.items() if not launch_bound(base_medians[key], device, sides[1])}
+    steady = {key: sides for key, sides in testable.items() if not why_advisory(base_medians[key], device, sides[1])}
     changes: tuple[dict[int, list[float]], dict[int, list[float]]] = ({}, {})
-    for key, sides in (not_launch_bound or testable).items():
+    for key, sides in (steady or testable).items():
         for samples, values in zip(sides, changes, strict=True):
             for process, us in samples.medians_us().items():
                 values.setdefault(process, []).append(math.log(us / base_medians[key]))

@@ -38,10 +38,10 @@ class State(StrEnum):
 TESTED = (State.SLOWER, State.FASTER, State.SAME, State.AMBIGUOUS)
 CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
-LAUNCH_BOUND_US = 10.0
-"""Host and driver determine most of a shorter call on a GPU, so such cells are advisory."""
+SHORT_US = 10.0
+"""Cells of shorter calls on a GPU are advisory: more than a tenth of their time is the events' (1.2 us on an H200)."""
 ADVISORY_UP_TO = 0.25
-"""The largest slowdown that an advisory cell may have. A larger one is more than the host's noise, so the cell is gated."""
+"""The largest slowdown that an advisory cell may have. A larger one is more than noise, so the cell is gated."""
 AMBIGUOUS_UP_TO = 0.10
 """The largest slowdown that an ambiguous cell may show (or the margin, if larger) without making the run inconclusive."""
 
@@ -294,15 +294,15 @@ def _broke(new_status: str, old_status: str) -> bool:
     return new_status in FAILURES and old_status not in FAILURES
 
 
-def launch_bound(us: float, device: object, old: CellSamples) -> str:
+def why_advisory(us: float, device: object, old: CellSamples) -> str:
     """Why a cell is advisory; empty if not. `us` and `old` are of the old side: a call that became launch-bound became slower."""
-    if device == "cuda" and us < LAUNCH_BOUND_US:
-        return f"advisory: launch-bound, {text.micros(us)} is under {LAUNCH_BOUND_US:g} us"
+    if device == "cuda" and us < SHORT_US:
+        return f"advisory: short, {text.micros(us)} is under {SHORT_US:g} us"
     if old.host_bound:
         return f"advisory: launch-bound, so the median is not device time: {old.host_bound}"
     return ""
 
 
 def advisory_reason(us: float, device: object, old: CellSamples, ratio: float) -> str:
-    """Why a cell of this ratio is advisory; empty if it is not, or if its slowdown is more than the host's noise."""
-    return launch_bound(us, device, old) if ratio <= 1 + ADVISORY_UP_TO else ""
+    """Why a cell of this ratio is advisory; empty if it is not, or if its slowdown is more than noise."""
+    return why_advisory(us, device, old) if ratio <= 1 + ADVISORY_UP_TO else ""

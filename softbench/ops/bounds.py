@@ -1,5 +1,7 @@
 """What the bounds of operations share: units, the error of a sum, of a log-sum and of a softmax whose logits have errors.
 
+The bound of an operation is in its own file, such as `cross_entropy.py`.
+
 u is 2^-24, half the spacing of float32 at 1. u_o is that of the dtype of an output, 2^-11 (fp16), 2^-8 (bf16) or 0 (fp32), and eta is
 half of its smallest number, or the smallest normal one. c is the error of a sum of N terms in units of u times the sum (`summing`).
 

@@ -43,7 +43,7 @@ from softbench.ops.rowwise import NormalValues
 from softbench.ops.second_opinion import FLUSHED, Again, Array
 from softbench.ops.structured_rows import LARGE_DY, Change, Kinds, Places, fit, of_dy, of_x
 
-EPS = Parameter("eps", "number", 1e-6, "is added to the mean of the squares", least=1e-12, most=1)
+EPS = Parameter("eps", "number", 1e-6, "the number added to the mean of the squares", least=1e-12, most=1)
 ROWS = TensorSpec(("M", "N"))
 OPERATION = Operation(
     name="rms_norm",

@@ -61,7 +61,7 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
             Text(f"  {item.summary}"),
             *(Text(f"  {line}") for line in passes),
             *(
-                Text(f"  --set {parameter.name}: {parameter.allowed}; {value_text(parameter.default)} by default. {parameter.doc}")
+                Text(f"  --set {parameter.name}: {parameter.allowed}; {value_text(parameter.default)} by default; {parameter.doc}")
                 for parameter in item.parameters
             ),
             *(Text(f"  --shape {name}: {text.count(len(one.shapes), 'shape')}. {one.doc}") for name, one in item.presets.items()),
@@ -87,8 +87,8 @@ def extras(infos: Sequence[BackendInfo]) -> str:
     """One line about the backends that `all` leaves out."""
     available = [info.name for info in infos if not (info.broken or info.unavailable)]
     return (
-        f"and {text.count(len(infos), 'extra')}, which all leaves out and names or patterns select ({', '.join(available)} can run here); "
-        "softbench list '*' lists them"
+        f"and {text.count(len(infos), 'extra')} that --backends all leaves out; give a name or pattern "
+        f"({', '.join(available)} can run here); softbench list '*' lists them"
     )
 
 

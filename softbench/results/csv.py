@@ -1,4 +1,4 @@
-"""The results CSV: writing and reading it."""
+"""The results CSV: writing and reading it. `rows.Row` declares the columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The run document: the JSON of a run, compressed beside its CSV. It has the header, the units, and each cell with its raw samples."""
+"""The run document: the JSON of a run, compressed beside its CSV. It has the header, the units, and each cell with its raw samples.
+
+`load` reads the file, and `records.records_of` validates the cells.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DISTURBED = frozenset({"throttled", "busy"})
 """Labels of a cell that something else slowed in every round."""
 
 EVENTS_US = 4.0
-"""Time that a pair of events adds: 2 to 3 us on an H200, with a margin."""
+"""Time that a pair of events adds to a call of do_bench, whose GPU is idle before: 2 to 3 us on an H200, with a margin. Queued: 1.2 us."""
 GAP_US = 1.0
 """Gap between two kernels of a call. do_bench includes it; device time does not."""
 MOSTLY = 1.25

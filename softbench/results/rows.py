@@ -78,7 +78,10 @@ class Row:
     host_us: float | None = None
     """Median host time, microseconds."""
     do_bench_us: float | None = None
-    """Median of a short sample of `triton.testing.do_bench`, microseconds: what other tools print. The host is in it where it is slower."""
+    """Median of a short sample of `triton.testing.do_bench`, microseconds: what other tools print. The host is in it where it is slower.
+
+    With a warm L2 it is taken without the flush.
+    """
     kernels: int | None = None
     """Number of kernels, copies and fills of a call; their names are in the JSON."""
     labels: str = ""

@@ -211,7 +211,7 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
             raise UsageError(f"--case '': the cases of {request.op} are {', '.join(map(repr, names))}")
         if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
             hint = did_you_mean(pattern, names, CLOSE)
-            raise UsageError(f"--case: unknown case '{pattern}'; {hint}--case '' names all {len(names)}")
+            raise UsageError(f"--case: unknown case '{pattern}'; {hint}--case '' prints the {len(names)} names")
     wanted = [pattern for pattern in request.patterns if not pattern.startswith("!")] or ["*"]
     excluded = [pattern[1:] for pattern in request.patterns if pattern.startswith("!")]
     named = [case for case in reply.cases if _matches(case[0], wanted) and not _matches(case[0], excluded)]

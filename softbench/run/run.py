@@ -34,7 +34,7 @@ from softbench.processes.activity import Activity
 from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
-from softbench.results import store
+from softbench.results import writer
 from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, queue, quiet
 from softbench.run.cpu_load import CpuLoad
@@ -76,10 +76,10 @@ def dry_run(request: RunRequest) -> Plan:
         return prepare(session, request).plan
 
 
-def interrupted_run(request: RunRequest, plan: Plan, head: JsonObject | None = None) -> tuple[store.Run | None, str]:
+def interrupted_run(request: RunRequest, plan: Plan, head: JsonObject | None = None) -> tuple[writer.Run | None, str]:
     """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
     now = head or header(plan, request)
-    found, note = store.resume(request.output, now, frozenset(plan.cases), look=head is None)
+    found, note = writer.resume(request.output, now, frozenset(plan.cases), look=head is None)
     return found, note if found else f"{note}; measuring everything"
 
 
@@ -162,8 +162,8 @@ def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
 
 
 def run(
-    request: RunRequest, observer: Observer, on_start: Callable[[store.Run], None], on_plan: Callable[[Plan], None] = lambda plan: None
-) -> store.Run:
+    request: RunRequest, observer: Observer, on_start: Callable[[writer.Run], None], on_plan: Callable[[Plan], None] = lambda plan: None
+) -> writer.Run:
     """Plan, measure and store a run. `on_start` gets the run before the first measurement, so that an interruption can name its files.
 
     `on_plan` gets the plan before any file is written. Its errors pass through.
@@ -172,7 +172,7 @@ def run(
         SoftbenchError: a requested backend, device or folder cannot be used.
         Interrupted: SIGINT or SIGTERM. Every worker has ended, and all measured cells are on disk.
     """
-    store.writable(request.output)  # before any work
+    writer.writable(request.output)  # before any work
     begin = time.monotonic()
     activity = Activity()
     observer.watch(partial(working, activity))
@@ -190,7 +190,7 @@ def run(
         if request.resume:
             found, note = interrupted_run(request, plan, head)
             observer.note(note)
-        kept = found or store.start(request.output, head)
+        kept = found or writer.start(request.output, head)
         place.tell(kept.name)
         on_start(kept)
         session.pool.tell(kept.keep_log)
@@ -289,7 +289,7 @@ class Watch:
 
 
 def execute(
-    plan: Plan, kept: store.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str], *, keep: bool = False
+    plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str], *, keep: bool = False
 ) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
 
@@ -316,7 +316,7 @@ def execute(
                 current.close()
 
 
-def _one_set(plan: Plan, kept: store.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], *, keep: bool) -> None:
+def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], *, keep: bool) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         scheduler.take([by_name[name] for name in names])

@@ -296,7 +296,7 @@ class Server:
     def _untimed(self) -> str:
         """Why the case must not be timed here; empty if it may be."""
         only = interpreted(self.backend)
-        return f"checked on {text.count(self._case().M, 'row')} under {only[0]}; not timed" if only else ""
+        return f"on {text.count(self._case().M, 'row')} under {only[0]}, not timed" if only else ""
 
     def _case(self) -> Case:
         if self.case is None:

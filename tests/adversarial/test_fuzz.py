@@ -26,7 +26,7 @@ from softbench.plan.grammar import parse_axis
 from softbench.plan.settings import KEYS, Settings, from_flags
 from softbench.processes.slot import WorkerSlot, revive
 from softbench.report import check_report, tables
-from softbench.results import compare, records, rows as results, store
+from softbench.results import compare, records, rows as results, writer
 from softbench.results.csv import read_csv, to_csv
 from softbench.run.check import Finding, _Checker
 
@@ -147,7 +147,7 @@ def run_folder(tmp_path_factory):
         **{"device_name": "H200", "backends": ["copy", "a"], "sources": {"copy": "", "a": ""}, "yardstick": "copy", "relative_to": "a"},
         **{"environment": {"gpu": "H200", "l2_bytes": 1}, "settings": {}, "fingerprint": {"softbench": "0"}, "command": "softbench run"},
     }
-    kept = store.start(folder, header)
+    kept = writer.start(folder, header)
     kept.add(0, list(measure(make(("copy", "a")), FakePool()).values()))
     kept.journal.close()
     journal = kept.folder / f"{kept.name}.jsonl"
@@ -197,7 +197,7 @@ def test_no_journal_makes_resuming_raise(run_folder, data):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run-1.jsonl"
         file.write_bytes(b"\n".join([*lines[:number], json.dumps(damage).encode(), *lines[number + 1 :]]) + b"\n")
-        run, told = store.resume(Path(folder), header)
+        run, told = writer.resume(Path(folder), header)
         assert told
         if run is not None:
             assert "\x1b" not in to_csv(run.rows())

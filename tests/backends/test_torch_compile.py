@@ -90,7 +90,7 @@ def test_the_list_shows_a_reused_output_and_labels_what_dynamo_did():
     outcome = Measured(Build(0.5, "cold", 0.4, 2, True), Accuracy(Grade.PASS, 0.1, ""), timing, Profile(recompiles=1))
     found = labels.of(Record("graphs", case(), outcome, ""), {})
     assert found == ("recompiled", "graph-breaks")
-    assert "1 extra, which all leaves out" in listing.extras([info])
+    assert "1 extra that --backends all leaves out" in listing.extras([info])
 
 
 def test_threads_that_stay_pass_and_late_outputs_are_wrong(monkeypatch):

@@ -228,10 +228,10 @@ BAD = {
     "a mistyped kind of code": (("inspect", "torch", "--show", "ptxs"), "unknown kind 'ptxs'; did you mean 'ptx'?"),
     "a mistyped case": (
         ("check", "--device", "cpu", "--case", "shape 37x"),
-        "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' names all 79\n",
+        "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' prints the 79 names\n",
     ),
     "no case": (("check", "--device", "cpu", "--case", ""), "--case '': the cases of softmax are 'shape 37x1', 'shape 37x2', "),
-    "a pattern of no case": (("check", "--case", "no such*", "--device", "cpu"), "unknown case 'no such*'; --case '' names all "),
+    "a pattern of no case": (("check", "--case", "no such*", "--device", "cpu"), "unknown case 'no such*'; --case '' prints the "),
     "an unknown dtype to check": (("check", "--dtype", "fp8"), "known are fp32, fp16, bf16"),
     "an unknown direction to check": (("check", "--direction", "bath"), "known are forward, backward, both"),
     "an unknown backend to check": (("check", "--backends", "troch", "--device", "cpu"), "did you mean 'torch'?"),

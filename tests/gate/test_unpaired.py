@@ -243,7 +243,7 @@ def test_launch_bound_cells_are_advisory_and_alone_are_no_success():
     assert "measure larger shapes" in next_step.after_files(report, "softbench gate", [], new, base)
     assert report.verdicts[0].state is State.SLOWER
     assert not report.verdicts[0].gated
-    assert "advisory: launch-bound" in report.verdicts[0].reason
+    assert "advisory: short" in report.verdicts[0].reason
 
 
 def test_too_few_processes_end_with_the_command_that_measures_them():

@@ -6,7 +6,7 @@ import random
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measured, Record, Status, Timing
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
-from softbench.results import store
+from softbench.results import writer
 
 GPU = {
     **{"device": "cuda", "gpu": "NVIDIA H200", "gpu_memory_bytes": 150109880320, "ecc": True, "mig": False, "power_limit_w": 700.0},
@@ -82,7 +82,7 @@ def stored_run(folder, measured, *, environment=GPU, device="cuda"):
         **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
         **{"settings": measured.settings, "environment": environment, "fingerprint": {}},
     }
-    run = store.start(folder, header)
+    run = writer.start(folder, header)
     for k, s in measured.cells.items():
         case = Case(k.M, k.N, k.dtype, Direction(k.direction), device)
         grade = Grade.YARDSTICK if k.backend == "copy" else Grade.PASS

@@ -86,7 +86,7 @@ class Link:
 
 
 class Sent:
-    """Takes the place of the store (`softbench.results.store.Keeps`): records go to the fleet."""
+    """Takes the place of the store (`softbench.results.writer.Keeps`): records go to the fleet."""
 
     def __init__(self, link: Link, stored: set[tuple[int, Case]]) -> None:
         """`stored` has the cases of each process set that the fleet has from this unit already."""

@@ -22,7 +22,7 @@ from softbench.core.text import count
 from softbench.plan.deal import deal
 from softbench.plan.estimate import run_seconds
 from softbench.plan.plan import Plan
-from softbench.results import store
+from softbench.results import writer
 from softbench.results.document import common, environments, units_of
 from softbench.results.journal import SHARD
 from softbench.run.fleet import comparison
@@ -76,7 +76,7 @@ class How:
     """Share a sweep among cards that differ."""
 
 
-def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[store.Run], None]) -> store.Run:
+def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[writer.Run], None]) -> writer.Run:
     """Measure a request on several cards and store it as one run. `on_start`: as in `softbench.run.run.run`.
 
     Raises:
@@ -84,7 +84,7 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[s
         SoftbenchError: a card, backend or folder cannot be used, or the cards differ too much to share a sweep.
         Interrupted: SIGINT or SIGTERM. Every card has ended, and all measured cells are on disk.
     """
-    store.writable(request.output)
+    writer.writable(request.output)
     begin = time.monotonic()
     with closing(how.cards(request)) as opened:
         members = Members(opened, request, observer)
@@ -157,14 +157,14 @@ def _header(members: Sequence[Member], request: RunRequest, spread: str) -> Json
     }
 
 
-def _store(request: RunRequest, head: JsonObject, members: Sequence[Member], observer: Observer) -> store.Run:
+def _store(request: RunRequest, head: JsonObject, members: Sequence[Member], observer: Observer) -> writer.Run:
     """The interrupted run that continues, or a new one."""
     cases = members[0].known.cases
     found = None
     if request.resume:
-        found, note = store.resume(request.output, head, frozenset(case for member in members for case in member.known.cases))
+        found, note = writer.resume(request.output, head, frozenset(case for member in members for case in member.known.cases))
         observer.note(note if found else f"{note}; measuring everything")
-    kept = found or store.start(request.output, head)
+    kept = found or writer.start(request.output, head)
     kept.cases = cases
     return kept
 
@@ -185,7 +185,7 @@ def _seconds(member: Member, cases: Sequence[Case]) -> float:
 class Fleet:
     """Deals cases to cards, and stores what they measure."""
 
-    def __init__(self, members: Members, kept: store.Run, spread: str, observer: Observer) -> None:
+    def __init__(self, members: Members, kept: writer.Run, spread: str, observer: Observer) -> None:
         self.members, self.kept, self.observer = members, kept, observer
         self.teams = _teams(members.alive, spread)
         self.suspects: set[Case] = set()

@@ -26,7 +26,7 @@ class LogSumExp:
         return None
 
     def supports(self, case: Case) -> str | None:
-        """None, or why it cannot do this case: a row that is skipped, with this reason."""
+        """None, or why it cannot do this case: the cell is then skipped, with this reason."""
         return "autograd is not wired up" if case.direction is Direction.BOTH else None
 
     def prepare(self, case: Case):

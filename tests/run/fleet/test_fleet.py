@@ -13,7 +13,7 @@ from timed import wait_for
 
 from softbench.core.errors import StorageError, UsageError
 from softbench.plan.estimate import load_seconds, run_seconds
-from softbench.results import store
+from softbench.results import writer
 from softbench.results.document import load
 from softbench.run.fleet import fleet, members
 from softbench.run.fleet.fleet import How, run
@@ -201,8 +201,8 @@ def test_a_full_disk_ends_every_card(tmp_path, monkeypatch):
             raise StorageError("--output: the disk is full")
         return before(self, process, records)
 
-    before = store.Run.add
-    monkeypatch.setattr(store.Run, "add", full)
+    before = writer.Run.add
+    monkeypatch.setattr(writer.Run, "add", full)
     cards = FakeCards()
     with pytest.raises(StorageError):
         measured(cards, request(tmp_path))

@@ -12,7 +12,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError, StorageError
 from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profile, Record, Skipped, Status, Telemetry
-from softbench.results import store
+from softbench.results import writer
 from softbench.results.csv import read_csv
 from softbench.results.document import load
 from softbench.results.records import merge, record_from_json, record_to_json
@@ -33,7 +33,7 @@ def header(cases=CASES, **measuring):
 
 
 def test_every_case_is_on_disk_before_the_next(tmp_path, make_record):
-    run = store.start(tmp_path, header())
+    run = writer.start(tmp_path, header())
     for N in (256, 512):
         run.add(0, [make_record("ours", [20.0], N=N), make_record("copy", [10.0], N=N)])
         read, _ = read_csv(run.csv)
@@ -44,7 +44,7 @@ def test_every_case_is_on_disk_before_the_next(tmp_path, make_record):
 
 
 def test_finishing_publishes_both_files_and_ends_the_journal(tmp_path, make_record):
-    run = store.start(tmp_path, header())
+    run = writer.start(tmp_path, header())
     run.add(0, [make_record("copy", [10.0])])
     run.finish(publish=True)
     assert (tmp_path / "latest.csv").read_text() == run.csv.read_text()
@@ -58,13 +58,13 @@ def test_finishing_publishes_both_files_and_ends_the_journal(tmp_path, make_reco
 
 def test_a_run_that_measured_nothing_leaves_latest_alone(tmp_path, make_record):
     (tmp_path / "latest.csv").write_text("kept")
-    run = store.start(tmp_path, header())
+    run = writer.start(tmp_path, header())
     run.finish(publish=False)
     assert (tmp_path / "latest.csv").read_text() == "kept"
 
 
 def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
-    first, second = store.start(tmp_path, header()), store.start(tmp_path, header())
+    first, second = writer.start(tmp_path, header()), writer.start(tmp_path, header())
     assert first.name != second.name
     first.add(0, [make_record("copy", [10.0])])
     second.add(0, [make_record("copy", [20.0])])
@@ -76,7 +76,7 @@ def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
 
 def test_two_runs_within_a_second_have_two_names(tmp_path, make_record):
     for us in (10.0, 20.0, 30.0):
-        run = store.start(tmp_path, header())
+        run = writer.start(tmp_path, header())
         run.add(0, [make_record("copy", [us])])
         run.finish(publish=False)
     assert len(list(tmp_path.glob("run-*.csv"))) == len(list(tmp_path.glob("run-*.json.gz"))) == 3
@@ -84,7 +84,7 @@ def test_two_runs_within_a_second_have_two_names(tmp_path, make_record):
 
 
 def journal_of(tmp_path, make_record, **measuring):
-    run = store.start(tmp_path, header(**measuring))
+    run = writer.start(tmp_path, header(**measuring))
     run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
     run.journal.close()  # as a process that ends lets go of it
     return run
@@ -94,7 +94,7 @@ def test_a_resumed_run_has_what_was_measured_and_only_that(tmp_path, make_record
     before = journal_of(tmp_path, make_record)
     with (tmp_path / f"{before.name}.jsonl").open("ab") as journal:
         journal.write(b'{"process":0,"backend":"ours","torn')
-    run, told = store.resume(tmp_path, header())
+    run, told = writer.resume(tmp_path, header())
     assert run.name == before.name
     assert "2 cells are there already" in told
     case = make_record("ours", [20.0]).case
@@ -113,20 +113,20 @@ def test_a_look_at_an_interrupted_run_changes_no_file(tmp_path, make_record):
         journal.write(b'{"process":0,"backend":"ours","torn')
     files = {file: file.read_bytes() for file in tmp_path.iterdir()}
     path.chmod(0o444)
-    run, _ = store.resume(tmp_path, header(), look=True)
+    run, _ = writer.resume(tmp_path, header(), look=True)
     assert run.has(0, ["copy", "ours"], make_record("ours", [20.0]).case)
     assert run.journal.closed
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files
     path.chmod(0o644)
-    going, _ = store.resume(tmp_path, header())
-    run, told = store.resume(tmp_path, header(), look=True)
+    going, _ = writer.resume(tmp_path, header())
+    run, told = writer.resume(tmp_path, header(), look=True)
     assert run is None
     assert told == f"{going.name} is still running"
 
 
 def test_a_changed_backend_is_measured_again(tmp_path, make_record):
     journal_of(tmp_path, make_record)
-    run, note = store.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
+    run, note = writer.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
     assert note.endswith("1 cells are there already; 1 more are measured again, as their backends' source files changed")
     case = make_record("ours", [20.0]).case
     assert run.has(0, ["copy"], case)
@@ -135,22 +135,22 @@ def test_a_changed_backend_is_measured_again(tmp_path, make_record):
 
 def test_a_run_with_other_settings_is_not_resumed(tmp_path, make_record):
     before = journal_of(tmp_path, make_record, rounds=9)
-    run, told = store.resume(tmp_path, header())
+    run, told = writer.resume(tmp_path, header())
     assert run is None
     assert told == f"{before.name} cannot be resumed: rounds was 9, now it is 3"
 
 
 def test_a_run_that_is_still_going_is_not_taken_over(tmp_path, make_record):
-    going = store.start(tmp_path, header())
-    run, told = store.resume(tmp_path, header())
+    going = writer.start(tmp_path, header())
+    run, told = writer.resume(tmp_path, header())
     assert run is None
     assert told.endswith(f"{going.name} is still running")
-    assert store.resume(tmp_path / "empty", header())[0] is None
+    assert writer.resume(tmp_path / "empty", header())[0] is None
 
 
 def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_record):
     before = journal_of(tmp_path, make_record)
-    run, told = store.resume(tmp_path, header(CASES[:1]))
+    run, told = writer.resume(tmp_path, header(CASES[:1]))
     assert run is None
     assert told.startswith(f"{before.name} cannot be resumed: cases was 2 (hash ")
     assert (tmp_path / f"{before.name}.jsonl").exists()
@@ -161,14 +161,14 @@ def test_a_damaged_journal_is_named_with_its_line_and_kept(tmp_path, make_record
     before = journal_of(tmp_path, make_record)
     path = tmp_path / f"{before.name}.jsonl"
     path.write_bytes(path.read_bytes() + line + b"\n")
-    run, told = store.resume(tmp_path, header())
+    run, told = writer.resume(tmp_path, header())
     assert run is None
     assert f"cannot be resumed: {path.name}, line 4 is damaged" in told
     assert path.exists()
 
 
 def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_record):
-    run = store.start(tmp_path, header())
+    run = writer.start(tmp_path, header())
     run.add(0, [make_record("copy", [10.0])])
     path = tmp_path / f"{run.name}.jsonl"
     before = path.read_bytes()
@@ -183,7 +183,7 @@ def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_reco
         journal.write(forged)
     assert run.restore_journal()  # as at an interruption
     run.journal.close()
-    resumed, _ = store.resume(tmp_path, header())
+    resumed, _ = writer.resume(tmp_path, header())
     assert {record.outcome.timing.batches[0].samples_us[1] for record in resumed.cells.values()} == {10.0, 20.0}
 
 
@@ -204,7 +204,7 @@ def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_re
     record = make_record(**{"backend": "ours", "medians": [1.0], "N": 512, **change})
     with path.open("ab") as journal:
         journal.write(json.dumps({"process": process, **record_to_json(record)}).encode() + b"\n")
-    run, told = store.resume(tmp_path, header(**measuring), frozenset(CASES))
+    run, told = writer.resume(tmp_path, header(**measuring), frozenset(CASES))
     assert run is None
     assert "line 4 is damaged" in told
     assert reason.replace("fp32 4096x1024 cuda", record.case.key) in told
@@ -212,7 +212,7 @@ def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_re
 
 def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
     journal_of(tmp_path, make_record)
-    run, _ = store.resume(tmp_path, header())
+    run, _ = writer.resume(tmp_path, header())
     assert [row.median_us for row in run.rows()] == [10, 20]
     run.add(0, [make_record("copy", [30.0]), make_record("ours", [40.0])])
     assert [row.median_us for row in read_csv(run.csv)[0]] == [30, 40]
@@ -221,7 +221,7 @@ def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record)
 def test_a_resumed_run_with_nothing_to_measure_writes_its_csv(tmp_path, make_record):
     before = journal_of(tmp_path, make_record)
     before.csv.unlink()
-    run, _ = store.resume(tmp_path, {**header(), "relative_to": "ours"})
+    run, _ = writer.resume(tmp_path, {**header(), "relative_to": "ours"})
     run.finish(publish=True)
     assert {row.relative_to for row in read_csv(tmp_path / "latest.csv")[0]} == {"ours"}
 
@@ -229,14 +229,14 @@ def test_a_resumed_run_with_nothing_to_measure_writes_its_csv(tmp_path, make_rec
 def test_an_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsError, match="cannot be written: Not a directory"):
-        store.writable(tmp_path / "file" / "results")
+        writer.writable(tmp_path / "file" / "results")
 
 
 def test_a_folder_is_created_by_the_run_that_starts(tmp_path):
     folder = tmp_path / "some" / "results"
-    store.writable(folder)
+    writer.writable(folder)
     assert not list(tmp_path.iterdir())
-    store.start(folder, header()).journal.close()
+    writer.start(folder, header()).journal.close()
     assert [file.suffix for file in folder.iterdir()] == [".jsonl"]
 
 
@@ -253,10 +253,10 @@ def test_the_lock_of_another_user_is_read_or_named(tmp_path, monkeypatch, make_r
     monkeypatch.setattr(os, "open", refuse)
     if not readable:
         with pytest.raises(ResultsError, match=r"no permission for \.lock; remove it, or choose another folder with --output"):
-            store.writable(tmp_path)  # before any measurement
+            writer.writable(tmp_path)  # before any measurement
         return
-    store.writable(tmp_path)
-    run = store.start(tmp_path, header())
+    writer.writable(tmp_path)
+    run = writer.start(tmp_path, header())
     run.add(0, [make_record("ours", [20.0])])
     run.finish(publish=True)
     assert (tmp_path / "latest.csv").is_file()
@@ -282,7 +282,7 @@ def test_logs_and_journals_follow_no_symbolic_link(tmp_path, make_record):
     other.write_text("of another folder\n")
     folder = tmp_path / "results"
     folder.mkdir()
-    run = store.start(folder, header())
+    run = writer.start(folder, header())
     run.log.symlink_to(other)
     run.keep_log("torch", "failed")
     assert other.read_text() == "of another folder\n"
@@ -292,7 +292,7 @@ def test_logs_and_journals_follow_no_symbolic_link(tmp_path, make_record):
     journal.rename(other)
     journal.symlink_to(other)
     before = other.read_bytes()
-    resumed, told = store.resume(folder, header())
+    resumed, told = writer.resume(folder, header())
     assert resumed is None
     assert "cannot be resumed: Too many levels of symbolic links" in told
     assert other.read_bytes() == before
@@ -303,9 +303,9 @@ def test_a_lock_that_is_a_symbolic_link_is_refused(tmp_path, make_record):
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "results" / ".lock").symlink_to(tmp_path / "precious")
     with pytest.raises(ResultsError, match=r"results: cannot be written: \.lock is a symbolic link; remove it"):
-        store.writable(tmp_path / "results")
+        writer.writable(tmp_path / "results")
     with pytest.raises(OSError, match="symbolic link"):
-        store._lock_file(tmp_path / "results" / ".lock")
+        writer._lock_file(tmp_path / "results" / ".lock")
     assert (tmp_path / "precious").read_text() == "kept"
 
 
@@ -346,7 +346,7 @@ def test_merged_process_sets_keep_all_batches_and_a_failure(make_record):
 
 
 def test_records_that_a_full_disk_refuses_stay_in_memory(tmp_path, make_record):
-    run = store.start(tmp_path, header())
+    run = writer.start(tmp_path, header())
     run.journal.close()
     run.journal, run._size = open("/dev/full", "wb", buffering=0), 0  # noqa: PTH123, SIM115 - a device whose writes fail as a full disk's do
     with pytest.raises(StorageError, match=r"cannot be written: No space left on device; free space on that disk$"):

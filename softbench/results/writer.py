@@ -1,4 +1,4 @@
-"""A run's files. Every measured case is on disk at once, and `latest` is always a finished run.
+"""Writes a run's files; `document` and `records` read them. Every measured case is on disk at once, and `latest` is always a finished run.
 
 DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv is rewritten after every case. A
 finished run writes DIR/<run>.json.gz, deletes the journal, and copies both files to latest.csv and latest.json.gz. A remaining journal is
