@@ -13,6 +13,8 @@ from compiling import assert_passes, case, install, python, rows_at
 from softbench.backends import cudnn, dsl
 from softbench.backends.calls import EMPTY
 from softbench.backends.flaggems import backend as flaggems
+from softbench.backends.liger import backend as liger
+from softbench.backends.quack import backend as quack
 from softbench.ops.registry import operation
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
@@ -23,12 +25,14 @@ languages = pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: 
 
 def test_entry_points_load_the_backends():
     sources = {source.label: source for source in origins([])}
-    for backend in (*LANGUAGES, cudnn.backend, flaggems):
+    for backend in (*LANGUAGES, cudnn.backend, flaggems, quack, liger):
         assert load(sources[backend.name]) == (backend,)
 
 
-@pytest.mark.parametrize("backend", [*LANGUAGES, flaggems], ids=lambda backend: backend.name)
-def test_a_missing_package_is_named_with_the_fix(backend, monkeypatch):
+@pytest.mark.parametrize("backend", [*LANGUAGES, flaggems, quack, liger], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("card", [True, False])
+def test_a_missing_package_is_named_with_the_fix(backend, card, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     reason = backend.available()
     assert reason == f"{backend.package} is not installed; where there is a CUDA GPU: {backend.install}"

@@ -21,7 +21,7 @@ from softbench.backends.torch_library import CudaOp, TritonAoti
 from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import operation
-from softbench.plugins.load import load, source_hash
+from softbench.plugins.load import source_hash
 from softbench.plugins.source import origins
 from softbench.plugins.traits import unsupported
 from softbench.worker.compile_stats import CompilerCounts
@@ -59,21 +59,6 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         return gradient(dy, *ctx.saved_tensors)
-
-
-def test_entry_points_load_the_backends():
-    sources = {source.label: source for source in origins([])}
-    assert load(sources["quack"]) == (quack,)
-    assert load(sources["liger"]) == (liger,)
-
-
-@each_backend
-@pytest.mark.parametrize("card", [True, False])
-def test_a_missing_package_is_named_as_pip_names_it(backend, card, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: card)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert f"pip install {backend.package}" in backend.available()
-    assert backend.available().startswith(f"{backend.package} is not installed")
 
 
 @each_backend

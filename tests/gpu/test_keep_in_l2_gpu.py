@@ -78,17 +78,15 @@ def test_a_small_input_kept_in_l2_is_detected():
     assert not as_fast(many, one), (many, one)
 
 
-@pytest.mark.parametrize("launch", [cuda.launch_backward, dispatch.launch_backward], ids=["cuda", "triton"])
-@pytest.mark.parametrize(("M", "N", "dtype"), [(5, 1046460, torch.float32), (12, 850432, torch.bfloat16)])
-def test_leaving_first_is_as_fast_on_rotating_buffers(launch, M, N, dtype):
-    operands = [rows(M, N, dtype, 3) for _ in range(2 + ROTATED_BYTES // (3 * dtype.itemsize * M * N))]
-    many, one = excess(lambda tensors: launch(*tensors), operands)
-    assert as_fast(many, one), (many, one)
+GRADIENTS = [(3, 5, 1046460, torch.float32), (3, 12, 850432, torch.bfloat16)]
+FORWARDS = [(2, 12, 594560, torch.float32), (2, 21, 635232, torch.bfloat16)]
+"""The tensors of a launch, M, N and dtype."""
 
 
-@pytest.mark.parametrize("launch", [cuda.launch_forward, dispatch.launch_forward], ids=["cuda", "triton"])
-@pytest.mark.parametrize(("M", "N", "dtype"), [(12, 594560, torch.float32), (21, 635232, torch.bfloat16)])
-def test_forwards_that_leave_first_are_as_fast_on_rotating_buffers(launch, M, N, dtype):
-    operands = [rows(M, N, dtype, 2) for _ in range(2 + ROTATED_BYTES // (2 * dtype.itemsize * M * N))]
-    many, one = excess(lambda tensors: launch(*tensors), operands)
+@pytest.mark.parametrize("package", [cuda, dispatch], ids=["cuda", "triton"])
+@pytest.mark.parametrize(("tensors", "M", "N", "dtype"), GRADIENTS + FORWARDS)
+def test_leaving_first_is_as_fast_on_rotating_buffers(package, tensors, M, N, dtype):
+    launch = package.launch_forward if tensors == 2 else package.launch_backward
+    operands = [rows(M, N, dtype, tensors) for _ in range(2 + ROTATED_BYTES // (tensors * dtype.itemsize * M * N))]
+    many, one = excess(lambda given: launch(*given), operands)
     assert as_fast(many, one), (many, one)

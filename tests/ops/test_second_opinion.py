@@ -8,7 +8,9 @@ import numpy
 import pytest
 import torch
 from cross_entropies import RIGHT
+from log_softmaxes import RIGHT_FORWARD as RIGHT_LOGS
 from logprobs import RIGHT as LOGPROBS, RIGHT_BACKWARD
+from rms_norms import RIGHT as RIGHT_NORMS
 from sampled import sampled
 from wrongs import PLUGINS, load
 
@@ -162,15 +164,6 @@ def test_special_rows_of_log_softmax_are_as_in_torch():
     assert torch.equal(log_softmax.forward(x)[0], y[0])
 
 
-def test_a_replaced_log_softmax_does_not_replace_the_reference():
-    case = Case(16, 256, "fp32", Direction.FORWARD, "cpu", "log_softmax")
-    given = log_softmax.NUMERICS.make(case, 0, CPU)
-    right = torch.log_softmax(*given, -1)
-    with replaced(_log_softmax=zeros):
-        assert log_softmax.NUMERICS.check(case, given, (torch.log_softmax(*given, -1),)).grade is Grade.WRONG
-        assert log_softmax.NUMERICS.check(case, given, (right,)).grade is Grade.PASS
-
-
 SET = "cross_entropy(ignore_index=7,label_smoothing=0.3,z_loss=0.001,softcap=5)"
 OPS = ("cross_entropy", "cross_entropy(label_smoothing=0.3)", "cross_entropy(z_loss=0.01)", SET, "logprob")
 
@@ -211,16 +204,26 @@ def test_an_ignored_row_that_is_nan_is_compared_with_zero(direction):
     assert found.grade is Grade.PASS, found
 
 
-@pytest.mark.parametrize("op", ["cross_entropy", "logprob"])
-def test_a_replaced_logsumexp_does_not_replace_the_reference(op):
+REPLACED = {
+    "cross_entropy": {"logsumexp": lambda x, dim, keepdim=False: x.amax(dim, keepdim=keepdim)},
+    "logprob": {"logsumexp": lambda x, dim, keepdim=False: x.amax(dim, keepdim=keepdim)},
+    "log_softmax": {"_log_softmax": zeros},
+    "rms_norm": {"rsqrt": torch.ones_like},
+}
+
+
+@pytest.mark.parametrize("op", REPLACED)
+def test_a_replaced_operator_does_not_replace_the_reference(op):
     case = Case(16, 256, "fp32", Direction.FORWARD, "cpu", op)
     given = numerics(op).make(case, 0, CPU)
-    right = ways(case)[0](*given)
-    with replaced(logsumexp=lambda x, dim, keepdim=False: x.amax(dim, keepdim=keepdim)):
-        wrong = ways(case)[0](*given)
+    way = RIGHT_NORMS["float32"] if op == "rms_norm" else RIGHT_LOGS["torch"] if op == "log_softmax" else ways(case)[0]
+    right = way(*given)
+    with replaced(**REPLACED[op]):
+        wrong = way(*given)
         assert not torch.equal(right[-1], wrong[-1])
-        assert numerics(op).check(case, given, wrong).grade is not Grade.PASS
-        assert numerics(op).check(case, given, right).grade is not Grade.WRONG
+        tuples = [out if isinstance(out, tuple) else (out,) for out in (wrong, right)]
+        assert numerics(op).check(case, given, tuples[0]).grade is not Grade.PASS
+        assert numerics(op).check(case, given, tuples[1]).grade is not Grade.WRONG
 
 
 def test_a_replaced_comparison_of_losses_is_unverified():

@@ -89,14 +89,6 @@ def test_forward_mutants_are_wrong(mutant, dtype, N):
     assert grade(Case(4, N, dtype, Direction.FORWARD, "cpu"), MUTANTS_FORWARD[mutant]).grade is Grade.WRONG
 
 
-def test_zeros_pass_a_common_tolerance_but_not_the_bound():
-    case = Case(8, 16384, "bf16", Direction.FORWARD, "cpu")
-    given = NUMERICS.make(case, 0, CPU)
-    zeros = torch.zeros_like(given[0])
-    assert torch.allclose(zeros, torch_forward(*given), rtol=1e-2, atol=1e-2)
-    assert grade(case, torch.zeros_like, given).grade is Grade.WRONG
-
-
 MUTANTS_BACKWARD = {
     "zeros": lambda dy, y: torch.zeros_like(y),
     "the missing dot": lambda dy, y: y * dy,

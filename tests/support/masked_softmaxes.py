@@ -27,6 +27,19 @@ def case_of(text: str, dtype: str, direction: Direction, shape=(2, 3, 40, 65)) -
     return Case(batch * heads * queries, keys, dtype, direction, "cpu", op_of(text), "x".join(map(str, shape)))
 
 
+def plain(x, scale=1.0, mask=None, causal=False, sink=None):
+    """The formula in torch's functions, in the dtype of x."""
+    z = scale * x
+    if mask is not None:
+        z = z.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else z + mask
+    if causal:
+        S, N = x.shape[2:]
+        z = z.masked_fill(torch.ones(S, N, dtype=torch.bool, device=x.device).triu(1 + max(0, N - S)), -math.inf)
+    if sink is None:
+        return torch.softmax(z, dim=-1)
+    return torch.softmax(torch.cat([z, sink.to(x.dtype)[:, None, None].expand(*z.shape[:3], 1)], dim=-1), dim=-1)[..., :-1]
+
+
 def logits(case, x, mask, *, later=0, wrap=lambda z: z):
     """z in float32 by the parameters of a case; `later` keys more are seen."""
     given = operation(case.op).parameter_values

@@ -5,8 +5,13 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
+from softbench.kernels.common.cuda_toolkit import cuobjdump
 from softbench.kernels.cuda import build, launch
+
+needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")
+needs_cuobjdump = pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, which reads machine code")
 
 HERE = Path(__file__).parents[1] / "kernels" / "cuda"
 ASSEMBLER = {

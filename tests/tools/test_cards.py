@@ -6,8 +6,8 @@ import os
 import cards
 import pytest
 import torch
-from nvcc import needs_cuobjdump, needs_nvcc
 from sampled import sampled
+from simulated import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build
 from softbench.kernels.triton import generic, heuristics
 from softbench.kernels.triton.launch_plan import Plan

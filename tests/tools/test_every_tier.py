@@ -13,8 +13,7 @@ import pytest
 import torch
 from launches import BRAIN, FULL, HALF, agrees
 from masked_launches import BACKWARD, FORWARD, Asked
-from nvcc import needs_nvcc
-from simulated import scores_library, simulate_scores
+from simulated import needs_nvcc, scores_library, simulate_scores
 
 LIMITS = ("--rows", "600", "--bytes", "4000000")
 """So that it takes seconds."""

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from masked_softmaxes import plain
 from sampled import sampled
 from softbench.kernels.automatic import masked_softmax as scores
 from softbench.kernels.common.masked_softmax import MaskedSoftmax
@@ -31,19 +32,6 @@ def x():
 @pytest.fixture
 def sink():
     return torch.tensor([0.5, -1.0, 3.0], dtype=torch.float64, requires_grad=True)
-
-
-def plain(x, scale=1.0, mask=None, causal=False, sink=None):
-    """The formula in torch's functions."""
-    z = scale * x
-    if mask is not None:
-        z = z.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else z + mask
-    if causal:
-        S, N = x.shape[2:]
-        z = z.masked_fill(torch.arange(N) > torch.arange(S)[:, None] + max(0, N - S), -math.inf)
-    if sink is None:
-        return torch.softmax(z, dim=-1)
-    return torch.softmax(torch.cat([z, sink[:, None, None].expand(*z.shape[:3], 1)], dim=-1), dim=-1)[..., :-1]
 
 
 @pytest.mark.parametrize(("name", "causal", "sinks"), SETTINGS)

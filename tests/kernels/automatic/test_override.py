@@ -57,20 +57,6 @@ def test_gradients_of_both_orders_agree_with_float64(calls, function):
     assert f"_{function.__name__}_backward_data" in calls
 
 
-def test_forward_mode_vmap_and_functional_gradients_stay_torchs(calls):
-    x, tangent = torch.randn(4, 6), torch.randn(4, 6)
-    transforms = (
-        lambda: torch.func.jvp(lambda x: torch.softmax(x, -1), (x,), (tangent,))[1],
-        lambda: torch.func.vmap(lambda x: torch.softmax(x, -1))(x),
-        lambda: torch.func.vmap(torch.func.grad(lambda x: torch.log_softmax(x, -1)[0]))(x),
-    )
-    expected = [transform() for transform in transforms]
-    with use():
-        for transform, result in zip(transforms, expected, strict=True):
-            torch.testing.assert_close(transform(), result)
-    assert calls
-
-
 def test_autocast_casts_as_it_does_outside(calls):
     x = torch.randn(3, 5).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from softbench.kernels.common import cuda_toolkit
-from softbench.kernels.cuda import build
 
 
 @pytest.fixture
@@ -76,14 +75,6 @@ def test_cuobjdump_is_found_beside_nvcc(monkeypatch, program):
     monkeypatch.setattr(cuda_toolkit, "nvcc", lambda: str(compiler))
     monkeypatch.setenv("PATH", "/nowhere")
     assert cuda_toolkit.cuobjdump() == str(disassembler)
-
-
-def test_build_and_doctor_use_this_rule():
-    from softbench.run import doctor
-
-    assert build.nvcc is cuda_toolkit.nvcc
-    assert build.cache_folder is cuda_toolkit.cache_folder
-    assert doctor.cuda_toolkit is cuda_toolkit
 
 
 def test_the_cache_is_softbench_cache_or_in_the_users_cache(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nvcc import needs_nvcc
+from simulated import needs_nvcc
 from softbench.kernels.cuda import build, disassemble
 
 
@@ -29,8 +29,14 @@ def test_a_library_links_all_parts(tmp_path, monkeypatch):
         build.build("sm_90a")
 
 
-def test_softmax_cu_has_a_part_for_each_operation():
-    assert build.parts() == 10
+@pytest.mark.parametrize("function", [*build.LOSSES, "masked_softmax"])
+def test_signatures_of_the_library_are_those_of_the_source(function):
+    kinds = {"int64_t": ctypes.c_int64, "int": ctypes.c_int, "float": ctypes.c_float}
+    text = build.source(function).read_text()
+    for name, types in build._arguments(function).items():
+        parameters = text.split(f"softbench_{name}(", 1)[1].split(")", 1)[0].split(",")
+        declared = [ctypes.c_void_p if "*" in word or "cudaStream_t" in word else kinds[word.split()[0]] for word in parameters]
+        assert declared == types, name
 
 
 def test_losses_and_scores_have_sources_of_their_names(tmp_path):

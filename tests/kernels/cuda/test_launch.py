@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from nvcc import needs_nvcc
+from simulated import needs_nvcc
 from softbench.kernels.cuda import build, launch
 from softbench.kernels.cuda.launch import TIERS, Plan
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cards import illegal_copies
-from nvcc import needs_cuobjdump, needs_nvcc
 from ptx import exponents
 from sampled import sampled
+from simulated import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build, disassemble
 
 KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")

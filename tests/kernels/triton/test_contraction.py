@@ -203,24 +203,24 @@ class Asked:
         return lambda *arguments, **options: self.launches.append((arguments, options))
 
 
-def assert_pinned(cards, card, asked, kernel):
-    """Contraction is pinned in both launches. The first one is of `kernel`, which contracts no exponent."""
+SCORES = [("scores", (1, 2, 4, 256), False), ("scores", (1, 2, 4, 256), True), ("causal", (1, 1, 1, 8200), True)]
+
+
+@pytest.mark.parametrize(("kernels", "shape", "causal"), SCORES)
+def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, kernels, shape, causal):
+    """With a sink, the product x * scale is rounded before the maximum. Contracted with the difference, it would have one rounding less."""
+    asked, kernel, x = Asked(), getattr(scores, f"forward_{kernels}"), torch.empty(shape, dtype=torch.bfloat16)
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(scores, f"{name}_{kernels}", asked)
+    monkeypatch.setattr(scores, "_hopper", lambda device: True)
+    monkeypatch.setattr(scores, "LEAST_CAUSAL_ROWS", 1)
+    sink, share = (torch.empty(shape[1]), torch.empty(shape[:3])) if kernels == "scores" else (None, None)
+    scores.launch_forward(x, None, sink, x, share, 0.125, causal)
+    scores.launch_backward(x, x, share, x, share, 0.125, causal)
     assert [options["enable_fp_fusion"] for _, options in asked.launches] == [True, True]
     (arguments, options), _ = asked.launches
     operands = [cards.Operand(one.dtype, 16) if isinstance(one, torch.Tensor) else one for one in arguments]
-    assert {*exponents(cards.compiled(card, kernel, operands, (), options).asm["ptx"])} == {"mul.f32"}
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, causal):
-    """With a sink, the product x * scale is rounded before the maximum. Contracted with the difference, it would have one rounding less."""
-    asked, kernel = Asked(), scores.forward_scores
-    for name in ("forward_scores", "backward_scores"):
-        monkeypatch.setattr(scores, name, asked)
-    x, sink = torch.empty(1, 2, 4, 256, dtype=torch.bfloat16), torch.empty(2)
-    scores.launch_forward(x, None, sink, x, torch.empty(1, 2, 4), 0.125, causal)
-    scores.launch_backward(x, x, torch.empty(1, 2, 4), x, torch.empty(1, 2, 4), 0.125, causal)
-    assert_pinned(cards, h100, asked, kernel)
+    assert {*exponents(cards.compiled(h100, kernel, operands, (), options).asm["ptx"])} == {"mul.f32"}
 
 
 @pytest.mark.parametrize(("dtype", "N"), [(torch.float32, 7), (torch.float32, 32), (torch.bfloat16, 31), (torch.bfloat16, 64)])
@@ -233,18 +233,6 @@ def test_dots_of_lanes_contract_no_product(cards, h100, monkeypatch, dtype, N):
     operands = [cards.Operand(one.dtype, one.element_size()) if isinstance(one, torch.Tensor) else one for one in arguments]
     found = cards.compiled(h100, BACKWARD_SCORES, operands, (), options)
     assert_sums_of_lanes_contract_no_product(found.asm["ptx"])
-
-
-def test_long_causal_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch):
-    asked, kernel = Asked(), scores.forward_causal
-    for name in ("forward_causal", "backward_causal"):
-        monkeypatch.setattr(scores, name, asked)
-    monkeypatch.setattr(scores, "_hopper", lambda device: True)
-    monkeypatch.setattr(scores, "LEAST_CAUSAL_ROWS", 1)
-    x = torch.empty(1, 1, 1, 8200, dtype=torch.bfloat16)
-    scores.launch_forward(x, None, None, x, None, 0.125, True)
-    scores.launch_backward(x, x, None, x, None, 0.125, True)
-    assert_pinned(cards, h100, asked, kernel)
 
 
 def test_the_tutorials_kernels_are_pinned(cards, h100, monkeypatch):

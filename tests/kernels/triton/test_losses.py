@@ -133,7 +133,6 @@ def test_special_targets_layouts_and_errors(run_interpreted):
     run_interpreted(SETUP + SPECIAL)
 
 
-H200 = "NVIDIA H200"
 PLAIN = losses.Options()
 COLUMNS = (129, 600, 1000, 1001, 4096, 5003, 32000, 50257, 128256, 151936, 201088, 262144)
 
@@ -162,29 +161,6 @@ def test_stream_plans_cover_each_row_once(size, sms):
 def test_rows_beyond_the_counters_are_not_shared():
     given = problem(loss_plans.MOST_SHARED_ROWS + 1, 128256, 2, sms=1000)
     assert loss_plans.reduction_plan(given).split_ctas == 1
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_vocabularies_have_a_fused_plan_on_an_h200(size):
-    for N in COLUMNS:
-        for M in (1, 64, 1024, 4096):
-            given = problem(M, N, size)
-            if not loss_plans.is_short(given):
-                for additions in (0, 1, 2):
-                    plan = loss_plans.fused_plan(given, H200, additions)
-                    assert plan is not None and plan.tier in ("rows", "cluster"), (M, N)
-                    assert plan.tier == "rows" or plan.tiles <= loss_plans.MOST_TILES_OF_CLUSTER[size][additions]
-
-
-def test_a_program_with_its_own_sm_has_all_registers():
-    """With softmax's limit of 80 registers the fused pass would spill 232 bytes a thread."""
-    few, many = (loss_plans.fused_plan(problem(M, 12943, 2), "") for M in (132, 133))
-    assert (few.tier, few.registers, many.tier, many.registers) == ("rows", None, "rows", 80)
-
-
-def test_options_without_effect_are_no_arguments():
-    assert losses.Options().numbers(8) == (-100, 1.0, None, None, None, None)
-    assert losses.Options(5, 0.25, 0.5, 4.0).numbers(10) == (5, 0.75, 0.025, 0.5, 4.0, 0.25)
 
 
 def test_counters_are_never_where_results_were():

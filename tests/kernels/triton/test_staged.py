@@ -111,10 +111,6 @@ def test_a_tile_holds_a_row_and_short_rows_share_one(N):
     assert generic.block_m(N) * generic.block_n(N) == max(generic.TILE_ELEMENTS, generic.block_n(N))
 
 
-def test_warps_have_sixteen_elements_a_thread():
-    assert [generic.warps(elements) for elements in (1, 512, 2048, 16384, 1 << 20)] == [1, 1, 4, 32, 32]
-
-
 def test_programs_of_amds_gpus_have_1024_threads(monkeypatch):
     """A warp of their data-center GPUs has 64 threads."""
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")

@@ -4,7 +4,7 @@ import re
 
 import cards
 import numpy as np
-import ptx_machine
+import ptx
 import pytest
 import torch
 from card_limits import CARDS, Operand
@@ -155,13 +155,13 @@ def run(found, how, inputs, offsets, lost=slice(0, 0), first=0):
         memory[start : start + size] = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
         readable[start : start + size] = True
     before = memory.copy()
-    rows, ptx = how.arguments[3] * how.arguments[4], found.asm["ptx"]
+    rows, code = how.arguments[3] * how.arguments[4], found.asm["ptx"]
     before_first = first * rows
     numbers = {"M": before_first + M, "N": N, "distance": how.arguments[2]}
     passed = [number for name, number in numbers.items() if found.src.signature[name] != "constexpr"]
     programs = range(first, first - (-M // rows))
     arguments = [*(start - before_first * N * dtype.itemsize for start in starts), *passed, 0, 0]
-    ptx_machine.run(ptx[: lost.start] + ptx[lost.stop :], programs, how.num_warps, memory, readable, arguments, seed=M)
+    ptx.run(code[: lost.start] + code[lost.stop :], programs, how.num_warps, memory, readable, arguments, seed=M)
     written = slice(starts[-1], starts[-1] + size)
     untouched = memory != before
     untouched[written] = False
@@ -204,9 +204,9 @@ KINDS = {
 }
 
 
-def order(ptx):
+def order(code):
     """Accesses of shared memory and barriers, of the path for aligned tensors: up to each of the two barriers, and behind them."""
-    found = [kind for line in ptx.splitlines() for name, kind in KINDS.items() if name in line]
+    found = [kind for line in code.splitlines() for name, kind in KINDS.items() if name in line]
     kept = [kind for i, kind in enumerate(found) if i == 0 or kind != found[i - 1]]
     first, second = (i for i, kind in enumerate(kept) if kind == "barrier")
     return kept[kept.index("copy") : first], kept[first + 1 : second], kept[second + 1 :]
@@ -275,10 +275,10 @@ def test_the_order_of_accesses_is_that_of_the_eager_kernel(N, dtype, backward):
     assert taken.registers <= max(40, of_eager.registers + 2)
     assert taken.spilled == 0
     for address in (0, dtype.itemsize):  # tensors that Inductor does not know to be aligned
-        ptx = compiled(how, dtype, backward, address=address)
-        assert ptx.metadata.shared == 0  # tokens change their shape in registers
-        assert "st.global.v4" in ptx.asm["ptx"]
-        assert ptx.asm["ptx"].count(".shared .align") == 1  # another allocation would be other memory
+        made = compiled(how, dtype, backward, address=address)
+        assert made.metadata.shared == 0  # tokens change their shape in registers
+        assert "st.global.v4" in made.asm["ptx"]
+        assert made.asm["ptx"].count(".shared .align") == 1  # another allocation would be other memory
 
 
 @without_gpu

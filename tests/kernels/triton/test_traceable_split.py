@@ -62,48 +62,37 @@ def test_each_thread_polls_places_of_its_own(reads, N):
     assert int(each) * 32 * how.num_warps <= int(places)
 
 
-TILES = {(4096, 131_072): (16, 8), (4096, 131_073): (22, 10), (4096, 1 << 20): (24, 10), (64, 131_072): (8, 8)}
-"""Of a forward and of a gradient, by M and N. The last has 16 or 32 MiB, and so half the tiles of the first in a forward."""
+LAUNCHES = [
+    (4096, 131_072, 2),
+    (64, 131_072, 1),
+    (4096, 131_073, 1),
+    (64, 128_256, 1),
+    (256, 33_000, 1),
+    (4096, 1 << 20, 1),
+    (4096, 50_257, 2),
+]
+LAUNCHES += [(4096, 50_257, 2), *((4096, N, 1) for N in (38_400, 45_065, 48_001, 50_257, 65_544, 131_072))]
+"""M, N and reads of launches with 7 to 24 tiles."""
 
 
-@with_dtypes("M N reads", [(*size, reads) for size in TILES for reads in (1, 2)], every=5)
-def test_an_sm_holds_four_programs_without_a_register_limit(M, N, reads, dtype, tmp_path):
+@with_dtypes("M N reads", LAUNCHES, every=7)
+def test_rows_wait_before_their_loads_and_the_device_holds_them(M, N, reads, dtype, tmp_path):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("Triton has no cuobjdump on this machine")
     how, compiled = launch_on_hopper(M, N, reads, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
-    told = subprocess.run([tool, "--dump-resource-usage", tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
-    assert how.num_warps == 4
-    assert how.arguments[reads + 6] == TILES[M, N][reads - 1]
-    assert int(re.search(r"REG:(\d+)", told)[1]) <= (64 if how.arguments[reads + 6] * reads == 8 else 128)
-    assert (re.search(r"STACK:(\d+)", told)[1], re.search(r"LOCAL:(\d+)", told)[1]) == ("0", "0")
-
-
-OTHER_PARTS = [(64, 128_256, 1), (256, 33_000, 1), (4096, 1 << 20, 1)]
-"""M, N and reads of forwards with 8, 7 and 24 tiles."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("M", "N", "reads"),
-    [*OTHER_PARTS, *((4096, N, 1) for N in (38_400, 45_065, 48_001, 50_257, 65_544, 131_072)), (4096, 50_257, 2), (4096, 131_072, 2)],
-)
-def test_rows_wait_before_their_loads_and_the_device_holds_them(M, N, reads, tmp_path):
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    if not tool.exists():
-        pytest.skip("Triton has no cuobjdump on this machine")
-    how, compiled = launch_on_hopper(M, N, reads, torch.bfloat16)
-    (tmp_path / "kernel.cubin").write_bytes(compiled.asm["cubin"])
     told = [
         subprocess.run([tool, option, tmp_path / "kernel.cubin"], capture_output=True, text=True, check=True).stdout
         for option in ("--dump-resource-usage", "--dump-sass")
     ]
-    problem = Problem(reads == 2, M, N, 2, math.gcd(16, 2 * N), True, 132, True)
+    size = 4 if dtype == "fp32" else 2
+    problem = Problem(reads == 2, M, N, size, math.gcd(16, size * N), True, 132, True)
     plan = traceable.shared_plan(problem)
-    assert plan.tiles == how.arguments[reads + 6]
+    assert (plan.tiles, how.num_warps) == (how.arguments[reads + 6], 4)
     counted = traceable.split_registers(problem, plan)
     assert 65_536 // (128 * int(re.search(r"REG:(\d+)", told[0])[1])) == 65_536 // (128 * counted)
+    assert (re.search(r"STACK:(\d+)", told[0])[1], re.search(r"LOCAL:(\d+)", told[0])[1]) == ("0", "0")
     assert 0 < told[1].index("SR_CLOCK") < told[1].index("LDG")
 
 
