@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,6 +42,29 @@ Directions = Annotated[
 Operations = Annotated[
     list[str] | None,
     typer.Option("--op", help="One operation or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PERCENT",
+        help="A change of fewer percent counts as noise.",
+        show_default="0; for --exit-code 5, the gate's margin",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Order = Annotated[
+    str,
+    typer.Option(
+        help="The order of the cells: change (most beyond noise first), file, ratio (slowest first), backend.", rich_help_panel=OUTPUT
+    ),
+]
+ExitCode = Annotated[
+    bool,
+    typer.Option(
+        "--exit-code",
+        help="Exit with 1 if a cell has no result in B, or its whole interval is slower than the threshold.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 
@@ -191,7 +215,7 @@ def plot(
     """Draw bandwidth and fraction of copy over N or M, or another kind of figure.
 
     Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey. Powers of two
-    and other N have a line each. Shapes that make no line have a row per backend. A heat map says `tie` where 95 % intervals overlap.
+    and other N have a line each. Shapes that make no line have a row per backend. A heat map says `tie` within noise.
     """
     from softbench.plan.grammar import split
     from softbench.report import plots
@@ -226,41 +250,37 @@ def _reject_two_stdins(files: Sequence[Path]) -> None:
 def compare(
     a: ResultsFile,
     b: ResultsFile,
-    threshold: Annotated[
-        float, typer.Option(metavar="PERCENT", help="A change of fewer percent counts as noise.", rich_help_panel=OUTPUT)
-    ] = 0.0,
+    threshold: Threshold = None,
     only_changed: Annotated[
         bool, typer.Option("--only-changed", help="Leave out the cells whose change is within noise.", rich_help_panel=OUTPUT)
     ] = False,
-    sort: Annotated[
-        str, typer.Option(help="The order of the cells: file, ratio (slowest first) or backend.", rich_help_panel=OUTPUT)
-    ] = "file",
-    exit_code: Annotated[
-        bool,
-        typer.Option("--exit-code", help="Exit with 1 if B is slower, or has no result, in a cell of both files.", rich_help_panel=OUTPUT),
-    ] = False,
+    sort: Order = "change",
+    exit_code: ExitCode = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)] = False,
     json: Annotated[
         Path | None,
         typer.Option(metavar="FILE|-", help="Write the comparison as JSON; - is stdout, without the table.", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
-    """Compare two results files cell by cell: the ratio of bandwidths, marked if it is beyond the noise of both.
+    """Compare two results files cell by cell: the ratio of bandwidths, without the drift of the machine that copy shows.
 
-    A cell is faster or slower if its ratio is beyond the threshold. The bands p20..p80 of both must lie apart in the same direction. A line
-    below the table counts these cells, and those without a result in a file. softbench gate judges whether a backend became slower.
+    A cell is faster or slower if the 95 % interval of its change does not contain 1, and the change is beyond the threshold. A doubtful
+    cell is neither. A line below the table counts these cells, and those without a result in a file. softbench gate judges whether a
+    backend became slower.
     """
-    from softbench.results.compare import ORDERS, cards_note, pairs, summary, without_results
+    from softbench.gate.unpaired import MARGIN
+    from softbench.results.compare import ORDERS, cards_note, drift, pairs, summary, without_results
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
     if sort not in ORDERS:
         raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
-    if not 0 <= threshold < math.inf:
+    if threshold is not None and not 0 <= threshold < math.inf:
         raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
+    least, margin = (0.0, MARGIN) if threshold is None else (threshold / 100, threshold / 100)
     first, second = read(a), read(b)
     names = (one_line(str(a)), one_line(str(b)))
-    compared = pairs(first, second, threshold / 100)
+    compared = pairs(first, second, least)
     if not compared:
         raise UsageError(f"{a} and {b}: neither file has a cell with a result")
     devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
@@ -268,8 +288,9 @@ def compare(
         raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) share no cell with a result; softbench show FILE lists them")
     common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[sort])
     head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
+    head += [moved_by] if (moved_by := drift(first, second).text) else []
     counts = summary(compared, without_results(first, second))
-    if not wrote_to_stdout(lambda: _document(names, devices, threshold, common, counts), json):
+    if not wrote_to_stdout(lambda: _document(names, devices, 100 * least, moved_by, common, counts), json):
         _compare(head, common, counts, markdown=markdown)
     if devices[0] == devices[1]:
         if different := _different_environments(a, b):
@@ -279,7 +300,7 @@ def compare(
     else:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)
-    raise typer.Exit(int(exit_code and any(pair.worse for pair in compared)))
+    raise typer.Exit(int(exit_code and any(pair.worse(margin) for pair in compared)))
 
 
 def _different_environments(a: Path, b: Path) -> list[str]:
@@ -294,27 +315,30 @@ def _different_environments(a: Path, b: Path) -> list[str]:
     return []
 
 
-def _document(names: Sequence[str], devices: Sequence[str], threshold: float, shown: Sequence[Pair], summary: str) -> dict[str, object]:
+def _document(
+    names: Sequence[str], devices: Sequence[str], threshold: float, drift: str, shown: Sequence[Pair], summary: str
+) -> dict[str, object]:
     cells = [
         {
             **{"backend": pair.backend, **pair.case._asdict(), "a_gbps": pair.a_gbps, "b_gbps": pair.b_gbps},
             **{"ratio": pair.ratio, "verdict": pair.verdict, "unit": pair.unit},
+            **dict(zip(("change", "low", "high"), astuple(pair.change) if pair.change else (None,) * 3, strict=True)),
         }
         for pair in shown
     ]
     files = {letter: {"file": name, "device": device} for letter, name, device in zip("ab", names, devices, strict=True)}
-    return {**files, "threshold_percent": threshold, "summary": summary, "cells": cells}
+    return {**files, "threshold_percent": threshold, "drift": drift, "summary": summary, "cells": cells}
 
 
 def _compare(head: Sequence[str], shown: Sequence[Pair], summary: str, *, markdown: bool) -> None:
     from softbench.cli import output
-    from softbench.report import markup, tables
+    from softbench.report import markup, pair_table
 
     if markdown:
-        parts = ["\n".join(f"- {markup.safe(line)}" for line in head), tables.comparison_markdown(shown), markup.safe(summary)]
+        parts = ["\n".join(f"- {markup.safe(line)}" for line in head), pair_table.comparison_markdown(shown), markup.safe(summary)]
         typer.echo("\n\n".join(parts))
         return
     typer.echo("\n".join(head))
     if shown:
-        output.show(tables.comparison(shown), output.console())
+        output.show(pair_table.comparison(shown), output.console())
     typer.echo(summary)

@@ -172,8 +172,7 @@ FRACTION = Quantity("fraction of the yardstick", lambda row: row.of_copy if row.
 def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
     """The speed-up over a backend, by default the reference backend of the rows.
 
-    Over the reference backend it is that of the results, whose rounds are paired. Over another it is the ratio of the medians. Its ends
-    are the ratios of those ends of both 95 % intervals that are furthest apart. They cover at least 95 %, and do not pair rounds.
+    It is the ratio of the medians, with its 95 % interval.
 
     Raises:
         UsageError: no row has the backend, or none is given and the rows have no reference backend.
@@ -191,15 +190,14 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
         theirs = base.get((row.run, row.case))
         if theirs is None or not theirs.median_us or not row.median_us or not row.gbps:
             return None
-        return row.speedup if row.relative_to == over else theirs.median_us / row.median_us
+        return theirs.median_us / row.median_us
 
     def ends(row: Row) -> Ends | None:
         theirs = base.get((row.run, row.case))
-        if theirs is None or row.backend == over or not (theirs.low_us and theirs.high_us and row.low_us and row.high_us):
-            return None
-        return theirs.low_us / row.high_us, theirs.high_us / row.low_us
+        found = row.times_as_fast(theirs) if theirs and row.backend != over else None
+        return (found.low, found.high) if found else None
 
-    return Quantity(f"speed-up over {over}", value, ends, "95 % intervals of both", over)
+    return Quantity(f"speed-up over {over}", value, ends, "95 % interval", over)
 
 
 def number_text(quantity: Quantity, row: Row) -> str:

@@ -1,4 +1,4 @@
-"""Draws who is fastest at each M and N, and by how much. A crossover is drawn only where the intervals of the fastest two part."""
+"""Draws who is fastest at each M and N, and by how much. A crossover is drawn only between two backends that tie on neither side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def figure(rows: Sequence[Row], group: Group, styles: Mapping[str, Style]) -> Dr
     """The cells of one operation, direction and dtype: M by N, or the shapes of N-D cases below each other.
 
     The axis with more values goes down. A cell has the mark and the colour of the fastest backend, stronger with its lead, and its lead as
-    a number. Backends whose intervals overlap that of the fastest tie with it.
+    a number. Backends within noise of the fastest tie with it.
 
     Raises:
         ResultsError: an axis has more than MOST values, which would be no legible picture.
@@ -116,7 +116,7 @@ def _cell(panel: Axes, place: tuple[int, int], found: Standing, looks: Mapping[s
 
 
 def _crossovers(panel: Axes, standings: Mapping[tuple[int, int], Standing]) -> None:
-    """A line between two neighbours with unlike fastest backends, if in each case the intervals part these two."""
+    """A line between two neighbours with unlike fastest backends, if these two tie in neither case."""
     number = 0
     for (y, x), found in standings.items():
         for down, right in ((0, 1), (1, 0)):
@@ -140,11 +140,11 @@ def _key(panel: Axes, standings: Any, looks: Mapping[str, Style]) -> None:
     ]
     axes.legend(panel, handles, 0.45)
     ties = sum(len(one.tied) > 1 for one in found if one.rows)
-    lines = [f"Of {count(len(found), 'case')}, {ties} tie: the 95 % intervals of the fastest overlap. +N %: the next one takes N % longer."]
+    lines = [f"Of {count(len(found), 'case')}, {ties} tie: the 95 % interval of a ratio contains 1. +N %: the next one takes N % longer."]
     if any(one.rows and one.lead is not None and len(one.tied) == 1 and not one.parted for one in found):
         lines.append("In parentheses: the file has no interval.")
     if any(one.failed or one.skipped for one in found):
         lines.append("xN: N backends are wrong or failed. -N: N were not run there.")
-    lines.append("Thick line: crossover of two backends that the intervals part on both sides. !: doubtful.")
+    lines.append("Thick line: crossover of two backends that tie on neither side. !: doubtful.")
     place = (0, -32 - 13 * -(-len(handles) // axes.PER_LINE) - 12)
     panel.annotate("\n".join(lines), (0, 0), place, "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)

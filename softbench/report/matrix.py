@@ -1,6 +1,7 @@
 """The main table: a row per shape and a column per backend, or the other way round if that fits better. Prints nothing.
 
-Signs are ASCII, so that every encoding has them: `*` the fastest of a shape, `~` low-precision or finite-only, `!` doubtful.
+Signs are ASCII, so that every encoding has them: `*` the fastest of a shape beyond noise, `=` those that tie for the fastest,
+`~` low-precision or finite-only, `!` doubtful.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from softbench.core import text as units
 from softbench.core.case import TIMERS
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.report import markup, rich_tables
+from softbench.report.standings import standing
 from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
-SIGNS = "~*!"
+WINS, TIES = "*", "="
+SIGNS = f"~{WINS}{TIES}!"
 DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth or time, % of copy, speed-up
 SEPARATOR = " ┃ "  # between the columns of a rich table
 WIDE = 12  # backends; a Markdown table of more has a row per backend
@@ -53,12 +56,14 @@ class Section:
         self.backends = names or list(dict.fromkeys(row.backend for row in rows))
         """The backends that are available, in the file's order; all of them if none is."""
         self.fastest: dict[Extent, Row] = {}
-        """The fastest backend of each shape. The yardstick and implausible cells do not count."""
-        for row in rows:
-            if row.timed and row.grade != Grade.YARDSTICK:
-                best = self.fastest.get(self.shape(row))
-                if best is None or (row.median_us or 0) < (best.median_us or 0):
-                    self.fastest[self.shape(row)] = row
+        """The backend of the smallest median of each shape, if there is a result."""
+        self.signs: dict[tuple[Extent, str], str] = {}
+        """The sign of each cell that is the fastest of its shape, or ties with it."""
+        for shape, some in grouped(rows, self.shape).items():
+            found = standing(some)
+            self.fastest |= {shape: found.rows[0]} if found.rows else {}
+            leaders = found.tied if len(found.rows) > 1 and not found.unknown else ()
+            self.signs |= {(shape, row.backend): WINS if len(leaders) == 1 else TIES for row in leaders}
 
     def shape(self, row: Row) -> Extent:
         """What names the row's case in this section."""
@@ -151,7 +156,7 @@ def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
     factor = _unit(section)[1]
 
     def column(head: str, keys: Iterable[tuple[Extent, str]]) -> tuple[str, list[Text]]:
-        cells = [_cell(section.cells.get(key), detail, section.fastest.get(key[0]), factor) for key in keys]
+        cells = [_cell(section.cells.get(key), detail, section.signs.get(key, ""), factor) for key in keys]
         return head, _aligned(cells, cell_len(head))
 
     if turned:
@@ -177,7 +182,8 @@ def _aligned(cells: Sequence[_Cell], least: int) -> list[Text]:
     return texts
 
 
-def _cell(row: Row | None, detail: int, best: Row | None, factor: float) -> _Cell:
+def _cell(row: Row | None, detail: int, place: str, factor: float) -> _Cell:
+    """`place`: the sign of the fastest, or of those that tie for it."""
     if row is None:
         return _Cell(("-",), style="dim", word=True)
     if row.status != Status.OK:
@@ -189,8 +195,8 @@ def _cell(row: Row | None, detail: int, best: Row | None, factor: float) -> _Cel
     if row.grade == Grade.YARDSTICK:
         return _Cell(tuple(numbers), signs, "dim")
     numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]
-    signs += "~" * (row.grade in LIMITED) + "*" * (row is best)
-    return _Cell(tuple(numbers[:detail]), signs, "bold green" if row is best else "")
+    signs += "~" * (row.grade in LIMITED) + place
+    return _Cell(tuple(numbers[:detail]), signs, "bold green" if place else "")
 
 
 def as_markdown(section: Section) -> str:

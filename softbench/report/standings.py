@@ -1,8 +1,4 @@
-"""Which backend is fastest in each case, and whether the 95 % intervals of the medians part it from the others.
-
-The order is that of `median_us`, a median of round medians. The interval is that of all samples, and where rounds disagree it may lie
-beside that median. It then counts as reaching to the median, so that no backend is ahead by an interval that its own median contradicts.
-"""
+"""Which backend is fastest in each case. Two tie if the 95 % interval of the ratio of their medians contains 1."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The backends of one case, as far as 95 % intervals of the medians part them."""
+    """The backends of one case, as far as the intervals of their ratios part them."""
 
     rows: tuple[Row, ...]
     """Those with a result, fastest first. The yardstick and implausible results do not count."""
@@ -35,43 +31,32 @@ class Standing:
 
     @property
     def tied(self) -> tuple[Row, ...]:
-        """The fastest, and each backend whose interval overlaps its interval."""
+        """The fastest, and each backend that ties with it. Alone, the fastest is ahead of all, or nobody knows."""
         first, *others = self.rows
-        own = ends(first)
-        return (first, *(row for row in others if own and _begin(row) <= own[1]))
+        return (first, *(row for row in others if first.ends and not _parted(first, row)))
 
     @property
     def unknown(self) -> bool:
         """True if the lead over the second may be noise, because the file has no interval of the fastest."""
-        return len(self.rows) > 1 and ends(self.rows[0]) is None
+        return len(self.rows) > 1 and self.rows[0].ends is None
 
     @property
     def parted(self) -> bool:
-        """True if the fastest is ahead of all others beyond their intervals."""
+        """True if the fastest is ahead of all others beyond noise."""
         return len(self.rows) > 1 and all(_parted(self.rows[0], row) for row in self.rows[1:])
 
     def beats(self, backend: str) -> bool:
-        """True if the fastest is ahead of this backend beyond their intervals."""
+        """True if the fastest is ahead of this backend beyond noise."""
         return any(row.backend == backend and _parted(self.rows[0], row) for row in self.rows[1:])
 
 
 def _parted(first: Row, other: Row) -> bool:
-    """True if the interval of the first is known, and lies before that of the other."""
-    own = ends(first)
-    return own is not None and own[1] < _begin(other)
-
-
-def ends(row: Row) -> tuple[float, float] | None:
-    """The ends of the interval, which reaches to the median; None if it is unknown."""
-    if not (row.low_us and row.high_us and row.median_us):
-        return None
-    return min(row.low_us, row.median_us), max(row.high_us, row.median_us)
-
-
-def _begin(row: Row) -> float:
-    """The lower end of the interval. A slow backend may have too few samples for one: then their 20th percentile."""
-    known = ends(row)
-    return known[0] if known else min(row.p20_us or 0.0, row.median_us or 0.0)
+    """True if the interval of the ratio of both times is known, and does not contain 1."""
+    if found := first.times_as_fast(other):
+        return found.parted
+    # A slow backend may have too few samples for an interval: then their 20th percentile begins it.
+    begin = min(other.p20_us or 0.0, other.median_us or 0.0)
+    return other.ends is None and first.ends is not None and first.ends[1] < begin
 
 
 def standing(rows: Sequence[Row]) -> Standing:
@@ -91,12 +76,12 @@ def standings(rows: Sequence[Row]) -> dict[CaseKey, Standing]:
 
 
 def names(found: Standing) -> tuple[str, ...]:
-    """The backends that may be the fastest, in alphabetical order: one if the intervals part it from all others, or are unknown."""
+    """The backends that may be the fastest, in alphabetical order: one if it is ahead of all others, or intervals are unknown."""
     return tuple(sorted(row.backend for row in found.tied))
 
 
 def crossover(a: Standing | None, b: Standing | None) -> bool:
-    """True if the fastest backend differs between two cases, and the intervals part these two backends in both."""
+    """True if the fastest backend differs between two cases, and these two backends tie in neither."""
     if not (a and b and a.rows and b.rows):
         return False
     return a.beats(b.rows[0].backend) and b.beats(a.rows[0].backend)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -16,39 +16,11 @@ from softbench.core.case import DO_BENCH, TIMERS
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.plugins.info import BackendInfo
 from softbench.report import markup, matrix, rich_tables
+from softbench.report.cell_texts import CELL, WORDS, us_text
 from softbench.results import labels
-from softbench.results.compare import SAME, Pair
 from softbench.results.rows import Row, grouped
 from softbench.results.select import apart
 
-CELL: dict[str, Callable[[Row], str]] = {
-    "backend": lambda row: row.backend,
-    "direction": lambda row: row.of_pass,
-    "dtype": lambda row: row.dtype,
-    "M": lambda row: str(row.M),
-    "N": lambda row: f"{row.N} ({row.shape})" if row.shape else str(row.N),
-    "status": lambda row: row.status,
-    "class": lambda row: row.grade,
-    "median": lambda row: _us(row.median_us),
-    "p20..p80": lambda row: f"{_us(row.p20_us)}..{_us(row.p80_us)}" if row.p20_us and row.p80_us else "",
-    "n": lambda row: str(row.n or ""),
-    "GB/s": lambda row: units.three_digits(row.gbps) + " (L2)" * row.in_l2 if row.gbps else "",
-    "of copy": lambda row: units.percent(row.of_copy) if row.of_copy else "",
-    "of peak": lambda row: units.percent(row.of_peak) if row.of_peak else "",
-    "device": lambda row: _us(row.device_us),
-    "host": lambda row: _us(row.host_us),
-    "kernels": lambda row: str(row.kernels or ""),
-    "build": lambda row: f"{row.build_s:.3g} s {row.build_cache}".strip() if row.build_s is not None else "",
-    "error/bound": lambda row: f"{row.error_over_bound:.3g}" if row.error_over_bound is not None else "",
-    "labels": lambda row: row.labels,
-    "unit": lambda row: row.unit,
-}
-"""The columns of `cells`, and the text of a row in each. Only several cards have the column `unit`."""
-WORDS = frozenset({"backend", "direction", "dtype", "status", "class", "labels", "unit"})
-"""The left-aligned columns of CELL."""
-PAIR = ("backend", "case", "A, GB/s", "B, GB/s", "B/A", "verdict")
-"""The columns of `comparison`."""
-PAIR_NUMBERS = frozenset({2, 3, 4})
 FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
 FINITE_ONLY = "finite-only: NaN in rows that hold -inf"
 
@@ -83,7 +55,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True)
 
     Without `signs` the table has the classes as words. Many unavailable backends are one line without reasons, unless `all_reasons`.
     """
-    legend, limited = (["* fastest"], "~ ") if signs else ([], "")
+    legend, limited = (["* fastest", "= ties for the fastest"], "~ ") if signs else ([], "")
     low = {row.dtype for row in rows if row.grade == Grade.LOW_PRECISION and row.gbps}
     if low:
         legend.append(f"{limited}low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
@@ -131,7 +103,7 @@ def _hosts(rows: Sequence[Row]) -> list[Text]:
     """Which backends keep the host busy for longer than the GPU, and which calls cannot be queued, as they wait for the GPU."""
     slow = [row for row in rows if row.timer == TIMERS[0] and row.host_us and row.median_us and row.host_us > row.median_us]
     takes = [
-        f"{name} {_us(median(row.host_us for row in some if row.host_us))} ({units.count(len(some), 'cell')})"
+        f"{name} {us_text(median(row.host_us for row in some if row.host_us))} ({units.count(len(some), 'cell')})"
         for name, some in grouped(slow, lambda row: row.backend).items()
     ]
     found = [Text(f"host time, where it is longer than the GPU's and an eager program waits for it: {', '.join(takes)}")] if takes else []
@@ -181,35 +153,11 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], set[int]]:
     return head, [[CELL[name](row) for name in head] for row in rows], {i for i, name in enumerate(head) if name not in WORDS}
 
 
-def _us(us: float | None) -> str:
-    return units.micros(us) if us else ""
-
-
 def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
     """The tables of `results`, or of `cells` if `long`, as Markdown; below them the notes as a list."""
     parts = [markup.table(*_cells(rows))] if long else [matrix.as_markdown(section) for section in _sections(rows)]
     below = [f"- {markup.safe(note.plain)}" for note in notes(rows, all_reasons=long, signs=not long)]
     return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
-
-
-def comparison(pairs: Sequence[Pair]) -> RenderableType:
-    """One line per cell: both bandwidths, their ratio, and a sign if it is beyond the noise of both."""
-    table = rich_tables.table(PAIR, PAIR_NUMBERS)
-    for pair, line in zip(pairs, map(pair_texts, pairs), strict=True):
-        style = {"faster": "green", "slower": "red"}.get(pair.verdict, "dim" if pair.verdict == SAME else "yellow")
-        table.add_row(*line[:-1], Text(line[-1], style=style))
-    return table
-
-
-def pair_texts(pair: Pair) -> tuple[str, ...]:
-    """The texts of PAIR."""
-    bandwidths = (units.three_digits(gbps) if gbps else "" for gbps in (pair.a_gbps, pair.b_gbps))
-    return (pair.backend, f"{pair.case} {pair.unit}".strip(), *bandwidths, units.ratio(pair.ratio, 3) if pair.ratio else "", pair.verdict)
-
-
-def comparison_markdown(pairs: Sequence[Pair]) -> str:
-    """The table of `comparison` as Markdown."""
-    return markup.table(PAIR, list(map(pair_texts, pairs)), PAIR_NUMBERS)
 
 
 def info(backend: BackendInfo) -> tuple[str, str, str]:

@@ -79,7 +79,7 @@ def over_copy(outcome: Measured, yardstick: Record | None, moved_bytes: int, l2_
     """True if a cell well beyond L2 is more than 1.5 times as fast as `copy`, which moves the same bytes."""
     if yardstick is None or not isinstance(yardstick.outcome, Measured) or moved_bytes < WELL_BEYOND * l2_bytes:
         return False
-    return statistics.times_faster(outcome.timing, yardstick.outcome.timing) > OVER_COPY
+    return statistics.median_us(yardstick.outcome.timing) > OVER_COPY * statistics.median_us(outcome.timing)
 
 
 def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = None) -> tuple[str, ...]:
@@ -122,4 +122,4 @@ def doubtful_copy(yardstick: Record, record: Record, facts: Mapping[str, object]
         return True
     if not isinstance(yardstick.outcome, Measured) or not isinstance(record.outcome, Measured):
         return False
-    return statistics.times_faster(record.outcome.timing, yardstick.outcome.timing) > OVER_COPY
+    return statistics.median_us(yardstick.outcome.timing) > OVER_COPY * statistics.median_us(record.outcome.timing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -53,10 +53,9 @@ class Row:
     gbps: float | None
     """Bandwidth in decimal GB/s: algorithmic bytes over `median_us`. Empty for `host` times and `implausible` cells."""
     of_copy: float | None
-    """Fraction of copy: the median over shared rounds of copy's time over this time. Empty if a label casts doubt on copy, or copy took
-    more than 1.5 times as long."""
+    """Fraction of copy: copy's `median_us` over this one. Empty if copy has a doubtful label, or took more than 1.5 times as long."""
     speedup: float | None
-    """Speed-up: the median over shared rounds of the reference backend's time over this time."""
+    """Speed-up: the reference backend's `median_us` over this one."""
     relative_to: str
     """The reference backend."""
     build_s: float | None
@@ -89,7 +88,7 @@ class Row:
     of_peak: float | None = None
     """Bandwidth over that of the datasheet, which is NVML's memory clock x 2 x bus width. Empty if the tensors fit L2."""
     low_us: float | None = None
-    """Lower end of the 95 % interval of the median over all samples, microseconds."""
+    """Lower end of the 95 % interval of the median, microseconds. It covers the differences between processes and contains the median."""
     high_us: float | None = None
     """Upper end of that interval, microseconds."""
     stopped: str = ""
@@ -134,6 +133,19 @@ class Row:
         return self.status == Status.OK and bool(self.median_us) and IMPLAUSIBLE not in self.labels
 
     @property
+    def ends(self) -> stats.Ends | None:
+        """The ends of the median's 95 % interval; None if it is unknown. In a file of another program it may lie beside the median."""
+        if not (self.low_us and self.high_us and self.median_us):
+            return None
+        return min(self.low_us, self.median_us), max(self.high_us, self.median_us)
+
+    def times_as_fast(self, other: Row) -> stats.Ratio | None:
+        """How many times as fast it is as another row: the ratio of both medians. None if one has no median, or no interval."""
+        if not (self.median_us and other.median_us and self.ends and other.ends):
+            return None
+        return stats.ratio(other.median_us, other.ends, self.median_us, self.ends)
+
+    @property
     def doubtful(self) -> bool:
         """True if the cell has a label that is not harmless."""
         return not labels.DOUBTFUL.isdisjoint(self.labels.split())
@@ -147,6 +159,8 @@ class Row:
 L2_RESIDENT = "L2-resident"
 IMPLAUSIBLE = "implausible"
 """Cells with this label publish no bandwidth."""
+SPREAD, SPREAD_FROM = "process_spread", "process_spread_from"
+"""Facts of a machine: the standard deviation between processes as a fraction, and `default` or what measured it."""
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -196,7 +210,7 @@ def row(
         median_us=median,
         gbps=gbps,
         of_copy=_of_copy(record, yardstick, facts),
-        speedup=_times_faster(record, reference, yardstick, facts),
+        speedup=_times_as_fast(record, reference, yardstick, facts),
         relative_to=reference.backend if reference else "",
         build_s=build.seconds if build else None,
         build_cache=build.cache if build else "",
@@ -208,7 +222,7 @@ def row(
         do_bench_us=statistics.median(profile.do_bench_us) if profile.do_bench_us else None,
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
-        **_sampling(timing),
+        **_sampling(timing, _spread(case, timing, facts)),
         **_telemetry(timing),
         compile_s=build.compile_s if build else None,
         recompiles=profile.recompiles,
@@ -238,16 +252,27 @@ def rows_of_case(records: Mapping[str, Record], header: JsonObject) -> list[Row]
     return [row(record, *beside, device=device, run=header["run"], facts=facts) for record in records.values()]
 
 
-def _sampling(timing: Timing | None) -> JsonObject:
+def default_spread(device: str, timer: str) -> stats.Spread:
+    """How far processes differ on a machine where nothing was measured. A host time is the CPU's."""
+    return stats.GPU_SPREAD if device == "cuda" and timer != "host" else stats.CPU_SPREAD
+
+
+def _spread(case: Case, timing: Timing | None, facts: Mapping[str, object]) -> stats.Spread:
+    """How far processes differ on the machine with these facts."""
+    default, sd = default_spread(case.device, timing.kind if timing else ""), facts.get(SPREAD)
+    return replace(default, sd=float(sd)) if isinstance(sd, float | int) and 0 < sd < 1 else default
+
+
+def _sampling(timing: Timing | None, spread: stats.Spread) -> JsonObject:
     """The columns of the samples' spread and number."""
     if timing is None:
         return {**dict.fromkeys(("p20_us", "p80_us", "n", "rounds", "processes")), "timer": ""}
     p20, p80 = stats.p20_p80_us(timing)
-    low, high = stats.interval_us(timing) or (None, None)
+    low, high = stats.interval_us(timing, spread) or (None, None)
     processes = len({batch.process for batch in timing.batches})
     counts = {"n": stats.samples(timing), "rounds": stats.rounds(timing), "processes": processes}
-    spread = {"p20_us": p20, "p80_us": p80, "low_us": low, "high_us": high}
-    return {**counts, **spread, "timer": timing.kind, "l2": timing.l2, "stopped": timing.stopped}
+    times = {"p20_us": p20, "p80_us": p80, "low_us": low, "high_us": high}
+    return {**counts, **times, "timer": timing.kind, "l2": timing.l2, "stopped": timing.stopped}
 
 
 def _telemetry(timing: Timing | None) -> JsonObject:
@@ -273,12 +298,12 @@ def _reason(record: Record) -> str:
 def _of_copy(record: Record, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
     if yardstick is None or labels.doubtful_copy(yardstick, record, facts):
         return None
-    return _times_faster(record, yardstick, yardstick, facts)
+    return _times_as_fast(record, yardstick, yardstick, facts)
 
 
-def _times_faster(record: Record, other: Record | None, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
+def _times_as_fast(record: Record, other: Record | None, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
     if other is None or not isinstance(record.outcome, Measured) or not isinstance(other.outcome, Measured):
         return None
     if any(IMPLAUSIBLE in labels.of(one, facts, yardstick) for one in (record, other)):
         return None
-    return stats.times_faster(record.outcome.timing, other.outcome.timing)
+    return stats.median_us(other.outcome.timing) / stats.median_us(record.outcome.timing)

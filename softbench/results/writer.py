@@ -157,6 +157,11 @@ class Run:
                 self._rows[key] = rows_of_case(of, {**self.header, "run": self.name})
         return [found for key in by_case for found in self._rows[key]]
 
+    def set_facts(self, facts: JsonObject) -> None:
+        """Set facts that all units share. Rows depend on them, so all are computed again."""
+        self.header["environment"] = {**self.header["environment"], **facts}
+        self._rows.clear()
+
     def document(self) -> JsonObject:
         """The run document: the header, and every cell with its raw samples."""
         return {**self.header, "cells": [record_to_json(record) for record in self.records()]}

@@ -15,6 +15,7 @@ from softbench.ops import registry
 from softbench.plan.plan import Plan
 from softbench.plugins.info import BackendInfo
 from softbench.results.document import environments
+from softbench.run import process_spread
 
 if TYPE_CHECKING:
     from softbench.run.request import RunRequest
@@ -42,7 +43,7 @@ def header(plan: Plan, request: RunRequest) -> JsonObject:
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
-        **environments({plan.unit: {**plan.facts, **_operations(plan.cases)}}),
+        **environments({plan.unit: {**plan.facts, **process_spread.facts(plan), **_operations(plan.cases)}}),
         "fingerprint": fingerprint(settings.measuring(), plan.facts, request.version, plan.cases, [info.name for info in plan.infos]),
     }
 

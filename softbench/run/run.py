@@ -36,7 +36,7 @@ from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.results import writer
 from softbench.results.rows import Row
-from softbench.run import info_cache, isolation, queue, quiet
+from softbench.run import info_cache, isolation, process_spread, queue, quiet
 from softbench.run.cpu_load import CpuLoad
 from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
@@ -206,6 +206,8 @@ def run(
             kept.journal.close()  # and so its lock: the caller's process may live on, and resume the run
             raise
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
+    if spread := process_spread.keep(plan, kept.name, zip(kept.records(), kept.rows(), strict=True)):
+        kept.set_facts(spread)
     kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
     if not measured:
         observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")

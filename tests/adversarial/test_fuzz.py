@@ -25,7 +25,7 @@ from softbench.plan.config_file import from_table
 from softbench.plan.grammar import parse_axis
 from softbench.plan.settings import KEYS, Settings, from_flags
 from softbench.processes.slot import WorkerSlot, revive
-from softbench.report import check_report, tables
+from softbench.report import check_report, pair_table, tables
 from softbench.results import compare, records, rows as results, writer
 from softbench.results.csv import read_csv, to_csv
 from softbench.run.check import Finding, _Checker
@@ -172,7 +172,7 @@ def test_no_csv_makes_show_or_compare_raise(run_folder, data):
             return
     shown(tables.results(rows, Console(width=80)))
     shown(tables.cells(rows))
-    shown(tables.comparison(compare.pairs(rows, rows)))
+    shown(pair_table.comparison(compare.pairs(rows, rows)))
 
 
 @few

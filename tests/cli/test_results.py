@@ -29,7 +29,7 @@ def write(main, base):
     def wrote(*factors, **changes):
         Path("a.csv").write_text(to_csv(base))
         times = [
-            replace(row, gbps=row.gbps / by, **{name: getattr(row, name) * by for name in ("median_us", "p20_us", "p80_us")}, **changes)
+            replace(row, gbps=row.gbps / by, **{name: getattr(row, name) * by for name in ("median_us", "low_us", "high_us")}, **changes)
             for row, by in zip(base, factors, strict=False)
         ]
         Path("b.csv").write_text(to_csv(times))
@@ -55,7 +55,7 @@ def test_compare_fails_on_request_only(main, write):
     assert main("compare", "b.csv", "a.csv", "--exit-code")[0] == 0
     assert main("compare", "a.csv", "b.csv", "--exit-code", "--threshold", "110")[0] == 0
     code, _, err = main("compare", "a.csv", "b.csv", "--sort", "speed")
-    assert (code, err) == (2, "softbench: --sort: unknown order 'speed'; known are backend, file, ratio\n")
+    assert (code, err) == (2, "softbench: --sort: unknown order 'speed'; known are backend, change, file, ratio\n")
     assert main("compare", "a.csv", "b.csv", "--threshold", "nan")[::2] == (
         2,
         "softbench: --threshold: must be a percentage from 0, not nan\n",
@@ -127,8 +127,8 @@ def test_compare_writes_json_and_markdown(main, write):
     assert document["b"] == {"file": "b.csv", "device": "H200"}
     assert [(cell["N"], cell["ratio"], cell["verdict"]) for cell in document["cells"]] == [(1024, pytest.approx(0.5, rel=1e-5), "slower")]
     lines = main("compare", "a.csv", "b.csv", "--markdown")[1].splitlines()
-    assert lines[3] == "| backend | case | A, GB/s | B, GB/s | B/A | verdict |"
-    assert lines[7].endswith("| 0.500 | slower |")
+    assert lines[3] == "| backend | case | A, GB/s | B, GB/s | B/A | without drift | verdict |"
+    assert lines[5].endswith("| 0.500 | 0.500 (0.477 to 0.524) | slower |")
 
 
 def test_show_selects_cells_and_writes_csv_and_json(main):
@@ -157,7 +157,7 @@ def test_markdown_is_the_main_table(main):
     assert code == 0
     lines = out.splitlines()
     assert lines[2] == "| N | copy | torch | compile | liger | quack | triton-row | triton | cuda |"
-    assert lines[4].startswith("| 1024 | 8.74 us | 14.1 us 62% 1.00x | 27.9 us 32% 0.51x ! |")
+    assert lines[4].startswith("| 1024 | 8.74 us | 14.1 us 62% 1.00x | 27.9 us 31% 0.51x ! |")
     assert any(line.startswith("- noisy (") for line in lines)
     assert "| backend | direction |" in main("show", FRONTIER, "--markdown", "--long")[1]
     assert "| backend | build |" in main("show", FRONTIER, "--markdown", "--costs")[1]

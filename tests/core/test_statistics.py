@@ -8,7 +8,7 @@ import pytest
 
 from softbench.core import statistics
 from softbench.core.case import Case, Direction
-from softbench.core.outcome import Batch, Telemetry, Timing
+from softbench.core.outcome import Batch, Timing
 from softbench.core.statistics import median_interval, rank
 from softbench.ops import registry
 
@@ -26,11 +26,65 @@ def test_the_band_is_taken_over_all_samples():
     assert statistics.p20_p80_us(timing((7.0,))) == (7.0, 7.0)
 
 
-def test_ratios_are_paired_by_round_so_that_drift_cancels():
-    fast, slow = timing((10,), (20,), (30,)), timing((20,), (40,), (60,))
-    assert statistics.times_faster(fast, slow) == 2
-    other = Timing((Batch(1, 0, 0, (40.0,)),), "do_bench")
-    assert statistics.times_faster(timing((10,)), other) == 4  # no round in common
+SPREAD = statistics.Spread(0.003, jitter_us=0.1, tick_us=0.032)
+
+
+def processes(*medians, rounds=3):
+    """A cell with these medians in fresh processes."""
+    batches = [Batch(process, i, 0, (us,) * 3) for process, us in enumerate(medians) for i in range(rounds)]
+    return Timing(tuple(batches), "queued")
+
+
+def reach(timing, spread=SPREAD):
+    """How far the interval reaches from the median, as fractions of it."""
+    low, high = statistics.interval_us(timing, spread)
+    middle = statistics.median_us(timing)
+    return 1 - low / middle, high / middle - 1
+
+
+def test_an_interval_covers_the_difference_between_processes():
+    assert reach(processes(1000.0)) == pytest.approx((0.0067, 0.0067), abs=1e-4)  # a t interval of 10 degrees of freedom
+    assert reach(processes(1000.0), statistics.CPU_SPREAD)[1] > 0.02
+    assert reach(processes(5.0))[1] > 4 * reach(processes(1000.0))[1]  # the jitter
+    assert reach(processes(*[1000.0] * 10))[1] < 0.5 * reach(processes(1000.0))[1]
+    apart = reach(processes(*[1000.0 + 10 * i for i in range(10)]))[1]
+    assert apart > 2 * reach(processes(*[1000.0] * 10))[1]
+    assert reach(processes(*[1.0] * 40), statistics.Spread(1e-9, tick_us=0.032)) == pytest.approx((0.0315, 0.0325), abs=1e-4)
+
+
+def test_two_runs_of_one_code_seldom_have_disjoint_intervals():
+    rng, spread = random.Random(1), statistics.Spread(0.003)
+    disjoint = 0
+    for _ in range(400):
+        cells = [processes(*(100 * math.exp(rng.gauss(0, 0.003)) for _ in range(rng.choice((1, 3))))) for _ in range(2)]
+        (low, high), (other_low, other_high) = (statistics.interval_us(cell, spread) for cell in cells)
+        disjoint += high < other_low or other_high < low
+    assert disjoint <= 0.03 * 400
+
+
+def test_rounds_that_disagree_widen_the_interval_which_contains_the_median():
+    rounds = [(us,) * 50 for us in (100.0, 100, 100, 104, 104, 104, 104)]
+    low, high = statistics.interval_us(timing(*rounds), SPREAD)
+    assert low < 100 < 104 < high
+    few = timing((10.0,) * 9, (20.0,), (20.0,))  # most samples are of the first round
+    assert statistics.interval_us(few, SPREAD)[1] > statistics.median_us(few) == 20
+
+
+def test_a_machines_spread_is_the_typical_one_of_its_cells():
+    rng = random.Random(2)
+    cells = [processes(*(100 * math.exp(rng.gauss(0, 0.004)) for _ in range(5))) for _ in range(60)]
+    assert statistics.process_sd(cells, 0) == pytest.approx(0.004, rel=0.2)
+    assert statistics.process_sd([*cells, processes(100, 200, 100, 200, 100)], 0) < 0.005
+    assert statistics.process_sd(cells, 0.39) == pytest.approx(statistics.MIN_SPREAD, abs=1e-3)
+    assert statistics.process_sd(cells[:4], 0) is None
+
+
+def test_the_interval_of_a_ratio_contains_the_ratio_of_the_medians():
+    found = statistics.ratio(20.0, (19.0, 21.0), 10.0, (9.8, 10.1))
+    assert found.low < found.value == 2 < found.high
+    assert found.high == pytest.approx(2 * math.exp(math.hypot(math.log(21 / 20), math.log(10 / 9.8))))
+    assert found.parted
+    assert not statistics.ratio(10.0, (9.8, 10.2), 10.1, (10.0, 10.2)).parted
 
 
 @pytest.mark.parametrize(("direction", "passes"), [(Direction.FORWARD, 2), (Direction.BACKWARD, 3), (Direction.BOTH, 5)])
@@ -60,14 +114,6 @@ def test_interval_ranks_are_exact_binomial_tails(level):
             k += 1
         expected = (k, n + 1 - k) if k else None
         assert median_interval(list(range(1, n + 1)), level) == expected, n
-
-
-def test_a_round_with_several_disturbed_batches_counts_once():
-    """Of a backend with itself, the ratio is 1."""
-    batches = [Batch(0, number, 0, (us,), Telemetry(throttled="waited")) for number, us in ((0, 10.0), (0, 30.0), (0, 20.0), (1, 10.0))]
-    disturbed = Timing(tuple(batches), "do_bench")
-    assert statistics.times_faster(disturbed, disturbed) == 1
-    assert statistics.times_faster(timing((10,), (10,)), disturbed) == 1.5  # rounds of 20 and 10
 
 
 TICK_US = 0.032

@@ -14,7 +14,7 @@ from softbench.report.page.figures import as_svg
 @pytest.fixture
 def rows(make_row):
     def cell(name, N, gbps):
-        return make_row(name, N=N, gbps=gbps, labels="", of_copy=None if name == "copy" else 0.5)
+        return make_row(name, 10 * N / gbps, N=N, gbps=gbps, labels="", of_copy=None if name == "copy" else 0.5)
 
     return [cell(name, N, speed * N) for N in (256, 512, 1024, 2048) for name, speed in (("copy", 1), ("ours", 0.9), ("torch", 0.5))]
 
@@ -162,17 +162,16 @@ def test_lines_on_each_other_have_unlike_widths(rows, draw):
 
 
 def test_a_speedup_is_drawn_around_one(rows, draw):
-    every = [
-        replace(row, speedup=0.9 / 0.5, relative_to="torch") if row.backend == "ours" else replace(row, relative_to="torch") for row in rows
-    ]
+    every = [replace(row, relative_to="torch") for row in rows]
     (what,) = slices(every)
     drawing = curves.figure([every], what, style.styles(every), {0: ""}, speedup(every))
     (panel,) = drawing.figure.axes
     assert panel.get_yscale() == "log"
     assert panel.get_ylabel() == "speed-up over torch"
-    assert drawing.series == {0: "ours"}
-    assert list(drawing.points) == [f"series-0-p0-point-{i}" for i in range(4)]
-    assert [line.get_ydata()[0] for line in panel.lines if (line.get_gid() or "").startswith("series-0-p0-point")] == [1.8] * 4
+    assert drawing.series == {0: "ours", 2: "copy (yardstick)"}
+    assert list(drawing.points) == [f"series-{number}-p0-point-{i}" for number in (0, 2) for i in range(4)]
+    drawn = [line.get_ydata()[0] for line in panel.lines if (line.get_gid() or "").startswith("series-0-p0-point")]
+    assert drawn == pytest.approx([0.9 / 0.5] * 4)
 
 
 def test_each_point_in_svg_has_its_row(rows):

@@ -40,12 +40,12 @@ def test_overlapping_intervals_tie_and_make_no_crossover(cell):
     assert texts(drawing)[:2] == ["+20%", "tie"]
     assert edges(drawing) == []
     assert "Of 2 cases, 1 tie" in texts(drawing)[-1]
-    many = heatmap.standing([cell(name, 256, us) for name, us in (("a", 10), ("b", 10.1), ("c", 10.15), ("d", 11))])
+    many = heatmap.standing([cell(name, 256, us) for name, us in (("a", 10), ("b", 10.1), ("c", 10.13), ("d", 11))])
     assert [row.backend for row in many.tied] == ["a", "b", "c"]
 
 
 def test_an_interval_beside_its_median_reaches_to_it(cell):
-    """The interval of a is of all samples, and rounds disagree: its median lies above it, at that of b."""
+    """As in a file of another program: the median of a lies above its interval, at that of b."""
     beside = replace(cell("a", 256, 10), low_us=8.0, high_us=8.5)
     found = heatmap.standing([beside, cell("b", 256, 10.05)])
     assert [row.backend for row in found.tied] == ["a", "b"]

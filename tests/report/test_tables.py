@@ -24,9 +24,9 @@ def text(renderable, width=200):
 def rows(make_record):
     records = []
     for N in (256, 512):
-        copy = make_record("copy", [10], N=N, grade=Grade.YARDSTICK)
-        torch = make_record("torch", [40], N=N)
-        naive = make_record("naive", [80], N=N, grade=Grade.LOW_PRECISION)
+        copy = make_record("copy", [10] * 3, N=N, grade=Grade.YARDSTICK)
+        torch = make_record("torch", [40] * 3, N=N)
+        naive = make_record("naive", [80] * 3, N=N, grade=Grade.LOW_PRECISION)
         gone = Record("gone", copy.case, Skipped("no nvcc; install it", unavailable=True))
         bad = Record("bad", copy.case, Failed(Status.WRONG, "check", "y[0, 0] is 1"))
         records += [(record, copy, torch) for record in (copy, torch, naive, gone, bad)]
@@ -69,6 +69,15 @@ def test_a_label_of_many_backends_gives_their_number(rows):
     assert "noisy (20 cells of 20 backends): " in text(tables.results(many, Console(width=200)))
 
 
+def test_backends_that_tie_have_no_winner(cell):
+    near = [cell("a", 400, N=N) for N in (256, 512)] + [cell("b", 399, N=256), cell("b", 300, N=512), cell("c", 200, N=256)]
+    lines = shown(near).splitlines()[3:]
+    assert [[part.strip() for part in line.split("│")[1:]] for line in lines] == [["400  =", "399 =", "200"], ["400 *", "300", "-"]]
+    assert not {"*", "="} & set(shown([cell("alone", 400)]).split("M=4096")[1])
+    unknown = [replace(row, low_us=None) for row in near]
+    assert "*" not in shown(unknown)
+
+
 def test_the_yardstick_is_never_the_best(rows):
     shown = text(tables.results([row for row in rows if row.backend == "copy"], Console(width=200)))
     assert "*" not in shown.replace("* fastest", "")
@@ -94,7 +103,7 @@ def test_the_long_table_has_a_line_per_cell(rows):
     shown = text(tables.cells(rows))
     assert len([line for line in shown.splitlines() if "│ forward" in line]) == len(rows)
     assert "gone: unavailable (2 cells" in shown
-    assert "39.3 us..40.7 us" in shown
+    assert "38.8 us..41.2 us" in shown
 
 
 def test_the_long_table_has_no_legend_of_signs(rows):
@@ -102,7 +111,9 @@ def test_the_long_table_has_no_legend_of_signs(rows):
     for shown in (text(tables.cells(limited)), tables.as_markdown(limited, long=True)):
         assert not set("*~!") & set(shown)
         assert "low-precision, for the reason below; finite-only: NaN in rows that hold -inf" in shown
-    assert "* fastest; ~ low-precision, for the reason below; ~ finite-only: " in text(tables.results(limited, Console(width=200)))
+    assert "* fastest; = ties for the fastest; ~ low-precision, for the reason below; ~ finite-only: " in text(
+        tables.results(limited, Console(width=200))
+    )
 
 
 def test_the_title_names_another_timer_or_l2(rows):
@@ -166,7 +177,8 @@ def cell(make_record):
     def make(backend, gbps, *, of_copy=None, speedup=None, M=4096, N=256):
         grade = Grade.YARDSTICK if backend == "copy" else Grade.PASS
         row = results.row(make_record(backend, [10.0] * 3, N=N, grade=grade), None, None, device="H200", run="r")
-        return replace(row, M=M, gbps=gbps, median_us=1000 / gbps, labels="", of_copy=of_copy, speedup=speedup, relative_to="torch")
+        times = {"median_us": 1000 / gbps, "low_us": 990 / gbps, "high_us": 1010 / gbps}
+        return replace(row, M=M, gbps=gbps, **times, labels="", of_copy=of_copy, speedup=speedup, relative_to="torch")
 
     return make
 
@@ -198,7 +210,7 @@ def test_signs_are_apart_from_numbers_and_below_each_other(cell):
     wide = [line.split("│") for line in shown(rows, 200).splitlines()[3:]]
     assert [cells[1] for cells in wide] == ["  400 "] * 3
     assert [cells[2] for cells in wide] == [" 268 50% 1.64x ~*! ", " 236 50% 1.64x ~*  ", "       skipped     "]
-    assert [cells[3].rstrip() for cells in wide] == [" 200 40% 1.00x", " 200 40% 1.00x", " 200 40% 1.00x *"]
+    assert [cells[3].rstrip() for cells in wide] == [" 200 40% 1.00x"] * 3  # without a rival it wins nothing
     narrow = [line.split("│") for line in shown(rows, 39).splitlines() if "│" in line]
     assert [cells[1] for cells in narrow] == ["  400 "] * 3
     assert [cells[2] for cells in narrow] == [" 268 50% ~*! ", " 236 50% ~*  ", " skipped     "]
@@ -251,7 +263,7 @@ def test_markdown_has_the_same_cells(cell):
     lines = matrix.as_markdown(section).splitlines()
     assert lines[0] == "forward fp32, M=4096, H200: GB/s, % of copy, speed-up over torch"
     assert lines[2:4] == ["| N | copy | torch | a&#124;b |", "| --- | ---: | ---: | ---: |"]
-    assert lines[4:] == ["| 256 | 4000 | 2000 50% 1.00x &#42; | failed |"]
+    assert lines[4:] == ["| 256 | 4000 | 2000 50% 1.00x | failed |"]
 
 
 def test_each_operation_has_a_table_with_its_name(cell):

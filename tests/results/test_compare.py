@@ -1,4 +1,4 @@
-"""Two files, cell by cell: a mark only beyond the noise of both."""
+"""Two files, cell by cell: a verdict only beyond noise, doubt and the drift of the machine."""
 
 from dataclasses import replace
 
@@ -10,18 +10,25 @@ from softbench.results.csv import to_csv
 
 @pytest.fixture
 def base(make_record):
-    return [rows.row(make_record("ours", [20.0], N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
+    made = [rows.row(make_record("ours", [20.0], N=N), None, None, device="H200", run="r") for N in (256, 512, 1024)]
+    return [replace(row, low_us=19.8, high_us=20.2, labels="") for row in made]
+
+
+@pytest.fixture
+def copy(base):
+    return [replace(row, backend="copy", grade="yardstick") for row in base]
 
 
 def changed(row, factor):
-    return replace(row, median_us=row.median_us * factor, p20_us=row.p20_us * factor, p80_us=row.p80_us * factor, gbps=row.gbps / factor)
+    times = {name: getattr(row, name) * factor for name in ("median_us", "low_us", "high_us")}
+    return replace(row, gbps=row.gbps / factor, **times)
 
 
 def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
-    found = compare.pairs(base, [changed(base[0], 1.02), changed(base[1], 2), changed(base[2], 0.5)])
+    found = compare.pairs(base, [changed(base[0], 1.01), changed(base[1], 2), changed(base[2], 0.5)])
     assert [pair.verdict for pair in found] == ["same", "slower", "faster"]
-    assert [pair.ratio for pair in found] == pytest.approx([1 / 1.02, 0.5, 2])
-    assert compare.summary(found).startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.993")
+    assert [pair.ratio for pair in found] == pytest.approx([1 / 1.01, 0.5, 2])
+    assert compare.summary(found).startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.997")
     assert compare.summary(found).endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
 
 
@@ -30,7 +37,7 @@ def test_cells_of_one_file_only_say_which_lacks_them(base):
     found = compare.pairs(base, [base[0], failed])
     assert [pair.verdict for pair in found] == ["same", "B: failed", "B: missing"]
     assert "1 within noise, 1 without a result in one file, 1 only in A;" in compare.summary(found)
-    assert [(pair.changed, pair.worse, pair.missing) for pair in found[1:]] == [(True, True, False), (False, False, True)]
+    assert [(pair.changed, pair.worse(0.05), pair.missing) for pair in found[1:]] == [(True, True, False), (False, False, True)]
     assert [pair.verdict for pair in compare.pairs([], base[:1])] == ["A: missing"]
     assert compare.summary(compare.pairs([], base[:1])) == "0 faster, 0 slower, 0 within noise, 1 only in B"
 
@@ -64,6 +71,7 @@ def test_orders_put_the_slowest_first_or_backends_together(base):
     other = [changed(base[0], 1.2), changed(base[1], 2), replace(base[2], status="failed", gbps=None)]
     found = compare.pairs(base, other)
     assert [pair.case.N for pair in sorted(found, key=compare.ORDERS["ratio"])] == [512, 256, 1024]
+    assert [pair.case.N for pair in sorted(found, key=compare.ORDERS["change"])] == [1024, 512, 256]  # what has no result comes first
     assert sorted(found, key=compare.ORDERS["file"]) == sorted(found, key=compare.ORDERS["backend"]) == found
 
 
@@ -77,9 +85,47 @@ def test_the_command_compares_two_runs(cli, base):
     assert cli("plot", "a.csv", "b.csv", "-o", "both.svg").stdout.strip() == "both.svg"
 
 
-@pytest.mark.parametrize(("median", "band"), [(0.5, (3.0, 4.0)), (2.0, (0.3, 0.4)), (1.0, (3.0, 4.0))])
-def test_a_verdict_has_the_direction_of_its_ratio(base, median, band):
-    """Medians of rounds may say one thing and the band of all samples another; then the cell is within noise."""
-    one = changed(base[0], median)
-    other = replace(one, p20_us=band[0] * base[0].median_us, p80_us=band[1] * base[0].median_us)
-    assert [pair.verdict for pair in compare.pairs(base[:1], [other])] == ["same"]
+def test_the_drift_of_copy_is_taken_off(base, copy):
+    """All takes 10 % longer in B, and one cell 30 %."""
+    slower = [changed(row, 1.1) for row in (*base, *copy)]
+    found = compare.pairs([*base, *copy], [changed(base[0], 1.3), *slower[1:]])
+    assert [pair.verdict for pair in found] == ["slower", "same", "same", *["yardstick"] * 3]
+    assert found[0].change.value == pytest.approx(1.1 / 1.3)
+    assert found[0].ratio == pytest.approx(1 / 1.3)
+    said = "copy is 10.0 % slower in B (median of 3 cases); verdicts are relative to copy"
+    assert compare.drift([*base, *copy], slower).text == said
+    assert compare.drift(base, base).text == ""
+
+
+def test_a_copy_that_changed_alone_convicts_nobody(base, copy):
+    """In one case copy takes 10 % less in B: the machine, or its own process."""
+    jumped = [*copy[:2], changed(copy[2], 0.9)]
+    same = compare.pairs([*base, *copy], [*base, *jumped])
+    assert {pair.verdict for pair in same} == {"same", "yardstick"}
+    found = compare.pairs([*base, *copy], [*base[:2], changed(base[2], 1.3), *jumped])
+    assert [pair.verdict for pair in found][:3] == ["same", "same", "slower"]
+    doubtful = [*copy[:2], replace(jumped[2], labels="noisy")]
+    assert compare.pairs([*base, *copy], [*base, *doubtful])[2].change.value == 1
+
+
+def test_a_doubtful_cell_is_shown_and_convicts_nobody(base):
+    noisy = replace(changed(base[0], 2), labels="noisy")
+    (found,) = compare.pairs(base[:1], [noisy])
+    assert (found.verdict, found.changed, found.worse(0.05)) == ("doubtful", True, False)
+    assert "0 within noise, 1 doubtful; " in compare.summary([found])
+    assert compare.pairs(base[:1], [replace(base[0], labels="L2-resident")])[0].verdict == "same"
+
+
+@pytest.mark.parametrize(("factor", "code"), [(1.04, 0), (1.06, 0), (1.08, 1)])
+def test_the_exit_code_has_the_margin_of_the_gate(main, tmp_path, base, factor, code):
+    """The interval of a ratio of 1.06 reaches to 1.045."""
+    for name, rows_ in (("a.csv", base), ("b.csv", [changed(row, factor) for row in base])):
+        (tmp_path / name).write_text(to_csv(rows_))
+    assert main("compare", "a.csv", "b.csv", "--exit-code")[0] == code
+    assert main("compare", "a.csv", "b.csv", "--exit-code", "--threshold", "1")[0] == 1
+    assert main("compare", "a.csv", "b.csv")[0] == 0
+
+
+def test_cells_without_intervals_are_never_worse(base):
+    (found,) = compare.pairs([replace(base[0], low_us=None)], [changed(base[0], 3)])
+    assert (found.verdict, found.change, found.worse(0.05)) == ("doubtful", None, False)

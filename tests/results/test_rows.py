@@ -134,7 +134,7 @@ def test_the_median_interval_and_the_stopping_reason_are_columns(make_record):
     record = make_record("ours", [10.0, 20.0, 30.0])
     timing = replace(record.outcome.timing, stopped="limit")
     found = results.row(replace(record, outcome=replace(record.outcome, timing=timing)), None, None, device="H200", run="r")
-    assert (found.low_us, found.high_us, found.stopped) == (10, 30, "limit")
+    assert (found.low_us < 10, found.high_us > 30, found.stopped) == (True, True, "limit")
 
 
 def test_why_there_is_no_device_time_is_told(make_record):

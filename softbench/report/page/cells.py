@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from softbench.core import text as units
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.core.text import few
+from softbench.report.cell_texts import CELL
 from softbench.report.page.source import Source
-from softbench.report.tables import CELL
 from softbench.results.rows import Row, grouped
 
 EXAMPLES = 4
@@ -97,7 +97,7 @@ def _kind(row: Row) -> str:
 
 
 def interval(row: Row) -> str:
-    """The 95 % interval of the median of all samples: `8.74 to 8.77 us`; empty if it is unknown."""
+    """The 95 % interval of the median: `8.74 to 8.77 us`; empty if it is unknown."""
     if not (row.low_us and row.high_us):
         return ""
     (low, unit), (high, other) = (units.micros(us).split(" ") for us in (row.low_us, row.high_us))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from softbench.core import text as units
@@ -11,16 +10,15 @@ from softbench.core.errors import InconclusiveError, ResultsError
 from softbench.gate import environment_match, run_files, unpaired
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
-from softbench.report.page.source import Key, Source
+from softbench.report.page.source import Source
 from softbench.report.page.table import Line, Table
-from softbench.report.standings import ends
-from softbench.report.tables import pair_texts
-from softbench.results.compare import SAME, cards_note, pairs, summary
+from softbench.report.pair_table import pair_texts
+from softbench.results.compare import FASTER, ORDERS, SAME, SLOWER, cards_note, drift, pairs, summary
 from softbench.results.rows import Row
 
 HEAD = (
     *(("backend", False), ("case", False), ("A, GB/s", True), ("B, GB/s", True)),
-    *(("B/A", True), ("interval", True), ("verdict", False)),
+    *(("B/A", True), ("without drift", True), ("verdict", False)),
 )
 
 
@@ -33,19 +31,16 @@ class Comparison:
     summary: str
     notes: tuple[str, ...]
     table: Table
-    """The changed cells first, then the others, each in the file's order."""
+    """What changed most beyond noise first."""
 
 
 def compare(a: Source, b: Source) -> Comparison:
     """Every cell with a bandwidth in one of the files."""
-    found = pairs(a.rows, b.rows)
-    first, second = ({(row.backend, row.case): row for row in source.rows} for source in (a, b))
-    lines = []
-    for pair in sorted(found, key=lambda pair: (pair.missing, not pair.changed, pair.ratio or math.inf)):
-        *texts, verdict = pair_texts(pair)
-        kind = {"slower": "bad", "faster": "good", SAME: ""}.get(pair.verdict, "plain")
-        lines.append(Line((*texts, _interval((pair.backend, pair.case), first, second), verdict), kind))
-    notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
+    found, moved_by = pairs(a.rows, b.rows), drift(a.rows, b.rows).text
+    ordered = sorted(found, key=lambda pair: (pair.missing, not pair.changed, ORDERS["change"](pair)))
+    lines = [Line(pair_texts(pair), {SLOWER: "bad", FASTER: "good", SAME: ""}.get(pair.verdict, "plain")) for pair in ordered]
+    notes = [f"{moved_by}."] if moved_by else []
+    notes += [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
     if a.device == b.device:
         if apart := _environments_apart(a, b):
             notes.append(f"The environments differ: {'; '.join(apart)}.")
@@ -60,14 +55,6 @@ def _environments_apart(a: Source, b: Source) -> list[str]:
     """How the recorded environments differ; none if one has none."""
     first, second = (source.header.get("environment") for source in (a, b))
     return environment_match.differences(first, second) if isinstance(first, dict) and isinstance(second, dict) else []
-
-
-def _interval(key: Key, first: Mapping[Key, Row], second: Mapping[Key, Row]) -> str:
-    """The ratio of the bandwidths for the ends of both 95 % intervals that lie furthest apart. It contains the ratio of the medians."""
-    a, b = first.get(key), second.get(key)
-    if not (a and b and a.gbps and b.gbps and (own := ends(a)) and (other := ends(b))):
-        return ""
-    return f"{own[0] / other[1]:.3f} to {own[1] / other[0]:.3f}"
 
 
 VERDICT_HEAD = (

@@ -60,14 +60,14 @@ def _fastest(found: Sequence[Standing]) -> str:
         return "No case has a fastest backend, because none but the yardstick has a result."
     clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1 and not standing.unknown)
     unknown = sum(standing.unknown for standing in found)
-    overlap = len(found) - clear.total() - unknown
+    ties = len(found) - clear.total() - unknown
     parts = [f"{name} in {number}" for name, number in clear.most_common()]
     tail = f"; in {unknown} the file has no interval, so the fastest is uncertain" if unknown else ""
     if not parts:
-        return f"In none of {count(len(found), 'case')} do the intervals part the fastest backend from the others{tail}."
+        return f"In none of {count(len(found), 'case')} is one backend ahead of all others beyond noise{tail}."
     alone = sum(len(standing.rows) == 1 for standing in found)
     tail = (f"; in {alone} no other backend has a result" if alone else "") + tail
-    tail = (f"; in {overlap} its interval overlaps that of another backend" if overlap else "") + tail
+    tail = (f"; in {ties} several tie for the fastest" if ties else "") + tail
     return f"Of {count(len(found), 'case')}, the fastest backend is {few(parts)}{tail}."
 
 

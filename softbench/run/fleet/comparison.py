@@ -46,9 +46,9 @@ class Compared:
 def _gbps(one: Row) -> str:
     """The bandwidth, and its interval if there is one."""
     gbps, us = one.gbps or 0.0, one.median_us or 0.0
-    if not (one.low_us and one.high_us):
+    if one.ends is None:
         return f"{three_digits(gbps)} GB/s"
-    low, high = min(us, one.low_us), max(us, one.high_us)  # the median is of round medians, and the interval of all samples
+    low, high = one.ends
     return f"{three_digits(gbps)} GB/s ({three_digits(gbps * us / high)} to {three_digits(gbps * us / low)})"
 
 

@@ -31,7 +31,7 @@ def rows(make_record):
 
 def test_sentences_say_who_is_fastest_and_how_close(rows):
     first, second, third = overview.sentences(rows)
-    assert first == "Of 4 cases, the fastest backend is a in 2; in 2 its interval overlaps that of another backend."
+    assert first == "Of 4 cases, the fastest backend is a in 2; in 2 several tie for the fastest."
     assert second.startswith(
         "The fastest backend reaches a median of 50% of the yardstick's speed in 4 cases without doubtful labels: from 50% (a, "
     )
@@ -41,8 +41,7 @@ def test_sentences_say_who_is_fastest_and_how_close(rows):
 def test_sentences_without_intervals_call_no_backend_the_fastest(rows):
     first, *_ = overview.sentences([replace(row, low_us=None, high_us=None) for row in rows])
     assert first == (
-        "In none of 4 cases do the intervals part the fastest backend from the others; "
-        "in 4 the file has no interval, so the fastest is uncertain."
+        "In none of 4 cases is one backend ahead of all others beyond noise; in 4 the file has no interval, so the fastest is uncertain."
     )
 
 
@@ -53,9 +52,7 @@ def test_third_sentence_counts_limited_classes():
 
 def test_first_sentence_says_where_a_backend_has_no_other(rows):
     first, *_ = overview.sentences([row for row in rows if row.N > 256 or row.backend in ("a", "copy")])
-    assert first == (
-        "Of 4 cases, the fastest backend is a in 2; in 2 its interval overlaps that of another backend; in 1 no other backend has a result."
-    )
+    assert first == ("Of 4 cases, the fastest backend is a in 2; in 2 several tie for the fastest; in 1 no other backend has a result.")
 
 
 def test_sentences_without_results(rows):

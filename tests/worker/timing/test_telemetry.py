@@ -9,7 +9,6 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from softbench.core import statistics
 from softbench.core.outcome import Batch, Telemetry
 from softbench.results import labels, rows
 from softbench.worker.timing import telemetry
@@ -119,12 +118,6 @@ def test_throttled_samples_count_only_where_there_are_no_others(make_record):
     row = rows.row(always, None, None, device="H200", run="r")
     assert (row.median_us, row.throttled_batches, row.labels) == (41, 2, "throttled")
     assert labels.throttled(always.outcome.timing.batches)
-
-
-def test_ratios_are_paired_over_rounds_that_count(make_record):
-    fast = with_batches(make_record("fast", [1]), batch(0, 90, HOT), batch(0, 10, COOL), batch(1, 10, COOL))
-    slow = with_batches(make_record("slow", [1]), batch(0, 20, COOL), batch(1, 20, COOL))
-    assert statistics.times_faster(fast.outcome.timing, slow.outcome.timing) == 2
 
 
 def waited(tasks, **threads_ms):
