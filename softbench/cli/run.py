@@ -31,6 +31,15 @@ Report = Annotated[
     bool, option(WHERE, "Also write the results as an HTML page, DIR/latest.html; see softbench report.", "--report", default=False)
 ]
 Resume = Annotated[bool, option(WHERE, "Continue the newest interrupted run of these settings in that folder.", "--resume", default=False)]
+RetryFailed = Annotated[
+    bool,
+    option(
+        WHERE,
+        "As --resume, also of a finished run: measure the cases again in which a cell is failed, timeout or oom.",
+        "--retry-failed",
+        default=False,
+    ),
+]
 DryRun = Annotated[
     bool,
     option(WHERE, "Show the cells and the estimated time; measure nothing. With --resume: what is left.", "--dry-run", default=False),
@@ -84,6 +93,7 @@ def run(
     output: Output = Path("results"),
     report: Report = False,
     resume: Resume = False,
+    retry_failed: RetryFailed = False,
     dry_run: DryRun = False,
     shard: Shard = None,
     devices: options.Devices = None,
@@ -102,7 +112,8 @@ def run(
     from softbench.run.request import requested
 
     verbosity.choose(quiet=quiet, verbose=verbose)
-    request = requested(given, sys.argv[1:], output=output, quick=quick, resume=resume, shard=shard)
+    command = sys.argv[1:]
+    request = requested(given, command, output=output, quick=quick, resume=resume, shard=shard, retry_failed=retry_failed)
     try_file(json)
     several = _cards(devices, ray, spread, force, given["device"])
     if dry_run:

@@ -1,20 +1,21 @@
-"""Reads the journal of an interrupted run, to continue the run or to look at it."""
+"""Reads the journal of an interrupted run, to continue the run or to look at it, and makes one of a finished run."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
 from softbench.core.case import Case
-from softbench.core.files import no_link
+from softbench.core.files import no_link, replace_file
 from softbench.core.json import JsonObject
-from softbench.core.outcome import Measured, Record
-from softbench.results.document import device_name, environments, units_of
-from softbench.results.records import record_from_json
+from softbench.core.outcome import Measured, Profile, Record
+from softbench.results.document import SUFFIX, device_name, environments, load, units_of
+from softbench.results.records import record_from_json, record_to_json, records_of
 
 SHARD = "shard"
 """The entry `spread` of a run whose cases are dealt to several cards."""
@@ -62,9 +63,49 @@ def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, 
     return reason or f"nothing to resume in {folder}: no interrupted run there"
 
 
-def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> tuple[Journal, int]:
+def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, look: bool) -> Journal | str:
+    """The newest finished run in `folder` as a journal again, if it fits the header, or why there is none. With `look` no file is written.
+
+    Raises:
+        ResultsError: the document of that run is damaged.
+        OSError: the journal cannot be written.
+    """
+    document = max(folder.glob(f"run-*{SUFFIX}"), key=lambda path: path.name, default=None)
+    if document is None:
+        return f"no finished run in {folder}"
+    content, path = _as_journal(load(document), document), folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
+    try:
+        found, _ = _read(path, Path(os.devnull).open("rb", buffering=0), header, cases, content)  # noqa: SIM115 - part of the journal
+    except ValueError as error:
+        return f"{path.stem} does not fit: {error}"
+    if look:
+        return found
+    found.file.close()
+    replace_file(path, content)
+    return newest(folder, header, cases, look=False)
+
+
+def _as_journal(document: JsonObject, file: Path) -> bytes:
+    """The text of a journal with the cells of a run document; each process set has its own batches, and the first has the profile."""
+    entries: list[JsonObject] = [{key: value for key, value in document.items() if key not in ("cells", "finished", "seconds")}]
+    for record in records_of(document, file):
+        for process in range(document["fingerprint"].get("processes", 1)):
+            own = record
+            if isinstance(outcome := record.outcome, Measured):
+                batches = tuple(batch for batch in outcome.timing.batches if batch.process == process)
+                if not batches:
+                    continue
+                profile = Profile() if process else outcome.profile
+                own = replace(record, outcome=replace(outcome, timing=replace(outcome.timing, batches=batches), profile=profile))
+            entries.append({"process": process, **record_to_json(own)})
+    return b"".join(json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n" for entry in entries)
+
+
+def _read(
+    path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None, content: bytes | None = None
+) -> tuple[Journal, int]:
     """A journal without a torn last line, and the bytes before that. Raises ValueError with the reason if it does not fit or is damaged."""
-    lines = file.read().split(b"\n")[:-1]  # text after the last newline is torn
+    lines = (file.read() if content is None else content).split(b"\n")[:-1]  # text after the last newline is torn
     if not lines:
         raise ValueError("its journal is empty")
     number = 1

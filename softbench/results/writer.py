@@ -24,15 +24,19 @@ from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.files import no_link, not_written, replace_file
 from softbench.core.json import JsonObject
-from softbench.core.outcome import Record
-from softbench.core.text import one_line, printable
+from softbench.core.outcome import Record, Status
+from softbench.core.text import count, one_line, printable
 from softbench.results.csv import to_csv
 from softbench.results.document import SUFFIX, beside, packed, units_of
-from softbench.results.journal import Cells, newest, put
+from softbench.results.journal import Cells, newest, put, reopened
 from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import Row, rows_of_case
 
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
+
+
+RETRIED = frozenset({Status.FAILED, Status.TIMEOUT, Status.OOM})
+"""What may succeed when it is measured again; a wrong output needs other code, and then it is measured again anyway."""
 
 
 class Keeps(Protocol):
@@ -231,25 +235,40 @@ def start(folder: Path, header: JsonObject) -> Run:
     return Run(folder, name, header, journal)
 
 
-def resume(folder: Path, header: JsonObject, cases: Collection[Case] | None = None, *, look: bool = False) -> tuple[Run | None, str]:
+def resume(
+    folder: Path, header: JsonObject, cases: Collection[Case] | None = None, *, look: bool = False, retry: bool = False
+) -> tuple[Run | None, str]:
     """The newest interrupted run in `folder` with the same settings and environment, and a note for the user.
 
     A run that cannot be resumed stays unchanged. Each of its cells must be of `cases` (None: any), of the header's backends, and of a round
     and process set of the settings. Journals are not signed: a text that fits cannot be told from a measurement.
 
     With `look` no file changes. The run has its cells, and its journal is closed.
+
+    With `retry` the newest finished run is continued if none is interrupted, and the cases with a cell of RETRIED are measured again. All
+    backends are, because ratios need samples of the same rounds.
+
+    Raises:
+        ResultsError: with `retry` there is no such run, or it cannot be read or continued.
     """
     found = newest(folder, header, cases, look=look)
+    if retry and isinstance(found, str):
+        with _writing(folder):
+            found = reopened(folder, header, cases, look=look)
+        if isinstance(found, str):
+            raise ResultsError(f"--retry-failed: {found}")
     if isinstance(found, str):
         return None, found
-    run = Run(folder, found.name, found.header, found.file, found.cells)
+    again = {(case, unit) for (_, _, case, unit), record in found.cells.items() if retry and record.status in RETRIED}
+    cells = {key: record for key, record in found.cells.items() if key[2:] not in again}
+    run = Run(folder, found.name, found.header, found.file, cells)
     if look:
         run.journal.close()
     elif header.get("spread"):
         with _writing(folder):
             _append(found.file, _line({"environment": header["environment"], "units": header["units"]}))
             run._size = found.file.tell()
-    return run, _resuming(run)
+    return run, _resuming(run) + (f"; {count(len(again), 'case')} with a failed cell measured again" if retry else "")
 
 
 def _resuming(run: Run) -> str:

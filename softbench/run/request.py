@@ -37,6 +37,8 @@ class RunRequest:
     """softbench's version."""
     shard: Shard | None = None
     """The part of the cases to measure."""
+    retry_failed: bool = False
+    """Measure the cases with a failed cell again, of a finished run too."""
 
     def settings(self, device: str = "") -> Settings:
         """The settings; with `device`, a request without a sweep gets the device's default configuration.
@@ -63,6 +65,7 @@ def requested(
     quick: bool = False,
     resume: bool = False,
     shard: str | None = None,
+    retry_failed: bool = False,
 ) -> RunRequest:
     """The request of a command or a call.
 
@@ -78,7 +81,7 @@ def requested(
     layer = load(given["config"], operations.names) if given.get("config") is not None else {}
     part = parse_shard(shard) if shard is not None else None
     require_python({**layer, **flags}.get("plugins", ()))
-    return RunRequest(layer, flags, quick, output, resume, command_line(command), __version__, part)
+    return RunRequest(layer, flags, quick, output, resume or retry_failed, command_line(command), __version__, part, retry_failed)
 
 
 def flags_of(given: Mapping[str, Any]) -> Layer:

@@ -79,7 +79,7 @@ def dry_run(request: RunRequest) -> Plan:
 def interrupted_run(request: RunRequest, plan: Plan, head: JsonObject | None = None) -> tuple[writer.Run | None, str]:
     """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
     now = head or header(plan, request)
-    found, note = writer.resume(request.output, now, frozenset(plan.cases), look=head is None)
+    found, note = writer.resume(request.output, now, frozenset(plan.cases), look=head is None, retry=request.retry_failed)
     return found, note if found else f"{note}; measuring everything"
 
 

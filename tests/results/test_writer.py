@@ -124,6 +124,35 @@ def test_a_look_at_an_interrupted_run_changes_no_file(tmp_path, make_record):
     assert told == f"{going.name} is still running"
 
 
+def test_cases_with_a_failed_cell_of_a_finished_run_are_measured_again(tmp_path, make_record):
+    first = writer.start(tmp_path, header(processes=2))
+    late = replace(make_record("ours", [20.0], N=512), outcome=Failed(Status.TIMEOUT, "build", "build took longer than 5 s"))
+    for process in (0, 1):
+        batches = (replace(make_record("copy", [10.0]).outcome.timing.batches[0], process=process),)
+        right = replace(make_record("copy", [10.0]).outcome, timing=replace(make_record("copy", [10.0]).outcome.timing, batches=batches))
+        for N in (256, 512):
+            copy, ours = make_record("copy", [10.0], N=N), make_record("ours", [20.0], N=N)
+            first.add(process, [replace(copy, outcome=right), late if N == 512 else replace(ours, outcome=right)])
+    first.finish(publish=True)
+    files = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    look, _ = writer.resume(tmp_path, header(processes=2), look=True, retry=True)
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == files
+    with pytest.raises(ResultsError, match=r"--retry-failed: run-.* does not fit: rounds was 3, now it is 9"):
+        writer.resume(tmp_path, header(processes=2, rounds=9), retry=True)
+    run, told = writer.resume(tmp_path, header(processes=2), retry=True)
+    assert told == f"resuming {first.name}: 4 cells are there already; 1 case with a failed cell measured again"
+    kept, again = replace(late.case, N=256), late.case
+    for one in (look, run):
+        assert all(one.has(process, ["copy", "ours"], kept) and not one.has(process, ["copy"], again) for process in (0, 1))
+    for process in (0, 1):
+        run.add(process, [make_record(name, [30.0], N=512) for name in ("copy", "ours")])
+    run.finish(publish=True)
+    cells = load(run.json)["cells"]
+    assert [(cell["case"]["N"], cell["outcome"]["kind"]) for cell in cells] == [(256, "measured")] * 2 + [(512, "measured")] * 2
+    assert [len(cell["outcome"]["timing"]["batches"]) for cell in cells] == [2] * 4
+    assert not run.csv.with_suffix(".jsonl").exists()
+
+
 def test_a_changed_backend_is_measured_again(tmp_path, make_record):
     journal_of(tmp_path, make_record)
     run, note = writer.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})

@@ -162,7 +162,8 @@ def _store(request: RunRequest, head: JsonObject, members: Sequence[Member], obs
     cases = members[0].known.cases
     found = None
     if request.resume:
-        found, note = writer.resume(request.output, head, frozenset(case for member in members for case in member.known.cases))
+        every = frozenset(case for member in members for case in member.known.cases)
+        found, note = writer.resume(request.output, head, every, retry=request.retry_failed)
         observer.note(note if found else f"{note}; measuring everything")
     kept = found or writer.start(request.output, head)
     kept.cases = cases
