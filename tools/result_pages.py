@@ -14,7 +14,7 @@ from scipy.stats import gmean
 
 from softbench.api.result import Result
 from softbench.core.outcome import Grade
-from softbench.core.text import count
+from softbench.core.text import count, micros
 from softbench.report import tables
 from softbench.results.document import beside, load, units_of
 from softbench.results.rows import Row
@@ -31,7 +31,7 @@ FRONTIER = (("forward", "bf16", 4096), ("backward", "bf16", 4096))
 """Sections of the frontier's tables: direction, dtype and M."""
 README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
 README_COLUMNS = (1024, 4096, 16384, 65536, 131072, 781, 5003, 50257)
-README_DOUBT = "! noisy or launch-bound: contains the host's time"
+README_DOUBT = "! doubtful: noisy, or with the host's time"
 """What `!` means in README's rows of bf16."""
 
 
@@ -61,7 +61,7 @@ def shown(rows: Sequence[Row], *, legend: bool) -> str:
 
 
 def readme_results() -> str:
-    """Eight rows of the frontier: bandwidth and percentage of copy."""
+    """Eight rows of the frontier: bandwidth, or time where the tensors fit L2, and percentage of copy."""
     cells = {(row.N, row.backend): row for row in rows_of("h200/frontier") if (row.direction, row.dtype, row.M) == FRONTIER[0]}
 
     def cell(N: int, backend: str) -> str:
@@ -69,11 +69,13 @@ def readme_results() -> str:
         if row.status != "ok" or row.gbps is None:
             return row.status
         mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if row.doubtful else "")
-        return f"{row.gbps:.0f}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
+        figure = micros(row.median_us or 0) if row.in_l2 else f"{row.gbps:.0f}"
+        return f"{figure}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
 
     rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
     there = "".join(cell for row in rows for cell in row)
-    marks = "".join(f"; {meaning}" for mark, meaning in (("~", f"~ {tables.FINITE_ONLY}"), ("!", README_DOUBT)) if mark in there)
+    marks = "; us: the tensors fit L2" * (" us" in there)
+    marks += "".join(f"; {meaning}" for mark, meaning in (("~", f"~ {tables.FINITE_ONLY}"), ("!", README_DOUBT)) if mark in there)
     command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
     return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
 

@@ -12,7 +12,7 @@ from softbench.ops.registry import operation
 
 MEANING = {
     "launch-bound": "do_bench read the host, and the kernels take less: use --timer queued, or see device_us",
-    "L2-resident": "the tensors fit the GPU's L2, so times are shown and no GB/s; more rows or columns show the memory's bandwidth",
+    "L2-resident": "the tensors fit the GPU's L2, so times are shown and no GB/s; larger tensors show the memory's bandwidth",
     "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
     "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
     "noisy": "the middle 60 % of the samples lie further apart than 10 %: repeat with --processes 3, or when nothing else runs",

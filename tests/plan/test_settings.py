@@ -9,7 +9,7 @@ from softbench.core.case import Direction
 from softbench.core.errors import ConfigError, UsageError
 from softbench.plan.config_file import load as load_config, shipped
 from softbench.plan.plan import cases_of
-from softbench.plan.settings import PHASES, QUICK_SHAPES, Settings, from_flags, parse_timeout
+from softbench.plan.settings import PHASES, QUICK_SHAPES, Settings, from_flags, parse_timeout, seconds
 from softbench.plan.sweep import Sweep
 from softbench.plugins.source import beside, origins, split_alias
 
@@ -40,6 +40,13 @@ def test_timeouts_of_file_and_flag_are_merged_phase_by_phase(tmp_path):
     settings = Settings.from_sources(file, from_flags({"timeout": "build=9"}))
     assert settings.timeout == {**PHASES, "build": 9.0, "check": 8.0}
     assert parse_timeout("3") == dict.fromkeys(PHASES, 3.0)
+
+
+def test_a_duration_has_a_unit_or_is_seconds():
+    assert [seconds(text, "wait") for text in ("90", "90s", "10m", "2h", 0.5)] == [90, 90, 600, 7200, 0.5]
+    for bad in ("", "m", "10d", "-1m", "inf", "nan", True, None):
+        with pytest.raises(UsageError, match="wait: must be"):
+            seconds(bad, "wait")
 
 
 def test_rounds_is_exact_unless_max_rounds_is_given(tmp_path):
