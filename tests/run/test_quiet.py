@@ -1,6 +1,8 @@
 """A device that other programs use: the wait before a run, and the verdict after it."""
 
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -62,3 +64,13 @@ def test_a_run_says_that_nothing_was_measurable(make_record, copy_us, others, la
     rows = case(256) + case(512)
     assert quiet.not_measurable(rows).startswith(f"not measurable now: {why}: another program" if why else "")
     assert bool(quiet.not_measurable(rows)) == bool(why)
+
+
+def test_nvml_says_how_busy_a_gpu_is(monkeypatch):
+    found = SimpleNamespace(nvmlInit=int, nvmlShutdown=int, nvmlDeviceGetHandleByUUID=str, used=0)
+    found.nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=found.used if handle == GPU.uuid else None)
+    monkeypatch.setitem(sys.modules, "pynvml", found)
+    assert quiet._gpu_load(GPU) == ""
+    found.used = 94
+    assert quiet._gpu_load(GPU) == "another program keeps H200 busy for 94 % of the time"
+    assert quiet._gpu_load(replace(GPU, uuid="MIG-1")) is None
