@@ -64,7 +64,7 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True)
     if signs and any(row.doubtful for row in rows):
         legend.append("! doubtful, for the reason below")
     lines = [Text("; ".join(legend), style="dim")] if legend and any(row.median_us for row in rows) else []
-    lines += [*_cards(rows), *_without_copy(rows), *_hosts(rows), *_limited(rows)]
+    lines += [*_right(rows), *_cards(rows), *_without_copy(rows), *_hosts(rows), *_limited(rows)]
     unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
     folded = len(unavailable) > FEW and not all_reasons
     reasons = _by_reason(rows).items()
@@ -78,6 +78,12 @@ def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True)
             where = where if len(cells) <= units.NAMED else f"{units.count(cells.total(), 'cell')} of {units.count(len(cells), 'backend')}"
             lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
     return lines
+
+
+def _right(rows: Sequence[Row]) -> list[Text]:
+    """How many timed cells lie within the bound; none without a check."""
+    right = sum(row.timed and row.grade == Grade.PASS for row in rows)
+    return [Text(f"correct: {units.count(right, 'timed cell')} within the bound", style="dim")] if right else []
 
 
 def _cards(rows: Sequence[Row]) -> list[Text]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from simulate_gate import NOISES, STORED
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -126,9 +125,3 @@ def test_a_term_that_the_gate_prints_is_in_the_glossary(term):
     sources = [file.read_text() for folder in ("gate", "report") for file in (ROOT / "softbench" / folder).rglob("*.py")]
     assert any(PRINTED[term] in source for source in sources)
     assert f"\n| {term} | " in (ROOT / "docs" / "glossary.md").read_text()
-
-
-@pytest.mark.parametrize("name", {**NOISES, **STORED})
-def test_each_kind_of_simulated_noise_is_described(name):
-    kind = re.sub(r" [.\d]+ %$", "", name)
-    assert f"`{kind}`" in (ROOT / "docs" / "gate.md").read_text()
