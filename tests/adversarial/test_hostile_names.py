@@ -168,10 +168,6 @@ def test_nothing_that_a_worker_or_a_file_says_is_unpickled():
                 assert called not in ("torch.load", "eval", "exec", "numpy.load", "np.load", "pandas.read_pickle"), (path, called)
 
 
-def test_readme_says_that_a_plugin_is_code_you_run():
-    assert "A plugin is code that you run" in (PACKAGE.parent / "README.md").read_text()
-
-
 def test_where_a_machine_keeps_its_packages_is_in_no_reason():
     said = "cannot import name 'x' from 'torch._inductor' (/opt/some/.venv/lib/python3.12/site-packages/torch/_inductor/a.py)"
     assert one_line(said) == "cannot import name 'x' from 'torch._inductor' (torch/_inductor/a.py)"

@@ -9,7 +9,6 @@ import torch
 from operators import EVERY_PAIR, EVERY_TEST, FUNCTIONS, LONG, SHAPES, close, close_gradient, of, randn
 from softbench.kernels.cuda import build
 from torch.library import opcheck
-from torch.utils.flop_counter import FlopCounterMode
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")
@@ -74,18 +73,6 @@ def test_opcheck_passes_with_all_its_tests(name, shape, dim):
     y = (0.9 * torch.softmax(randn(*shape), dim)).requires_grad_()
     opcheck(forward, (x, dim), test_utils=EVERY_TEST)
     opcheck(backward, (dy, y, dim), test_utils=EVERY_TEST)
-
-
-@plain
-def test_flops_are_counted_and_fake_tensors_launch_nothing(name):
-    forward, backward = EVERY_PAIR[name]
-    x = randn(3, 5, 7).requires_grad_()
-    with FlopCounterMode(display=False) as counter:
-        forward(x, 1).sum().backward()
-    assert counter.get_flop_counts()["Global"] == {forward._overloadpacket: 5 * 105, backward._overloadpacket: 4 * 105}
-    with torch._subclasses.FakeTensorMode():
-        fake = torch.empty(2**20, 2**20, device="cuda")  # 4 TiB
-        assert forward(fake, -1).shape == fake.shape
 
 
 @plain

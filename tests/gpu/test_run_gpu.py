@@ -17,18 +17,8 @@ def rows(cli):
 
 def test_every_backend_is_measured_in_every_direction_and_dtype(cli):
     done = cli(
-        "run",
-        "--backends",
-        PLAIN,  # other tests cover the backends of torch_library
-        "--M",
-        "512",
-        "--N",
-        "256,781,4096",
-        "--dtype",
-        "fp32,fp16,bf16",
-        "--direction",
-        "forward,backward,both",
-        "--quick",
+        *("run", "--backends", PLAIN, "--M", "512", "--N", "256,781,4096", "--quick"),  # other tests cover the backends of torch_library
+        *("--dtype", "fp32,fp16,bf16", "--direction", "forward,backward,both"),
         timeout=500,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -65,22 +55,8 @@ def test_the_run_document_records_the_gpu(cli):
 
 
 def test_a_gpu_fault_costs_only_its_own_cells(cli, plugins):
-    file = plugins / "faulty" / "gpu_faults.py"
-    names = "torch,poisons,spins,out-of-memory"
-    done = cli(
-        "run",
-        "--plugin",
-        file,
-        "--backends",
-        names,
-        "--M",
-        "64",
-        "--N",
-        "64,128",
-        "--quick",
-        "--timeout",
-        "import=60,build=10,check=60,time=60",
-    )
+    given = ("--plugin", plugins / "faulty" / "gpu_faults.py", "--backends", "torch,poisons,spins,out-of-memory")
+    done = cli("run", *given, "--M", "64", "--N", "64,128", "--quick", "--timeout", "import=60,build=10,check=60,time=60")
     assert done.returncode == 1, done.stderr
     found = {(row["backend"], row["N"]): row for row in rows(cli)}
     for N in ("64", "128"):

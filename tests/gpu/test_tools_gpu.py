@@ -107,27 +107,10 @@ def test_sanitizers_report_no_error_in_any_tier(kernels, tool, function):
     # The cause is not known, so synccheck gets launches of a few rows.
     # Racecheck is slow, and looks only at the shared memory of a CTA. So it gets the launches of few bytes.
     fewer = {"synccheck": ["--rows", "5"], "racecheck": ["--bytes", str(2 << 20)]}.get(tool, [])
-    done = subprocess.run(
-        [
-            "compute-sanitizer",
-            "--tool",
-            tool,
-            "--error-exitcode",
-            "9",
-            sys.executable,
-            str(TOOLS / "every_tier.py"),
-            kernels,
-            "--function",
-            function,
-            "--verbose",
-            *fewer,
-        ],
-        env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, str(TOOLS / "every_tier.py"), kernels]
+    alone = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command += ["--function", function, "--verbose", *fewer]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=850, check=False)
     # The sanitizer says first what is wrong, and then repeats the consequences; the last launch that is named is the one that failed.
     assert done.returncode == 0, "\n".join([done.stdout[:3000], done.stdout[-500:], done.stderr[-1500:]])
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
@@ -142,18 +125,8 @@ def test_sanitizers_report_no_error_in_any_tier(kernels, tool, function):
 @pytest.mark.parametrize("cell", LARGE)
 def test_single_read_tiers_move_the_algorithmic_bytes(cell):
     metrics = ("dram__bytes_read.sum", "dram__bytes_write.sum")
-    command = [
-        "ncu",
-        "--clock-control",
-        "none",
-        "--profile-from-start",
-        "off",
-        "--metrics",
-        ",".join(metrics),
-        "--csv",
-        "--print-units",
-        "base",
-    ]
+    command = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv", "--print-units", "base"]
+    command += ["--metrics", ",".join(metrics)]
     done = subprocess.run([*command, sys.executable, "-c", ONE_LAUNCH, cell], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
     lines = done.stdout.splitlines()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cross_entropies import ALL, FUSED, OF_PARAMETERS, RIGHT, UNGUARDED, WRONG, B, F, float64, of, of_torch
 from sampled import with_dtypes
+from ways import CaseWay
 
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
@@ -52,20 +53,8 @@ def test_low_precision_says_what_is_rounded():
     assert found.detail.startswith("computes loss from an lse that is rounded at the maximum of the row: loss[")
 
 
-class Backend:
-    """One way, as a backend."""
-
-    name, operations = "user", (OP,)
-
-    def __init__(self, make):
-        self.prepare = make
-
-    def supports(self, case):
-        return None
-
-
 def checked(make, name, dtype, direction):
-    return CheckCaseRunner(Backend(make), "cpu", operation=OP).run(name, direction, dtype, 0)
+    return CheckCaseRunner(CaseWay("user", OP, {direction: make}), "cpu", operation=OP).run(name, direction, dtype, 0)
 
 
 @pytest.mark.parametrize("direction", ALL)

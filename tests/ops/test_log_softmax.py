@@ -11,6 +11,7 @@ from log_softmaxes import (
     nan_beside_masks,
     online,
 )
+from ways import Way
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -46,27 +47,9 @@ def test_nan_beside_masks_is_finite_only_and_wrong_in_check(forward):
     assert checked(forward, "long, -inf first", "fp32", F).grade is Grade.WRONG
 
 
-class Backend:
-    """One function of a direction, as a backend."""
-
-    name = "user"
-    operations = ("log_softmax",)
-
-    def __init__(self, function, direction):
-        self.function, self.direction = function, direction
-
-    def supports(self, case):
-        return None
-
-    def prepare(self, case):
-        return self.function
-
-    def over_dim(self, direction, op):
-        return lambda *given: self.function(*(tensor.movedim(given[-1], -1) for tensor in given[:-1])).movedim(-1, given[-1])
-
-
 def checked(function, name, dtype, direction):
-    return CheckCaseRunner(Backend(function, direction), "cpu", operation="log_softmax").run(name, direction, dtype, 0)
+    way = Way("user", "log_softmax", {direction: lambda: function})
+    return CheckCaseRunner(way, "cpu", operation="log_softmax").run(name, direction, dtype, 0)
 
 
 FINDS = {

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from masked_softmaxes import NAME, RIGHT, WRONG, WRONG_BACKWARD, B, F, case_of, constant, op_of
+from masked_softmaxes import OPERATION, RIGHT, WRONG, WRONG_BACKWARD, B, F, case_of, constant, op_of
 from sampled import sampled, with_dtypes
+from ways import CaseWay
 
 from softbench.core.outcome import Grade
 from softbench.ops import second_opinion
@@ -56,20 +57,8 @@ def test_normal_rows_alone_reject_zeros(text):
             assert verdict.detail.startswith(names)
 
 
-class Backend:
-    """One way, as a backend."""
-
-    name, operations = "user", (f"{NAME}(scale,mask,mask_axes,causal,sink)",)
-
-    def __init__(self, make):
-        self.prepare = make
-
-    def supports(self, case):
-        return None
-
-
 def checked(make, text, name, dtype, direction):
-    return CheckCaseRunner(Backend(make), "cpu", operation=op_of(text)).run(name, direction, dtype, 0)
+    return CheckCaseRunner(CaseWay("user", OPERATION, {direction: make}), "cpu", operation=op_of(text)).run(name, direction, dtype, 0)
 
 
 @pytest.mark.parametrize(
