@@ -11,7 +11,9 @@ import pytest
 STAGES = """
 import sys
 import softbench
-assert "torch" not in sys.modules and "use" in dir(softbench)
+import softbench.kernels
+import softbench.kernels.common.cuda_toolkit
+assert "torch" not in sys.modules and "use" in dir(softbench) and "softmax" in dir(softbench.kernels)
 
 import softbench.kernels.cuda as cuda
 import torch

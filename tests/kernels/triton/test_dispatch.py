@@ -35,8 +35,11 @@ def close(got, expected, scale, unit):
     got, same = got.double(), got.double() == expected  # also -inf
     return bool((same | ((got - expected).abs() <= unit * 1.01 * expected.abs() + 3e-6 * scale + 1e-7)).all())
 
+def chosen(plans, problem):
+    return plans(problem) if callable(plans) else plans or list(heuristics.candidates(problem))[:2]
+
 def both_ways(M, N, pad, offset, dtype, plans=None, result=None, log=False, scale=None):
-    # result: the dtype of y and dy; log: of log_softmax
+    # plans: a list, or a function of the problem; result: the dtype of y and dy; log: of log_softmax
     result = result or dtype
     factor = scale if isinstance(scale, float) else 1.0 if scale is None else scale.double()[:, None]
     _, x = strided(M, N, pad, offset, dtype)
@@ -45,7 +48,7 @@ def both_ways(M, N, pad, offset, dtype, plans=None, result=None, log=False, scal
     expected = (torch.log_softmax if log else torch.softmax)(x.double() * factor, -1)
     problem = dispatch.problem_of((x, y))
     assert problem.congruent and problem.wide == (result != dtype)
-    for plan in plans or list(heuristics.candidates(problem))[:2]:
+    for plan in chosen(plans, problem):
         memory.fill_(float("nan"))
         dispatch.run(problem, plan, (x, y), log, scale)
         tiers_seen.add(plan.tier)
@@ -64,9 +67,10 @@ def both_ways(M, N, pad, offset, dtype, plans=None, result=None, log=False, scal
         terms = factor * a * (b.abs() + (a * b).abs().sum(-1, keepdim=True))
     problem = dispatch.problem_of((dy, y, dx))
     assert problem.congruent
-    for plan in plans or list(heuristics.candidates(problem))[:2]:
+    for plan in chosen(plans, problem):
         memory.fill_(float("nan"))
-        dispatch.run(problem, replace(plan, vector_elements=16 // result.itemsize) if plans else plan, (dy, y, dx), log, scale)
+        plan = replace(plan, vector_elements=16 // result.itemsize) if isinstance(plans, list) else plan
+        dispatch.run(problem, plan, (dy, y, dx), log, scale)
         assert close(dx, expected, terms, UNIT[dtype]), ("backward", plan, M, N, pad, offset, dtype, result, log, scale)
         assert int(torch.isnan(memory).sum()) == memory.numel() - M * N, ("wrote outside its rows", plan)
 """
@@ -89,6 +93,21 @@ wide = torch.empty(4, 300)
 dispatch.launch_forward(x.bfloat16(), wide)
 assert torch.allclose(wide, torch.softmax(x.bfloat16().float(), -1), atol=1e-6)
 assert {"rows", "split"} <= tiers_seen, tiers_seen
+print("fine")
+"""
+STAGED = """
+from softbench.kernels.triton.candidates import staged_plans
+
+def staged(problem):
+    assert problem.contiguous
+    return [next(iter(staged_plans(replace(problem, M=1 << 24))))]
+
+for dtype, columns in {torch.float32: (1, 5, 77), torch.float16: (130,), torch.bfloat16: (2, 17, 50, 197)}.items():
+    for N in columns:
+        both_ways(41, N, 0, 0, dtype, staged, log=N == 17)
+both_ways(41, 33, 0, 0, torch.float32, staged, scale=0.7)
+both_ways(41, 33, 0, 0, torch.bfloat16, staged, scale=torch.rand(41) + 0.5)
+assert tiers_seen == {"staged"} and not dispatch.problem_of((torch.empty(4, 9)[:, :8],) * 2).contiguous
 print("fine")
 """
 POLICIES = """
@@ -127,6 +146,11 @@ print("fine")
 @pytest.mark.timeout(280)
 def test_interpreted_tiers_are_right_and_write_only_their_rows(run_interpreted):
     run_interpreted(TIERS + EVERY_TIER, timeout=270)
+
+
+@pytest.mark.timeout(280)
+def test_staged_rows_are_right_and_nothing_else_is_written(run_interpreted):
+    run_interpreted(TIERS + STAGED, timeout=270)
 
 
 @pytest.mark.slow
