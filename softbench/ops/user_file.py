@@ -72,6 +72,7 @@ def _try(operation: Operation, values: Values, case: Case) -> None:
         wide = [tensor.detach().double() if tensor.is_floating_point() else tensor.detach() for tensor in given]
         if len(exact := tuple(values.reference(case, *wide))) != len(outputs):
             raise UsageError(f"{where}: reference gives {len(exact)} tensors; the pass has {len(outputs)}")
+        _require_replay(operation, values, case, wide, exact, where)
         _require_separate_rows(operation, values, case, wide, exact, where)
         low, due = values.low_precision(case, *wide), [tuple(out.shape) for out in exact]
         if low is not None and (shapes := [tuple(bound.shape) for bound in low]) != due:
@@ -89,6 +90,19 @@ def _try(operation: Operation, values: Values, case: Case) -> None:
 
 def _few(shapes: Sequence[tuple[int, ...]]) -> str:
     return few([str(shape) for shape in shapes])
+
+
+def _require_replay(
+    operation: Operation, values: Values, case: Case, wide: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], where: str
+) -> None:
+    """The reference must give its results again, also for the rows in reverse order. Otherwise right outputs would be wrong."""
+    specs = operation.inputs(case)
+    turned = [tensor.flip(0) if spec.has_rows else tensor for tensor, spec in zip(wide, specs, strict=True)]
+    for given, back, when in ((wide, False, "for the same inputs"), (turned, True, "for the same rows in reverse order")):
+        for got, first in zip(values.reference(case, *given), exact, strict=True):
+            again = got.flip(0) if back else got
+            if again.shape != first.shape or not torch.allclose(again.double(), first.double(), rtol=1e-6, atol=0, equal_nan=True):
+                raise UsageError(f"{where}: the reference disagrees with itself: it gives other results {when}")
 
 
 def _require_separate_rows(

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import re
 import signal
+import sysconfig
 from contextlib import suppress
 from pathlib import Path
 
+import softbench
+
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
+
+CURRENT = "Current thread"
+"""Where a dump has the thread that crashed."""
+STANDARD = sysconfig.get_path("stdlib")
+OWN = Path(softbench.__file__).parent
 
 
 def useful_line(log: Path) -> str:
@@ -22,10 +30,16 @@ def useful_line(log: Path) -> str:
 
 
 def top_frame(text: str) -> str:
-    """`in name, file.py:12` of the first frame in a fault handler's dump; the file without its folder."""
-    if frame := FRAME.search(text):
+    """`in name, file.py:12` of the innermost frame of a plugin in a fault handler's dump, or of the innermost one; without its folder."""
+    current = text[max(0, text.find(CURRENT)) :].partition("\n\n")[0]  # other threads may come first
+    frames = [*FRAME.finditer(current)] or [*FRAME.finditer(text)]
+    for frame in [frame for frame in frames if not _of_library(frame["file"])] or frames:
         return f"in {frame['name']}, {Path(frame['file']).name}:{frame['line']}"
     return ""
+
+
+def _of_library(file: str) -> bool:
+    return file.startswith("<") or "/site-packages/" in file or Path(file).is_relative_to(STANDARD) or Path(file).is_relative_to(OWN)
 
 
 def signal_name(number: int) -> str:

@@ -95,6 +95,15 @@ def test_a_bug_hidden_by_normal_values_is_found_before_timing(bug):
     assert "(structured rows: " in found.detail
 
 
+def test_a_kept_output_is_told_from_a_wrong_one():
+    case = Case(96, 64, "fp32", Direction.FORWARD, "cpu")
+    given = NUMERICS.make(case, 3, CPU)
+    for kept, told in ((torch.softmax(given[0], -1), True), (torch.zeros_like(given[0]), False)):
+        found = PreCheck(case, lambda x, kept=kept: kept, given, object(), None).run(9, earlier=3)
+        assert found.grade is Grade.WRONG
+        assert found.detail.endswith("; the output is that of an earlier input") is told
+
+
 def test_the_bugs_are_right_on_normal_values():
     """Except where a bug is so coarse that normal values show it, too."""
     hidden = 0

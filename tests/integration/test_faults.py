@@ -26,7 +26,7 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
         "raises_at_import": ("failed", "import: ImportError: no module named the_missing_library; pip install the-missing-library"),
         "hangs_at_import": ("timeout", "import took longer than 10 s (in <module>, hangs_at_import.py:5)"),
         "raises-in-prepare": ("failed", "build: RuntimeError: this kernel does not build"),
-        "dies-by-sigsegv": ("failed", "crashed (SIGSEGV) in build: in string_at"),
+        "dies-by-sigsegv": ("failed", "crashed (SIGSEGV) in build: in <lambda>, faults.py:63"),
         "sleeps-for-ever": ("timeout", "build took longer than 4 s (in <lambda>, faults.py:"),
         "exits": ("failed", "exited with code 7 in build"),
     }
@@ -85,7 +85,7 @@ LATE = {
     "aborts-in-check": ("failed", "crashed (SIGABRT) in check"),
     "hangs-in-check": ("timeout", "check took longer than 6 s (in "),
     "hangs-in-time": ("timeout", "time took longer than 3 s (in "),
-    "dies-in-time": ("failed", "crashed (SIGSEGV) in time: in string_at"),
+    "dies-in-time": ("failed", "crashed (SIGSEGV) in time: in <lambda>, faults.py:"),
     "raises-in-time": ("failed", "time: RuntimeError: shape '[-1, 7]' is invalid"),
     "asks-for-too-much": ("oom", "allocate 1125899906842624 bytes"),
     "starves-the-reference": ("unverified", "the float64 reference needs more memory"),

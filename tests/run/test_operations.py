@@ -86,6 +86,14 @@ BAD = {
         TEXT.replace("mean(below.square()) + EPS", "below.square().mean() + EPS"),
         "depends on other rows",
     ),
+    "a reference that changes": (
+        TEXT.replace("mean(below.square()) + EPS", 'mean(below.square()) + __import__("random").random()'),
+        "NUMERICS: forward in fp32: the reference disagrees with itself: it gives other results for the same inputs",
+    ),
+    "a reference that counts rows": (
+        TEXT.replace("mean(below.square()) + EPS", "mean(below.square()) + torch.arange(len(below))[:, None]"),
+        "the reference disagrees with itself: it gives other results for the same rows in reverse order",
+    ),
     "a read that counts twice": (TEXT.replace('reads=("x", "w")', 'reads=("x", "x", "w")'), "reads must be a tuple of names, each once"),
     "an exit": ("import os\nos._exit(3)", "exited with code 3"),
 }
