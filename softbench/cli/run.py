@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -171,11 +173,20 @@ def _report(measured: Run, json: Path | None, *, page: bool) -> None:
     logs = f"; logs of failed workers are in {measured.log}" if measured.log.exists() else ""
     note(f"wrote {measured.csv} and {measured.json}{logs}")
     if spent := measured.header.get("seconds"):
-        phases = sorted(((seconds, phase) for phase, seconds in spent.items() if phase != "wall"), reverse=True)
-        note(
-            f"took {spent['wall']:.1f} s: "
-            + ", ".join(f"{phase} {seconds:.1f} s" for seconds, phase in phases if seconds >= SHOWN_SECONDS or verbosity.verbose())
-        )
+        phases = spent if verbosity.verbose() else _phases(spent)
+        longest = sorted(((seconds, phase) for phase, seconds in phases.items() if phase != "wall"), reverse=True)
+        shown = [f"{phase} {seconds:.1f} s" for seconds, phase in longest if seconds >= SHOWN_SECONDS or verbosity.verbose()]
+        note(f"took {spent['wall']:.1f} s: {', '.join(shown)}")
+
+
+def _phases(spent: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of requests, by the phase that `--timeout` names."""
+    from softbench.run.pace import PHASE
+
+    phases: dict[str, float] = defaultdict(float)
+    for request, seconds in spent.items():
+        phases["import" if PHASE.get(request) == "load" else PHASE.get(request, request)] += seconds
+    return phases
 
 
 def _page(measured: Run) -> None:
