@@ -1,4 +1,4 @@
-"""Lines over N or M: their labels, signs and axes."""
+"""Lines over N or M: their labels, signs and axes. Of shapes that form no line, a row per backend and a panel per shape."""
 
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.colors import to_hex
 
-from softbench.report import axes, curves, style
+from softbench.report import axes, curves, dots, style
 from softbench.report.figure_data import KINDS, slices, speedup
 from softbench.report.page.figures import as_svg
 
@@ -206,3 +206,56 @@ def test_long_sweeps_have_few_parts(rows):
     assert len(parts) <= 2 * 2 * 2
     assert parts["series-0-p0-points-1-hollow"] == 1
     assert drawing.points == {}
+
+
+@pytest.fixture
+def shapes(make_row):
+    def cell(name, N, gbps):
+        return make_row(name, N=N, gbps=gbps, labels="", of_copy=None if name == "copy" else gbps / 4000)
+
+    return [cell(name, N, gbps) for N in (256, 512) for name, gbps in (("copy", 4000), ("slow", 400), ("best", 3900), ("mean", 2000))]
+
+
+@pytest.fixture
+def panels():
+    def drawn(shapes):
+        (what,) = slices(shapes)
+        return dots.figure([shapes], what, style.styles(shapes), {0: ""}).figure
+
+    return drawn
+
+
+def test_the_best_backend_is_first(shapes, panels):
+    figure = panels(shapes)
+    assert [panel.get_title() for panel in figure.axes] == ["M = 4096, N = 256", "M = 4096, N = 512"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["best", "mean", "slow"]
+    assert "98%" in [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_missing_and_doubtful_cells_look_different(shapes, panels):
+    changed = {("mean", 256): {"labels": "noisy"}, ("slow", 512): {"status": "wrong", "gbps": None}}
+    first, second = panels([replace(row, **changed.get((row.backend, row.N), {})) for row in shapes]).axes
+    faces = [line.get_markerfacecolor() for line in first.lines if line.get_marker() not in ("None", "")]
+    assert [face == style.PAPER for face in faces] == [False, True, False]
+    assert [text.get_text() for text in second.texts] == ["98%", "50%", "wrong"]
+
+
+def test_the_legend_names_doubtful_points_only_if_there_are_some(shapes, panels):
+    for labels, count in (("", 2), ("noisy", 3)):
+        (legend,) = panels([replace(shapes[1], labels=labels), shapes[0], *shapes[2:]]).legends
+        assert len(legend.get_texts()) == count
+
+
+def test_two_runs_have_a_row_each(shapes):
+    (what,) = slices(shapes)
+    figure = dots.figure([shapes, shapes], what, style.styles(shapes), {0: ", a", 1: ", b"}).figure
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()][:2] == ["best, a", "best, b"]
+
+
+def test_the_panel_of_an_nd_case_has_its_shape(shapes, panels):
+    figure = panels([replace(row, shape=f"64x{row.N}x64@dim1") for row in shapes])
+    assert [panel.get_title() for panel in figure.axes] == ["64x256x64@dim1", "64x512x64@dim1"]
+
+
+def test_shapes_with_a_yardstick_alone_are_drawn(shapes, panels):
+    assert len(panels([row for row in shapes if row.backend == "copy"]).axes) == 2

@@ -105,9 +105,18 @@ def test_each_gpu_has_its_own_cores(run):
     assert sorted(os.sched_getaffinity(0)) == cores
 
 
-def test_only_visible_gpus_get_steps(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-abc")
-    assert on_gpus.gpus() == ["2", "GPU-abc"]
+def test_gpus_are_counted_without_cuda(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert on_gpus.gpus() == []
+    listing = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{listing}\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    assert on_gpus.gpus() == ["0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-3")
+    assert on_gpus.gpus() == ["1", "GPU-3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert on_gpus.gpus() == []
 
 
 def test_steps_of_two_gpus_are_left_out_on_one(run):
