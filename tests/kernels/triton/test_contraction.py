@@ -3,14 +3,12 @@
 Bounds rest on the second: exp2(x * log2 e - m * log2 e) in one multiply-add rounds m * log2 e, which is the class low-precision.
 """
 
-import importlib.util
 import itertools
 import re
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
+import cards
 import pytest
 import torch
 import triton
@@ -39,17 +37,8 @@ BACKWARD_SCORES = scores.backward_scores
 PLANS = [(Plan("tile"), 2048), (Plan("loop"), 50000), (ROWS, 2048), (CLUSTER, 32768), (SPLIT, 32768), (STAGED, 77)]
 
 
-@pytest.fixture(scope="module")
-def cards():
-    spec = importlib.util.spec_from_file_location("cards", Path(__file__).parents[3] / "tools" / "cards.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["cards"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def h100(cards, monkeypatch):
+def h100(monkeypatch):
     monkeypatch.setattr(triton.runtime.driver, "_active", None)
     return next(one for one in cards.CARDS if one.name == "H100")
 
@@ -61,7 +50,7 @@ def contracted_exponent(x_ptr, y_ptr, m):
 
 
 @pytest.mark.parametrize(("fused", "expected"), [(True, {"fma.rn.f32"}), (False, {"sub.rn.f32", "add.rn.f32", "sub.f32", "add.f32"})])
-def test_a_contracted_exponent_is_found(cards, h100, fused, expected):
+def test_a_contracted_exponent_is_found(h100, fused, expected):
     operands = [cards.Operand(torch.float32, 16)] * 2
     found = cards.compiled(h100, contracted_exponent, operands, (3.5,), {"num_warps": 4, "enable_fp_fusion": fused})
     assert {*exponents(found.asm["ptx"])} <= expected
@@ -79,7 +68,7 @@ def with_or_without_scale(plan, N, backward, log, scale):
 @pytest.mark.parametrize(
     ("plan", "N", "backward", "log", "scale"), sampled(KERNELS, with_or_without_scale), ids=lambda value: getattr(value, "tier", None)
 )
-def test_kernels_are_pinned_and_contract_no_exponent(cards, h100, plan, N, log, backward, scale):
+def test_kernels_are_pinned_and_contract_no_exponent(h100, plan, N, log, backward, scale):
     problem = cards.problem_of(h100, backward, 4096, N, 2, 16 if N % 8 == 0 else 2)
     found = cards.compiled_plan(h100, problem, plan, log, scale)
     assert found.metadata.enable_fp_fusion is True
@@ -96,7 +85,7 @@ TRACED = {
 
 
 @pytest.mark.parametrize("fused", sampled([False, True], lambda fused: fused))
-def test_traced_kernels_contract_no_exponent_by_either_default(cards, h100, fused):
+def test_traced_kernels_contract_no_exponent_by_either_default(h100, fused):
     """Inductor passes no option for contraction on, so Triton's default decides."""
     left = set(TRACED)
     for name in ("H100", "L4"):
@@ -114,7 +103,7 @@ def test_traced_kernels_contract_no_exponent_by_either_default(cards, h100, fuse
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("M", [41, 1 << 22])  # the second keeps its reads in L2
-def test_copies_of_staged_rows_read_whole_vectors(cards, h100, backward, M):
+def test_copies_of_staged_rows_read_whole_vectors(h100, backward, M):
     """A cp.async with a size in a register reads 16 bytes all the same, also behind the tensor's end. One more operand is a policy."""
     ptx = cards.compiled_plan(h100, cards.problem_of(h100, backward, M, 77, 2, 2), STAGED).asm["ptx"]
     copies = re.findall(r"cp\.async\.cg\.shared\.global\S*\s+\[[^]]*\], \[[^]]*\], (.*?);", ptx)
@@ -123,7 +112,7 @@ def test_copies_of_staged_rows_read_whole_vectors(cards, h100, backward, M):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_no_staged_lane_reads_behind_its_row(cards, h100, backward):
+def test_no_staged_lane_reads_behind_its_row(h100, backward):
     """The last unit of a lane may be another lane's, which may already have written its result there."""
     ptx = cards.compiled_plan(h100, cards.problem_of(h100, backward, 4096, 77, 2, 2), STAGED).asm["ptx"]
     before_the_copy_back = ptx[: ptx.rindex("bar.sync 0;")]
@@ -133,7 +122,7 @@ def test_no_staged_lane_reads_behind_its_row(cards, h100, backward):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("M", [64, 4096])  # the second keeps its reads in L2
-def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
+def test_copies_of_two_vectors_stay_inside_the_row(h100, M):
     """Float32 results: the last 8 of 16 bytes may lie behind the tensor, so they are copied as 8 bytes."""
     problem = replace(cards.problem_of(h100, False, M, 262140, 2, 8), wide=True)
     plan = Plan("split", 4, 256, 2, 4, warps=8, registers=64, split_ctas=16, smem_tiles=8)
@@ -146,7 +135,7 @@ def test_copies_of_two_vectors_stay_inside_the_row(cards, h100, M):
     assert {bool(hint) == bool(policy) == problem.keep_in_l2 for _, hint, _, policy in copies} == {True}
 
 
-def losses(cards, h100, logprob):
+def losses(h100, logprob):
     """Prepared launches of logprob, or of cross entropy with all options, and their operands."""
     every = Options(label_smoothing=0.1, z_loss=1e-4, softcap=30.0)
     data, rows, target = (cards.Operand(dtype, 16) for dtype in (torch.bfloat16, torch.float32, torch.int64))
@@ -164,8 +153,8 @@ def losses(cards, h100, logprob):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("logprob", [False, True])
-def test_losses_are_pinned_and_contract_no_exponent(cards, h100, logprob):
-    for ready, operands in losses(cards, h100, logprob):
+def test_losses_are_pinned_and_contract_no_exponent(h100, logprob):
+    for ready, operands in losses(h100, logprob):
         scratch = [None] * ready.places
         if ready.floats:
             scratch[0] = cards.Operand(torch.float32, 16)
@@ -185,7 +174,7 @@ def assert_sums_of_lanes_contract_no_product(ptx):
     assert not [line for line in ptx.splitlines() if "fma.rn" in line and others & {*re.findall(r"%\w+", line)}]
 
 
-def test_entropies_of_lanes_contract_no_product(cards, h100):
+def test_entropies_of_lanes_contract_no_product(h100):
     """Contracted, each lane of a row of few columns would have another entropy, and the lanes write theirs to one place."""
     rows, target = (cards.Operand(dtype, 4) for dtype in (torch.float32, torch.int64))
     ready = loss_launches._tile("reduction", cards.problem_of(h100, False, 200, 7, 4, 4), (7,), Options(logprob=True))
@@ -207,7 +196,7 @@ SCORES = [("scores", (1, 2, 4, 256), False), ("scores", (1, 2, 4, 256), True), (
 
 
 @pytest.mark.parametrize(("kernels", "shape", "causal"), SCORES)
-def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, kernels, shape, causal):
+def test_scores_are_pinned_and_contract_no_exponent(h100, monkeypatch, kernels, shape, causal):
     """With a sink, the product x * scale is rounded before the maximum. Contracted with the difference, it would have one rounding less."""
     asked, kernel, x = Asked(), getattr(scores, f"forward_{kernels}"), torch.empty(shape, dtype=torch.bfloat16)
     for name in ("forward", "backward"):
@@ -224,7 +213,7 @@ def test_scores_are_pinned_and_contract_no_exponent(cards, h100, monkeypatch, ke
 
 
 @pytest.mark.parametrize(("dtype", "N"), [(torch.float32, 7), (torch.float32, 32), (torch.bfloat16, 31), (torch.bfloat16, 64)])
-def test_dots_of_lanes_contract_no_product(cards, h100, monkeypatch, dtype, N):
+def test_dots_of_lanes_contract_no_product(h100, monkeypatch, dtype, N):
     """As for entropies: the lanes of a row write its dot to one place. The last case moves words of two elements."""
     asked, x, share = Asked(), torch.empty(1, 9, 9, N, dtype=dtype), torch.empty(1, 9, 9)
     monkeypatch.setattr(scores, "backward_scores", asked)
@@ -235,7 +224,7 @@ def test_dots_of_lanes_contract_no_product(cards, h100, monkeypatch, dtype, N):
     assert_sums_of_lanes_contract_no_product(found.asm["ptx"])
 
 
-def test_the_tutorials_kernels_are_pinned(cards, h100, monkeypatch):
+def test_the_tutorials_kernels_are_pinned(h100, monkeypatch):
     asked, x = Asked(), torch.empty(4, 64)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     tiled.launch((x, x), asked, asked)
