@@ -70,12 +70,13 @@ MISSING = "missing"
 SAME, FASTER, SLOWER, DOUBTFUL, YARDSTICK = "same", "faster", "slower", "doubtful", "yardstick"
 """The verdicts on a cell with a result in both files. `same`: within noise."""
 ORDERS: dict[str, Callable[[Pair], Any]] = {
-    "change": lambda pair: -pair.beyond_noise,
+    "change": lambda pair: (pair.verdict == DOUBTFUL, -pair.beyond_noise),
     "file": lambda pair: 0,
     "ratio": lambda pair: pair.ratio or math.inf,
     "backend": lambda pair: pair.backend,
 }
-"""The orders of pairs: what changed most beyond noise first, A's, the slowest first, and by backend. Equal pairs keep A's order."""
+"""The orders of pairs: what changed most beyond noise first and doubtful cells last, A's, the slowest first, and by backend. Equal pairs
+keep A's order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ def test_a_doubtful_cell_is_shown_and_convicts_nobody(base):
     noisy = replace(changed(base[0], 2), labels="noisy")
     (found,) = compare.pairs(base[:1], [noisy])
     assert (found.verdict, found.changed, found.worse(0.05)) == ("doubtful", True, False)
+    both = compare.pairs(base[:2], [noisy, changed(base[1], 1.1)])
+    assert [pair.verdict for pair in sorted(both, key=compare.ORDERS["change"])] == ["slower", "doubtful"]
     assert "0 within noise, 1 doubtful; " in compare.summary([found])
     assert compare.pairs(base[:1], [replace(base[0], labels="L2-resident")])[0].verdict == "same"
 
