@@ -269,7 +269,7 @@ def compare(
     backend became slower.
     """
     from softbench.gate.unpaired import MARGIN
-    from softbench.results.compare import ORDERS, cards_note, drift, pairs, summary, without_results
+    from softbench.results.compare import ORDERS, cards_note, drift, pairs, summary, timers_note, without_results
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
@@ -295,8 +295,8 @@ def compare(
     if devices[0] == devices[1]:
         if different := _different_environments(a, b):
             note(f"the environments differ: {'; '.join(different)}")
-        if moved := cards_note(first, second):
-            note(moved)
+        for text in filter(None, (cards_note(first, second), timers_note(first, second))):
+            note(text)
     else:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean, median
@@ -170,6 +171,16 @@ def cards_note(a: Sequence[Row], b: Sequence[Row]) -> str:
     """How many compared cells another card measured in B than in A, in words; empty for none. Files without units are of any card."""
     moved = sum(not same_card(left.unit, right.unit) for _, left, right in _joined(a, b) if left and right)
     return f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth" if moved else ""
+
+
+def timers_note(a: Sequence[Row], b: Sequence[Row]) -> str:
+    """How many compared cells another timer measured in B than in A, in words; empty for none."""
+    both = ((left.timer, right.timer) for _, left, right in _joined(a, b) if left and right and left.gbps and right.gbps)
+    moved = Counter(timers for timers in both if timers[0] != timers[1])
+    found = "; ".join(
+        f"{count(cells, 'cell')} timed by {old or 'no timer'} in A and by {new or 'no timer'} in B" for (old, new), cells in moved.items()
+    )
+    return f"{found}; such ratios compare the timers too" if found else ""
 
 
 def _pair(key: tuple[str, CaseKey, str], a: Row | None, b: Row | None, moved: Drift, threshold: float) -> Pair:

@@ -54,6 +54,14 @@ def test_cells_without_a_result_in_both_files_are_counted(base):
     assert (compare.without_results(untried, untried), compare.without_results(untried, failed)) == (0, 3)
 
 
+def test_cells_of_two_timers_are_counted(base):
+    """The default was do_bench, whose time has the host in it: a file from then looks slower than one with queued calls."""
+    a, b = ([replace(row, timer=timer) for row in base] for timer in ("do_bench", "queued"))
+    assert compare.timers_note(a, a) == ""
+    found = "2 cells timed by do_bench in A and by queued in B; such ratios compare the timers too"
+    assert compare.timers_note(a, [a[0], *b[1:]]) == found
+
+
 def test_the_command_counts_cells_without_a_result_in_both(main, tmp_path, base):
     failed = replace(base[1], status="wrong", gbps=None, median_us=None)
     for name in ("a.csv", "b.csv"):
