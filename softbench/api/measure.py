@@ -56,6 +56,7 @@ def compare(
 
     Raises:
         UsageError: an argument is invalid, or a backend or device does not exist.
+        SoftbenchError: no named backend can run here, or only the yardstick has the operation.
         ResultsError: the folder cannot be written.
         StorageError: the disk is full. The cells that were measured before are in the folder.
         WorkersError: the workers cannot be started.

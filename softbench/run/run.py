@@ -166,7 +166,7 @@ def run(
 ) -> writer.Run:
     """Plan, measure and store a run. `on_start` gets the run before the first measurement, so that an interruption can name its files.
 
-    `on_plan` gets the plan before any file is written. Its errors pass through.
+    `on_plan` gets the plan before any file is written, and also before the run waits for another one. Its errors pass through.
 
     Raises:
         SoftbenchError: a requested backend, device or folder cannot be used.
