@@ -78,7 +78,14 @@ def test_an_invalid_results_file_is_refused_with_a_reason(tmp_path, content, par
     ("column", "value", "part"),
     [
         *(("N", "many", "N: 'many' is not a number"), ("status", "good", "unknown 'good'"), ("gbps", "", "no bandwidth"), ("N", "-4", "")),
-        *(("of_copy", "nan", ""), ("speedup", "inf", ""), ("gbps", "nan", ""), ("class", "wrong", ""), ("dtype", "../../x", "")),
+        *(
+            ("of_copy", "nan", ""),
+            ("of_copy", "-1", ""),
+            ("speedup", "inf", ""),
+            ("gbps", "nan", ""),
+            ("class", "wrong", ""),
+            ("dtype", "../../x", ""),
+        ),
     ],
 )
 def test_a_damaged_value_is_named(tmp_path, rows, column, value, part):
