@@ -188,11 +188,9 @@ def sweep(name: str, backends: Sequence[str], every: int) -> str:
 
 HEAD = """\
 `python tools/generate_docs.py` writes this page from the files of `results/{card}`. A commit with `+` had changes that the next commit has.
-`copy` moves the same bytes and computes nothing. It is a yardstick, not a limit: softbench's kernels keep in L2 what they read rather than
-what they write, so they can be faster. A percentage of `copy` is the fraction of its speed in the same run. In tables with averages it is
-by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a backend measured, with the
-least one in parentheses. [How softbench measures](../measuring.md) describes the clocks and the labels. [Results
-format](../results-format.md) describes the files."""
+softbench's kernels keep in L2 what they read rather than what they write, so they can be faster than `copy`. In tables with averages a
+percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
+backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
 OWN = ("triton", "cuda")
 MASKED = ("h200/masked", "h200/masked-sink", "h200/masked-boolean")
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")

@@ -64,7 +64,7 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
                 Text(f"  --set {parameter.name}: {parameter.allowed}; {value_text(parameter.default)} by default; {parameter.doc}")
                 for parameter in item.parameters
             ),
-            *(Text(f"  --shape {name}: {text.count(len(one.shapes), 'shape')}. {one.doc}") for name, one in item.presets.items()),
+            *(Text(f"  --shape {name}: {text.count(len(one.shapes), 'shape')}: {one.doc}") for name, one in item.presets.items()),
             Text(f"  backends: {', '.join(names) or 'none'}"),
         ]
     return Group(*parts)

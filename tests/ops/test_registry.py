@@ -156,4 +156,4 @@ def test_a_new_operation_is_measured_stored_and_shown(cli):
     assert "row_mean forward fp32, N=64" in shown.stdout
     listed = cli.alone("list", "--ops").stdout
     assert "the mean of each row" in listed
-    assert "--shape attention: 4 shapes. scores of ViT-B/16" in " ".join(listed.split())
+    assert "--shape attention: 4 shapes: scores of ViT-B/16" in " ".join(listed.split())
