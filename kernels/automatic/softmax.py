@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..common.rows import DTYPES
 from . import choice
 from .choice import Calls
 
@@ -73,7 +72,8 @@ class Function:
         """torch's function. It is called below autocast, whose float32 result our kernels do not have."""
 
         def run(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-            widens = x.is_cuda and x.dtype in DTYPES[1:] and dtype is torch.float32  # without a cast in memory
+            # Without a cast in memory. torch 2.11 refuses it for bfloat16: "conversion is supported for Half type only".
+            widens = x.is_cuda and x.dtype is torch.float16 and dtype is torch.float32
             given = x if widens or dtype is None else x.to(dtype)
             return self.torchs(given.contiguous(), dim, widens)
 

@@ -80,7 +80,7 @@ def test_wrong_ways_are_rejected(layer_norm, operation, dtype):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_right_ways_are_accepted(layer_norm, operation, dtype):
     found = verdicts(RIGHT_WAYS, operation, dtype)
-    assert len({name for name, _ in found}) >= 5
+    assert len({name for name, _ in found}) >= 4
     unexpected = {
         cell: verdict
         for cell, verdict in found.items()
