@@ -58,7 +58,8 @@ def test_the_same_card_in_another_host_is_judged(main, document):
 
 
 def test_older_files_without_a_unit_are_judged(main, document):
-    base = write(several(document, 10, seed=1), "base.json")
+    older = {**document, "units": [], "cells": [{**cell, "unit": ""} for cell in document["cells"]]}
+    base = write(several(older, 10, seed=1), "base.json")
     assert judged(main, write(of_unit(several(document, 3, seed=2), B), "new.json"), "--baseline", base)[0] == 0
 
 

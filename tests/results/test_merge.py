@@ -117,9 +117,9 @@ def test_the_command_of_all_shards_has_no_shard():
 
 
 def test_files_of_earlier_versions_are_not_called_damaged(main):
-    odd = ROOT / "results" / "h200" / "odd.csv"
-    code, _, err = main("merge", odd, odd, "-o", "all.csv")
-    assert code == 2 and err == f"softbench: {odd}: does not say which card measured its cells; measure it again\n"
+    older = ROOT / "results" / "h200" / "operations.csv"
+    code, _, err = main("merge", older, older, "-o", "all.csv")
+    assert code == 2 and err == f"softbench: {older}: does not say which card measured its cells; measure it again\n"
 
 
 @pytest.mark.slow
