@@ -1,1 +1,1 @@
-"""What is computed: one package for each operation."""
+"""What is computed: a file for each operation, and what operations share."""
