@@ -43,7 +43,7 @@ SLOW_FILES = (
     "ops/test_masked_softmax.py",
     "kernels/triton/test_operator.py",
     "kernels/cuda/test_losses.py",
-    "processes/test_pool.py",
+    "processes/test_worker_pool.py",
     "test_packaging.py",
     "kernels/triton/test_dispatch.py",
     "cli/test_gate.py",
@@ -237,14 +237,14 @@ def run_interpreted(forks: Callable[[], Forks]) -> Callable[..., None]:
 
 def fork_pools(forks: Callable[[], Forks], patch: pytest.MonkeyPatch) -> None:
     """Forks the forkservers of this process too, where its environment is that of the forking process."""
-    from softbench.processes import launch, pool
+    from softbench.processes import launch, worker_pool
 
     def start(log: Path, environment: dict[str, str]) -> object:
         running = forks()
         suits = running.suit(dict(os.environ))
         return start_forkserver(running.orders, log, environment) if suits else launch.start_forkserver(log, environment)
 
-    patch.setattr(pool, "start_forkserver", start)
+    patch.setattr(worker_pool, "start_forkserver", start)
 
 
 @pytest.fixture(autouse=True)

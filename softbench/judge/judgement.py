@@ -29,7 +29,7 @@ from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess, plugin_folder
 from softbench.ops.registry import operation
 from softbench.plugins.source import PluginSource
-from softbench.processes.pool import Pool
+from softbench.processes.worker_pool import Pool
 from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged import shared_memory
 from softbench.worker.judged.memory import input_layout, output_bytes, output_layout

@@ -26,8 +26,8 @@ from softbench.core.messages import Called, Failure, MakeCalls, QueueCalls, Rele
 from softbench.core.outcome import Accuracy, Status
 from softbench.judge.challenge import Challenge, OutputReader
 from softbench.plugins.source import PluginSource
-from softbench.processes.pool import Lost, Pool, Worker
 from softbench.processes.slot import infos_of, load_request
+from softbench.processes.worker_pool import Lost, Pool, Worker
 from softbench.worker.garbage_collection import paused
 from softbench.worker.judged import shared_memory
 from softbench.worker.judged.memory import Tensors

@@ -11,8 +11,8 @@ from softbench.core.messages import Failure, ProbeMachine
 from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
-from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import Loading, WorkerSlot, discover, distinct, revive
+from softbench.processes.worker_pool import Lost, Pool
 
 
 class NoGpuError(UsageError):

@@ -12,7 +12,7 @@ from softbench.core.outcome import Failed, Outcome, Skipped, Status
 from softbench.ops import registry
 from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
-from softbench.processes.pool import Lost, Pool, Worker
+from softbench.processes.worker_pool import Lost, Pool, Worker
 
 MAX_DEATHS = 3  # cases in a row that lose a worker; after them the backend is not tried again
 

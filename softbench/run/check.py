@@ -21,9 +21,9 @@ from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
 from softbench.plugins.static_scan import require_python
-from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
+from softbench.processes.worker_pool import Lost, Pool
 from softbench.run import operations
 
 FAILED = "failed"

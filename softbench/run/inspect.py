@@ -16,8 +16,8 @@ from softbench.plan.settings import Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
 from softbench.plugins.static_scan import require_python
-from softbench.processes.pool import Lost
 from softbench.processes.session import Session
+from softbench.processes.worker_pool import Lost
 
 SOURCE = "source"
 

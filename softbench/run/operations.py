@@ -11,7 +11,7 @@ from softbench.ops import registry
 from softbench.ops.declaration import from_json
 from softbench.plan.grammar import DEFAULTS, parse_operation, parse_parameters, split
 from softbench.plan.settings import PHASES
-from softbench.processes.pool import Lost, Pool
+from softbench.processes.worker_pool import Lost, Pool
 
 
 def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES["import"]) -> list[str] | None:

@@ -31,9 +31,9 @@ from softbench.plugins.info import BackendInfo
 from softbench.plugins.select import select, unknown_names
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.activity import Activity
-from softbench.processes.pool import Lost, Pool
 from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
+from softbench.processes.worker_pool import Lost, Pool
 from softbench.results import writer
 from softbench.results.rows import Row
 from softbench.run import info_cache, isolation, process_spread, queue, quiet

@@ -45,8 +45,8 @@ from softbench.core.outcome import (
     Timing,
 )
 from softbench.plan.plan import Plan
-from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import WorkerSlot, revive
+from softbench.processes.worker_pool import Lost, Pool
 from softbench.results import labels
 from softbench.run import profile_verdict
 

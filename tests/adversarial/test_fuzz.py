@@ -114,7 +114,7 @@ def test_a_bad_reply_of_a_worker_fails_only_its_cell(data):
     except ValueError:
         return
     if not isinstance(reply, dict):
-        return  # the channel refuses it (tests/processes/test_pool.py)
+        return  # the channel refuses it (tests/processes/test_worker_pool.py)
     found = measure(make(("copy", "a", "b")), FakePool({("a", op): reply or {"something": "else"}}))
     assert set(found) == {"copy", "a", "b"}
     assert found["b"].status == "ok"

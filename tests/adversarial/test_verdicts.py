@@ -14,7 +14,7 @@ from wrongs import ARITHMETIC, BUGS, CALLS, HABITS, HONEST, PLUGINS, RIGHT_WAYS,
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import NUMERICS
-from softbench.processes.pool import Pool
+from softbench.processes.worker_pool import Pool
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 
 

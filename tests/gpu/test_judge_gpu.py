@@ -14,7 +14,7 @@ from softbench.core.case import Case, Direction
 from softbench.judge.judgement import Judge
 from softbench.judge.main import readable_folders
 from softbench.plugins.source import FILE, PluginSource, origins
-from softbench.processes.pool import Pool
+from softbench.processes.worker_pool import Pool
 from softbench.worker.judged import shared_memory
 from softbench.worker.timing.call_queue import CallQueue
 

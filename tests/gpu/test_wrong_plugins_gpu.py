@@ -10,7 +10,7 @@ from wrongs import BUGS, HONEST, PLUGINS, TRICKS, grade, tried
 
 from softbench.core.case import Case, Direction
 from softbench.ops.rowwise import OVER_INT32
-from softbench.processes.pool import Pool
+from softbench.processes.worker_pool import Pool
 from softbench.worker.guarding.async_work import late_work
 from softbench.worker.timing.device_timer import cuda_meter
 from softbench.worker.timing.persisting_l2 import LIMIT, WINDOW, bind

@@ -5,7 +5,7 @@ import torch
 
 from softbench.judge.judgement import Judge
 from softbench.judge.main import readable_folders
-from softbench.processes.pool import Pool
+from softbench.processes.worker_pool import Pool
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from softbench.core.messages import Done, QueueCalls
 from softbench.core.outcome import Status
 from softbench.judge import plugin_process
 from softbench.judge.plugin_process import EndedError, PluginProcess, plugin_folder
-from softbench.processes.pool import Lost
+from softbench.processes.worker_pool import Lost
 
 CASE = Case(16, 96, "fp32", Direction.FORWARD, "cpu")
 BUSY = "print(flush=True)\nwhile True: pass"

@@ -7,8 +7,8 @@ import pytest
 from softbench.core.messages import ProbeMachine
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
-from softbench.processes.pool import Pool
 from softbench.processes.slot import Loading, discover
+from softbench.processes.worker_pool import Pool
 
 GOOD = """
 class Backend:

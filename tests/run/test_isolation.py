@@ -4,7 +4,7 @@ import pytest
 from pretended import FakePool, make, scheduler_of
 
 from softbench.core.outcome import Failed, Measured, Status
-from softbench.processes.pool import Lost
+from softbench.processes.worker_pool import Lost
 from softbench.run import isolation
 
 KILLED = Lost(Status.FAILED, "killed (SIGKILL) in time: by another process, or for lack of memory", killed=True)

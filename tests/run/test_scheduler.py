@@ -9,8 +9,8 @@ from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
 from softbench.core.messages import Failure, Graded, Profiled, Skip, Timed, Verified
 from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Profile, Skipped, Status, Telemetry
-from softbench.processes.pool import Lost
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
+from softbench.processes.worker_pool import Lost
 from softbench.run import scheduler
 from softbench.run.profile_verdict import failed
 

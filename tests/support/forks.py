@@ -262,12 +262,12 @@ def become(order: dict, descriptors: list[int], others: list[int], orders: socke
 def command(order: dict, orders: socket.socket) -> int:
     import softbench
     from softbench.cli import main as cli
-    from softbench.processes import pool
+    from softbench.processes import worker_pool
 
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv = [str(Path(softbench.__file__).with_name("__main__.py")), *order["words"]]
-    pool.start_forkserver = lambda log, environment: start_forkserver(orders, log, environment)
+    worker_pool.start_forkserver = lambda log, environment: start_forkserver(orders, log, environment)
     try:
         cli.main()
     except SystemExit as end:

@@ -10,8 +10,8 @@ from softbench.plan.plan import Plan
 from softbench.plan.settings import Settings
 from softbench.plugins.info import BackendInfo, info_to_json
 from softbench.plugins.source import PluginSource
-from softbench.processes.pool import Lost, Worker
 from softbench.processes.slot import WorkerSlot
+from softbench.processes.worker_pool import Lost, Worker
 from softbench.run.scheduler import Scheduler
 
 PASS = Accuracy(Grade.PASS, 0.5, "")

@@ -17,8 +17,8 @@ from softbench.core.case import Case, Direction
 from softbench.core.messages import BuildCase, CheckOutputs, Failure, RenewInputs, TimeBatch, VerifyOutputs
 from softbench.core.outcome import Grade
 from softbench.plugins.source import FILE, PluginSource
-from softbench.processes.pool import Lost
 from softbench.processes.slot import load_request
+from softbench.processes.worker_pool import Lost
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.judged import confinement
 

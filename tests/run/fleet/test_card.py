@@ -16,7 +16,7 @@ from softbench.ops import registry
 from softbench.plan.config_file import load
 from softbench.plan.deal import Shard
 from softbench.plan.settings import from_flags
-from softbench.processes.pool import Pool
+from softbench.processes.worker_pool import Pool
 from softbench.results.records import record_from_json
 from softbench.run.fleet import card
 from softbench.run.fleet.card import Link, Sent, serve

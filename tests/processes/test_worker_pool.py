@@ -19,8 +19,8 @@ from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
 from softbench.plugins.source import PluginSource
 from softbench.processes.launch import END_SECONDS
-from softbench.processes.pool import Lost, Pool
 from softbench.processes.slot import load_request
+from softbench.processes.worker_pool import Lost, Pool
 
 
 @pytest.fixture(scope="module")
