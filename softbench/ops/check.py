@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import second_opinion
-from softbench.ops.bounds import Bounded
 from softbench.ops.check_case import See, Tensors
+from softbench.ops.error_terms import Bounded
 from softbench.ops.lazy import torch
 from softbench.ops.registry import operation
 

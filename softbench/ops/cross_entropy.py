@@ -9,7 +9,7 @@ Without softcap the last factor is 1. Where the target is ignore_index, loss and
 that of `torch.nn.functional.cross_entropy`, and the z-loss that of PaLM (https://arxiv.org/abs/2204.02311, section 5).
 
 The bounds are elementwise bounds on the error against float64, derived from the arithmetic.
-u, u_o, eta, c and L are those of `softbench.ops.bounds`. F(lse) and F(L) are the errors of lse and of L there. With
+u, u_o, eta, c and L are those of `softbench.ops.error_terms`. F(lse) and F(L) are the errors of lse and of L there. With
 y_i = z_i - lse and B = lse - mean(z):
 
     lse       F(lse) + E + eta
@@ -53,9 +53,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
-from softbench.ops.bounds import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
 from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.error_terms import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, TensorSpec
 from softbench.ops.parameters import Parameter

@@ -61,9 +61,9 @@ from functools import partial
 
 from softbench.core.case import Case, Direction
 from softbench.ops import rowwise
-from softbench.ops.bounds import ETA, MAX_EXPONENT, SMALLEST, U_OUT, Bounded, U, alike, summing
 from softbench.ops.check import Worst
 from softbench.ops.check_case import CheckCase, Draw, Tensors
+from softbench.ops.error_terms import ETA, MAX_EXPONENT, SMALLEST, U_OUT, Bounded, U, alike, summing
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.rowwise import COLUMNS, NormalValues, RowwiseCases, one_hot
 from softbench.ops.second_opinion import FLUSHED, Again, Array, exact

@@ -9,7 +9,7 @@ With y = x - lse, p = exp(y) and the target t:
 An element of -inf has p = 0 and adds nothing to the entropy or the gradient.
 
 The bounds are elementwise bounds on the error against float64, derived from the arithmetic.
-u, u_o, eta, c and L are those of `softbench.ops.bounds`. F(L) is the error of L there, H the entropy,
+u, u_o, eta, c and L are those of `softbench.ops.error_terms`. F(L) is the error of L there, H the entropy,
 Q = sum_j p_j y_j^2, and d_j = max(x) - x_j:
 
     logprob   F(L) + 4 u |y_t| + eta
@@ -45,9 +45,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
-from softbench.ops.bounds import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
 from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.error_terms import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, TensorSpec
 from softbench.ops.rowwise import PRESETS

@@ -43,9 +43,9 @@ from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
 from softbench.ops import masks
-from softbench.ops.bounds import ETA, MAX_EXPONENT, SMALLEST, SUM, U_OUT, Bounded, ScaledBound, U, summing, ties
 from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import CheckCase, Draw, Tensors
+from softbench.ops.error_terms import ETA, MAX_EXPONENT, SMALLEST, SUM, U_OUT, Bounded, ScaledBound, U, summing, ties
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.masks import ADDITIVE, BOOLEAN, CAUSAL, MASK, MASK_AXES, SCALE, SINK, Rows, names, scale_of, split
 from softbench.ops.operation import SEEN, Operation, Pass, Preset, Share, TensorSpec

@@ -7,7 +7,7 @@
 Source: Zhang and Sennrich, https://arxiv.org/abs/1910.07467. The backward gets rstd, which models save in the forward.
 
 The bounds are elementwise bounds on the error against float64, derived from the arithmetic. u, u_o, eta and c are those of
-`softbench.ops.bounds`. c is that of the sum of x_j^2 in the forward, and c' that of the sum of |w_j dy_j x_j|:
+`softbench.ops.error_terms`. c is that of the sum of x_j^2 in the forward, and c' that of the sum of |w_j dy_j x_j|:
 
     y         u_o |y_i| + u (c / 2 + 12) |y_i| + eta
     dx        u_o |dx_i| + u c' S_i + eta,  S_i = rstd |w_i dy_i| + rstd |h_i| mean_j |w_j dy_j h_j|
@@ -33,9 +33,9 @@ from functools import partial
 from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
-from softbench.ops.bounds import ETA, SMALLEST, U_OUT, U, alike, summing
 from softbench.ops.check import Worst, row_chunks
 from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.error_terms import ETA, SMALLEST, U_OUT, U, alike, summing
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
 from softbench.ops.parameters import Parameter

@@ -55,9 +55,9 @@ from typing import TypeAlias
 
 from softbench.core.case import Case, Direction
 from softbench.ops import rowwise
-from softbench.ops.bounds import ETA, MAX_EXPONENT, SMALLEST, SUM, U_OUT, Bounded, ScaledBound, U, summing, ties
 from softbench.ops.check import Worst
 from softbench.ops.check_case import CheckCase, Draw, Tensors
+from softbench.ops.error_terms import ETA, MAX_EXPONENT, SMALLEST, SUM, U_OUT, Bounded, ScaledBound, U, summing, ties
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import CASE_DTYPE, TensorSpec
 from softbench.ops.parameters import Parameter

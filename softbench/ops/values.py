@@ -14,9 +14,9 @@ from functools import partial
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy
 from softbench.ops import registry
-from softbench.ops.bounds import Bounded
 from softbench.ops.check import Worst, check
 from softbench.ops.check_case import CheckCase, Draw, See, Tensors
+from softbench.ops.error_terms import Bounded
 from softbench.ops.lazy import torch
 from softbench.ops.operation import TensorSpec
 from softbench.ops.second_opinion import Again, Array

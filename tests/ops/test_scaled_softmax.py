@@ -9,7 +9,7 @@ from scaled import HONEST, ROUNDED, WRONG_BACKWARD, WRONG_FORWARD, graded, wrong
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops import bounds, registry, softmax
+from softbench.ops import error_terms, registry, softmax
 from softbench.ops.registry import operation
 
 CASES = (
@@ -76,10 +76,10 @@ def test_the_extremes_are_those_of_all_errors():
     errors = torch.tensor([[0.2, 0.1, 0.5, 0.0, 0.0]], dtype=torch.float64)
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64)] * 5)
     every = torch.softmax(z + signs * errors, dim=-1)
-    assert torch.allclose(bounds.extreme(z, errors, 1)[0], every.amin(dim=0), rtol=1e-12)
-    assert torch.allclose(bounds.extreme(z, errors, -1)[0], every.amax(dim=0), rtol=1e-12)
+    assert torch.allclose(error_terms.extreme(z, errors, 1)[0], every.amin(dim=0), rtol=1e-12)
+    assert torch.allclose(error_terms.extreme(z, errors, -1)[0], every.amax(dim=0), rtol=1e-12)
     far = torch.tensor([[3e38, 0.0]], dtype=torch.float64)
-    assert bounds.extreme(far, 2.0**-24 * far, 1).tolist() == [[1, 0]]
+    assert error_terms.extreme(far, 2.0**-24 * far, 1).tolist() == [[1, 0]]
 
 
 def test_rows_have_scales_of_their_own_and_inputs_their_dtypes():

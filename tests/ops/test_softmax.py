@@ -14,8 +14,8 @@ from softbench.backends.naive import naive_backward, naive_forward
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import check
-from softbench.ops.bounds import U
 from softbench.ops.dtypes import DTYPES
+from softbench.ops.error_terms import U
 from softbench.ops.softmax import NUMERICS, OPERATION
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""What the bounds of operations share: units, the error of a sum, of a log-sum and of a softmax whose logits have errors.
+"""Error terms that the bounds of operations share: units, the error of a sum, of a log-sum and of a softmax whose logits have errors.
 
 The bound of an operation is in its own file, such as `cross_entropy.py`.
 
