@@ -25,7 +25,7 @@ from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import KEYS
-from softbench.report import listing
+from softbench.report import glossary, listing
 from softbench.results.costs import by_backend
 from softbench.results.rows import Row
 
@@ -113,6 +113,11 @@ def costs() -> str:
     return listing.markdown(by_backend([row for row in rows if row.backend in shown])).split("\n\n")[0]
 
 
+def terms() -> str:
+    """The glossary's sections as tables."""
+    return "\n\n".join(f"## {name}\n\n{table(('term', 'meaning'), list(found.items()))}" for name, found in glossary.sections().items())
+
+
 def commands() -> str:
     """Every command with its help, arguments and options. An option that an earlier command has, with the same text, is named only."""
     group: Any = typer.main.get_command(app)
@@ -160,6 +165,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "costs": costs,
     "configurations": configurations,
+    "glossary": terms,
     "settings": settings,
     "columns": columns,
     "gate-report": gate_report,
