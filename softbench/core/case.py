@@ -94,6 +94,8 @@ AT_DIM = "@dim"
 MAX_EXTENT = 2**48
 """Largest number of rows or columns. It is beyond any memory, and M * N * itemsize stays an exact number."""
 MAX_DIMENSIONS = 8
+MAX_CELLS = 1_000_000
+"""Cells of a run and of a results file, at most: backends times cases. Every command reads a file of so many."""
 
 
 DIMS = ("B", "H", "S", "N")

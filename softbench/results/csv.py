@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from pathlib import Path
 
-from softbench.core.case import DTYPES, NAME, Direction, parse_op, valid_shape
+from softbench.core.case import DTYPES, MAX_CELLS, NAME, Direction, parse_op, valid_shape
 from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
@@ -20,10 +20,8 @@ from softbench.results.rows import IMPLAUSIBLE, Row
 
 FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
 """A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
-MAX_CELLS = 20_000
-"""A results file with more cells is refused; its table would take minutes."""
-MAX_BYTES = 64 * 2**20
-"""A larger file is not read."""
+MAX_BYTES = 2**30
+"""A larger file is not read. A cell takes 270 bytes."""
 COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
 REQUIRED = tuple("class" if field.name == "grade" else field.name for field in fields(Row) if field.default is MISSING)
 """Columns that a file must have. A column with a default may be younger than the file."""

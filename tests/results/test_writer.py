@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import MAX_CELLS, Case, Direction
 from softbench.core.errors import ResultsError, StorageError
 from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profile, Record, Skipped, Status, Telemetry
@@ -294,8 +294,8 @@ def test_the_lock_of_another_user_is_read_or_named(tmp_path, monkeypatch, make_r
 
 def test_a_file_with_too_many_cells_is_refused_at_once(tmp_path):
     path = tmp_path / "many.csv"
-    path.write_text("backend\n" + "x\n" * 300_000)
-    with pytest.raises(ResultsError, match="has 300001 lines, and softbench reads at most 20000 cells"):
+    path.write_text("backend\n" + "x\n" * (MAX_CELLS + 1))
+    with pytest.raises(ResultsError, match="has 1000002 lines, and softbench reads at most 1000000 cells"):
         read_csv(path)
 
 
@@ -303,7 +303,7 @@ def test_a_huge_file_is_refused_unread(tmp_path):
     path = tmp_path / "huge.csv"
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ResultsError, match="is larger than 64 MiB, so it is no results file"):
+    with pytest.raises(ResultsError, match="is larger than 1024 MiB, so it is no results file"):
         read_csv(path)
 
 
