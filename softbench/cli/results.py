@@ -80,7 +80,9 @@ def show(
     backends: Annotated[
         list[str] | None,
         typer.Option(
-            help="Names or patterns such as torch,compile:*. The yardstick stays.", rich_help_panel=WHAT, autocompletion=options.BACKENDS
+            help="Names or patterns such as torch,compile:*; '!torch' excludes one. The yardstick stays.",
+            rich_help_panel=WHAT,
+            autocompletion=options.BACKENDS,
         ),
     ] = None,
     M: Rows = None,
@@ -120,7 +122,7 @@ def show(
         raise UsageError("show: --long and --costs are two tables; give one of them")
     rows = select(
         read(file),
-        () if (names := joined(backends)) in ("", "all") else [name.strip() for name in names.split(",")],
+        [name.strip() for name in names.split(",")] if (names := joined(backends)) else (),
         M=parse_axis(joined(M), "--M") if M else (),
         N=parse_axis(joined(N), "--N") if N else (),
         dtypes=parse_dtypes(joined(dtype), "--dtype") if dtype else (),

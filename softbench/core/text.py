@@ -105,6 +105,12 @@ def printable(text: str) -> str:
     return "\n".join("\t".join(_CONTROL.sub(" ", part) for part in line.split("\t")) for line in lines)
 
 
+def split_exclusions(patterns: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The patterns that select, and those that exclude, without their `!`. An exclusion counts wherever it stands."""
+    given = list(patterns)
+    return [one for one in given if not one.startswith("!")], [one[1:] for one in given if one.startswith("!")]
+
+
 def unknown(name: str, known: Iterable[str], what: str, also: Iterable[str] = ()) -> str:
     """`unknown backend 'troch'; did you mean 'torch'? known are ...`
 

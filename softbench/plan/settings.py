@@ -83,7 +83,12 @@ def backends(value: Any, at: str) -> tuple[str, ...] | None:
     """Reads names or patterns of backends; None for `all`."""
     if isinstance(value, str) and value.strip() == "all":
         return None
-    return strings(list(value) if isinstance(value, tuple) else value, at)
+    found = strings(list(value) if isinstance(value, tuple) else value, at)
+    if kept := [name for name in found if name.startswith("\\!")]:
+        raise UsageError(f"{at}: {kept[0]} has a backslash that the shell kept; write '{kept[0][1:]}' in single quotes")
+    if alone := [name for name in found if name.removeprefix("!") in ("", "!")]:
+        raise UsageError(f"{at}: {alone[0]} stands without a name; write '!torch', in single quotes and without a blank")
+    return found
 
 
 def tables(value: Any, at: str) -> list[Any]:
@@ -102,10 +107,10 @@ class Settings:
     )
     backends: tuple[str, ...] | None = setting(
         None,
-        "Names or patterns of backends; without this key all but the extras.",
+        "Names or patterns of backends; `!torch` excludes one, wherever it stands. Without this key all but the extras.",
         backends,
         WHAT,
-        help="Names or patterns such as torch,compile:*. A run adds the yardstick copy.",
+        help="Names or patterns such as torch,compile:*. '!torch', in single quotes, excludes one. A run adds the yardstick copy.",
         shown="all without extras",
         words="patterns",
         commands=("run", "check"),

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.text import did_you_mean, unknown
+from softbench.core.text import did_you_mean, split_exclusions, unknown
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import ALL, PluginSource
 
@@ -21,16 +21,23 @@ def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tupl
 
     `all` and patterns need every source. A `missing` backend may be in any other source.
     """
-    if names is None or any(name == ALL or WILDCARDS & set(name) for name in names):
+    wanted, excluded = split_exclusions(names or ())
+    every = (*wanted, *excluded)
+    if not wanted or any(name == ALL or WILDCARDS & set(name) for name in every):
         return tuple(sources)
-    labels = {YARDSTICK, *names, *(name.partition(":")[0] for name in names)}
+    labels = {YARDSTICK, *every, *(name.partition(":")[0] for name in every)}
     return tuple(source for source in sources if source.given or source.label in labels)
 
 
 def missing(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> bool:
     """True if one of the names belongs to no info, and to no plugin source of one."""
     infos = list(infos)
-    return not {name for info in infos for name in (info.name, *_label(info))}.issuperset(names or ())
+    return not {name for info in infos for name in (info.name, *_label(info))}.issuperset(name.removeprefix("!") for name in names or ())
+
+
+def all_or_all_but(names: Sequence[str] | None) -> bool:
+    """True if the names select every backend but the extras and those that they exclude."""
+    return set(split_exclusions(names or ())[0]) <= {ALL}
 
 
 def _label(info: BackendInfo) -> tuple[str, ...]:
@@ -50,20 +57,28 @@ def of_source(infos: Iterable[BackendInfo], name: str) -> list[BackendInfo]:
 def unknown_names(infos: Iterable[BackendInfo], names: Sequence[str] | None) -> list[str]:
     """Those of the names that are no pattern and belong to no info."""
     known = {ALL, *(info.name for info in infos)}
-    return [name for name in names or () if name not in known and not WILDCARDS & set(name)]
+    return [name for name in names or () if name.removeprefix("!") not in known and not WILDCARDS & set(name)]
 
 
 def select(
-    infos: Sequence[BackendInfo], names: Sequence[str] | None, *, yardstick: bool = True, flag: str = "--backends"
+    infos: Sequence[BackendInfo],
+    names: Sequence[str] | None,
+    *,
+    yardstick: bool = True,
+    flag: str = "--backends",
+    known: Sequence[BackendInfo] = (),
 ) -> tuple[BackendInfo, ...]:
     """The backends of a run: the yardstick first (unless it is not needed), then the named ones in order. `flag` is named in errors.
 
     Names may also be `all` (as None: every backend but the extras), shell patterns (`compile:*`), and the name of a plugin source for its
-    backends. Backends that cannot run here become rows with the reason, and so does a plugin file that could not be loaded, whatever the
+    backends. A `!` in front of any of them excludes, wherever it stands; exclusions alone take the others of `all`.
+    Backends that cannot run here become rows with the reason, and so does a plugin file that could not be loaded, whatever the
     names are. Without the yardstick both are errors, as then only the named backends have rows.
 
+    `known` are all backends, also those that `infos` lacks because `all` may not select them. An exclusion may name one of them.
+
     Raises:
-        UsageError: two sources claim a name, or a name or pattern is unknown.
+        UsageError: two sources claim a name, or a name or pattern is unknown, or the exclusions leave no backend.
             Without the yardstick: a named backend cannot run here, or a plugin file could not be loaded.
         SoftbenchError: the backends are named, and none of them can run here.
     """
@@ -75,13 +90,21 @@ def select(
             raise UsageError(f"two backends are called '{info.name}': {both}; rename one, as in --plugin NAME=FILE")
     chosen: list[BackendInfo] = []
     named: list[BackendInfo] = []
-    for name in (ALL,) if names is None else names:
+    wanted, excluded = split_exclusions(names or ())
+    for name in wanted or (ALL,):
         if name == ALL or WILDCARDS & set(name):
             chosen += matching(by_name.values(), name, f"{flag}: ")
         else:
             names_of = [info.name for info in of_source(infos, name)] or [name]
             found = [_named(each, by_name, infos, flag) for each in names_of]
             named, chosen = named + found, chosen + found
+    if excluded:
+        out = _excluded(known or infos, excluded, flag, yardstick=yardstick)
+        left = [info for info in chosen if info.name not in out]
+        if not any(info.name != YARDSTICK for info in left):
+            raise UsageError(f"{flag} {','.join(names or ())}: no backend is left; an exclusion applies wherever it stands")
+        named, chosen = [info for info in named if info in left], left
+        infos = [info for info in infos if info.name not in out]
     unable = [info for info in dict.fromkeys(named) if not info.able]
     if unable and not (yardstick and any(info.able and info.name != YARDSTICK for info in chosen)):
         reasons = [f"{info.name}: {info.broken or 'unavailable: ' + info.unavailable}" for info in unable]
@@ -91,6 +114,13 @@ def select(
     if lost and not yardstick:
         raise UsageError(not_loaded_text(lost[0]))
     return tuple(dict.fromkeys(first + chosen + lost))
+
+
+def _excluded(infos: Sequence[BackendInfo], patterns: Sequence[str], flag: str, *, yardstick: bool) -> set[str]:
+    """The names that the patterns exclude. Raises UsageError for a pattern that matches none, and for the yardstick."""
+    if yardstick and YARDSTICK in patterns:
+        raise UsageError(f"{flag}: '!{YARDSTICK}' excludes the yardstick, which every run measures; leave it out")
+    return {info.name for pattern in patterns for info in matching(infos, pattern, f"{flag}: '!{pattern}' excludes nothing: ")}
 
 
 def not_loaded(infos: Iterable[BackendInfo]) -> list[BackendInfo]:

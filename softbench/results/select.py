@@ -10,7 +10,7 @@ from pathlib import Path
 
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
-from softbench.core.text import few, unknown
+from softbench.core.text import few, split_exclusions, unknown
 from softbench.results.rows import Row, grouped
 
 
@@ -27,17 +27,22 @@ def select(
 ) -> list[Row]:
     """The rows of these backends and operations (names or shell patterns) and values; an empty filter selects all. The yardstick stays.
 
+    A `!` in front of a backend's name or pattern excludes, wherever it stands; exclusions alone select the others.
+
     `shapes` are texts as in a case's name: `64x32x1000@dim1`, or `4096x1024` for M and N.
 
     Raises:
         UsageError: a name or pattern matches no backend, or no row is left.
     """
     names = list(dict.fromkeys(row.backend for row in rows))
-    for pattern in backends:
+    given, excluded = split_exclusions(backends)
+    named = [] if "all" in given else given
+    for pattern in (*named, *excluded):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise UsageError(f"--backends: {unknown(pattern, names, 'backend')}")
-    named = {row.op for row in rows if any(fnmatchcase(row.op, pattern) for pattern in ops)}
-    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": named or ops, "shape": shapes}
+    chosen = {name for name in names if (not named or _matches(name, named)) and not _matches(name, excluded)}
+    of_ops = {row.op for row in rows if any(fnmatchcase(row.op, pattern) for pattern in ops)}
+    axes: dict[str, Collection[object]] = {"direction": directions, "dtype": dtypes, "M": M, "N": N, "op": of_ops or ops, "shape": shapes}
     filters = {axis: wanted for axis, wanted in axes.items() if wanted}
     for axis, wanted in filters.items():
         there = dict.fromkeys(_value(row, axis) for row in rows)
@@ -46,13 +51,16 @@ def select(
     found = [
         row
         for row in rows
-        if (not backends or row.grade == Grade.YARDSTICK or any(fnmatchcase(row.backend, pattern) for pattern in backends))
-        and all(_value(row, axis) in wanted for axis, wanted in filters.items())
+        if (row.grade == Grade.YARDSTICK or row.backend in chosen) and all(_value(row, axis) in wanted for axis, wanted in filters.items())
     ]
     if not found:
         flags = [*(["--backends"] if backends else []), *(f"--{axis}" for axis in filters)]
         raise UsageError(f"no cell matches all of {', '.join(flags)}; without them, softbench show FILE --long lists the cells")
     return found
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _value(row: Row, axis: str) -> object:

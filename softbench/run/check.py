@@ -14,7 +14,7 @@ from softbench.core.errors import Interrupted, UsageError, WorkersError
 from softbench.core.json import JsonObject
 from softbench.core.messages import CheckCaseGraded, Failure, ListCheckCases, RunCheckCase, Skip
 from softbench.core.outcome import ErrorMetrics, Grade
-from softbench.core.text import did_you_mean, few
+from softbench.core.text import did_you_mean, few, split_exclusions
 from softbench.ops import registry
 from softbench.plan import grammar, sweep
 from softbench.plan.settings import Layer, Settings
@@ -212,9 +212,8 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
         if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
             hint = did_you_mean(pattern, names, CLOSE)
             raise UsageError(f"--case: unknown case '{pattern}'; {hint}--case '' prints the {len(names)} names")
-    wanted = [pattern for pattern in request.patterns if not pattern.startswith("!")] or ["*"]
-    excluded = [pattern[1:] for pattern in request.patterns if pattern.startswith("!")]
-    named = [case for case in reply.cases if _matches(case[0], wanted) and not _matches(case[0], excluded)]
+    wanted, excluded = split_exclusions(request.patterns)
+    named = [case for case in reply.cases if _matches(case[0], wanted or ["*"]) and not _matches(case[0], excluded)]
     chosen = [case for case in named if case[1] in request.directions]
     if not chosen:
         there = sorted({case[1] for case in named})

@@ -13,7 +13,7 @@ from softbench.core.text import few
 from softbench.plan.plan import Plan, cases_of, make
 from softbench.plan.settings import WORKER
 from softbench.plugins.info import BackendInfo, lacking
-from softbench.plugins.select import not_loaded, not_loaded_text, select
+from softbench.plugins.select import all_or_all_but, not_loaded, not_loaded_text, select
 
 if TYPE_CHECKING:
     from softbench.run.request import RunRequest
@@ -27,9 +27,10 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
         measured = "measuring" if request.gives("M", "N") or request.gives("shape") else "a short sweep"
         notes.append(f"no GPU ({machine.no_gpu}): {measured} on the CPU instead")
     cases = cases_of(settings, device, request.shard)
-    selected = select(_having({case.op for case in cases}, infos, settings.backends), settings.backends, yardstick=settings.yardstick)
+    having = _having({case.op for case in cases}, infos, settings.backends)
+    selected = select(having, settings.backends, yardstick=settings.yardstick, known=infos)
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
-    if settings.backends is None and all(info.name == YARDSTICK for info in selected):
+    if all_or_all_but(settings.backends) and all(info.name == YARDSTICK for info in selected):
         ops = few(sorted({case.op for case in cases}))
         raise SoftbenchError(
             f"nothing is measured: no backend but {YARDSTICK} has {ops}; give its backends with --plugin FILE, "
@@ -47,6 +48,6 @@ def of_yardstick(request: RunRequest) -> RunRequest:
 
 def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:
     """The backends that `all` may select: those that have one of the operations. Named ones stay, and are skipped with the reason."""
-    if names is not None:
+    if not all_or_all_but(names):
         return infos
     return [info for info in infos if info.broken or info.name == YARDSTICK or not all(lacking(info.operations, op) for op in ops)]

@@ -93,6 +93,8 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
         pytest.param("timeout = {" + "a." * 100_000 + "a = 1}", "is longer than 64 KiB", id="deep inline key"),
         pytest.param("a." * 900 + "a = 1", "unknown key 'a'", id="nested key"),
         ("backends = []", "must be a text or a list of texts"),
+        (r"""backends = '\!torch'""", r"backends: \!torch has a backslash that the shell kept; write '!torch' in single quotes"),
+        ("backends = ['all', '!']", "backends: ! stands without a name; write '!torch'"),
         ("# rounds = 3", ": is empty; write [[sweep]] and then M = ..., N = ..., or leave out --config"),
         ("plugins = ['none.py']", ": no such file"),
         ("plugins = ['no.module:f']", ": plugins no.module:f: Python finds no module no.module"),

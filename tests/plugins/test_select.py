@@ -50,6 +50,39 @@ def test_the_yardstick_is_always_taken_and_first():
     assert [o.name for o in select.select(offers, None)] == ["copy", "torch", "naive"]
 
 
+EXCLUSIONS = {
+    ("!torch",): ["copy", "naive", "compile"],
+    ("all", "!n*", "!compile"): ["copy", "torch"],
+    ("!compile:b", "compile:*"): ["copy", "compile:a"],
+    ("torch", "naive", "!compile*"): ["copy", "torch", "naive"],
+    ("!fast",): ["copy", "torch", "naive", "compile"],
+    ("*", "!c*"): ["copy", "torch", "naive"],
+}
+"""Names, and what they select. `fast` is a backend that `all` may not select, for its operations."""
+
+
+@pytest.mark.parametrize("names", EXCLUSIONS)
+def test_an_exclusion_counts_wherever_it_stands(names):
+    offers = [offer(name, extra=":" in name) for name in ("copy", "torch", "naive", "compile", "compile:a", "compile:b")]
+    assert [one.name for one in select.select(offers, names, known=[*offers, offer("fast")])] == EXCLUSIONS[names]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["!troch"], "--backends: '!troch' excludes nothing: no backend matches 'troch'; did you mean 'torch'?"),
+        (["!x:*"], "--backends: '!x:*' excludes nothing: no backend matches 'x:*'"),
+        (["torch", "!t*"], "--backends torch,!t*: no backend is left"),
+        (["!*"], "--backends !*: no backend is left"),
+        (["!copy"], "--backends: '!copy' excludes the yardstick, which every run measures"),
+    ],
+)
+def test_an_exclusion_of_nothing_of_all_or_of_the_yardstick_is_an_error(names, said):
+    with pytest.raises(UsageError) as found:
+        select.select([offer("copy"), offer("torch"), offer("naive")], names)
+    assert str(found.value).startswith(said)
+
+
 def test_unknown_names_get_a_did_you_mean():
     with pytest.raises(UsageError, match=r"unknown backend 'troch'; did you mean 'torch'\? known are copy, torch"):
         select.select([offer("torch"), offer("copy")], ["troch"])
@@ -94,10 +127,12 @@ def test_only_the_doors_that_are_needed_are_opened():
     assert select.needed(doors, None) == tuple(doors)
     assert select.needed(doors, ["all", "torch"]) == select.needed(doors, ["t*"]) == tuple(doors)
     assert [door.label for door in select.needed(doors, ["torch:variant", "mine"])] == ["copy", "torch"]
+    assert select.needed(doors, ["!torch"]) == tuple(doors)
+    assert [door.label for door in select.needed(doors, ["torch", "!torch:x"])] == ["copy", "torch"]
     plugin = PluginSource("file", "x", "/x.py", "x.py")
     assert select.needed([*doors, plugin], ["mine"])[1] is plugin
     assert select.missing([offer("copy")], ["mine"])
-    assert not select.missing([offer("copy"), offer("mine")], ["mine"])
+    assert not select.missing([offer("copy"), offer("mine")], ["mine", "!copy"])
 
 
 @pytest.mark.parametrize(

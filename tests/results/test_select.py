@@ -20,6 +20,8 @@ def test_every_filter_selects_and_the_yardstick_stays(rows):
     assert select(rows) == rows
     assert {row.backend for row in select(rows, ["triton*"])} == {"copy", "triton", "triton-row"}
     assert {row.backend for row in select(rows, ["torch", "triton"])} == {"copy", "torch", "triton"}
+    for some in (["!triton*"], ["all", "!triton*"], ["!triton-row", "*", "!triton"]):
+        assert {row.backend for row in select(rows, some)} == {"copy", "torch"}
     assert {row.N for row in select(rows, N=(512, 1024))} == {512}
     assert {row.direction for row in select(rows, directions=("backward",))} == {"backward"}
     assert select(rows, dtypes=("fp32",), M=(4096,)) == rows
