@@ -10,6 +10,7 @@ import io
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +25,8 @@ GZIP = b"\x1f\x8b"  # RFC 1952
 LEVEL = 6
 """Level 9 takes twice as long for 1 % less."""
 MAX_BYTES = 2**30  # softbench writes no larger document
+HEAD_BYTES, CELLS = 2**20, b',"cells":['
+"""How much of a document is decompressed for its header, and where the header ends: softbench writes the cells last."""
 
 
 def beside(csv: Path) -> Path:
@@ -63,6 +66,21 @@ def load(path: Path) -> JsonObject:
     if not isinstance(document, dict):
         raise ResultsError(f"{path}: is not a softbench file: its JSON is not an object")
     return document
+
+
+def load_header(path: Path) -> JsonObject:
+    """A run document without its cells. Only the beginning of a file that softbench wrote is decompressed.
+
+    Raises:
+        ResultsError: as `load`.
+    """
+    with suppress(OSError, EOFError, zlib.error, ValueError), path.open("rb") as raw:
+        compressed = raw.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        head, cells, _ = (gzip.GzipFile(fileobj=raw) if compressed else raw).read(HEAD_BYTES).partition(CELLS)
+        if cells and isinstance(document := json.loads(head + b"}"), dict):
+            return document
+    return {key: value for key, value in load(path).items() if key != "cells"}
 
 
 def _content(path: Path) -> bytes:

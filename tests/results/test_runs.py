@@ -1,0 +1,74 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import ResultsError
+from softbench.results.document import load, load_header
+from softbench.results.runs import find
+
+EXHIBIT = Path(__file__).parents[2] / "results"
+ODD, MASKED = EXHIBIT / "h200" / "odd", EXHIBIT / "h200" / "masked"
+
+
+def copied(file: Path, to: Path, name: str = "") -> Path:
+    to.mkdir(parents=True, exist_ok=True)
+    for suffix in (".csv", ".json.gz"):
+        shutil.copy(file.with_name(file.name + suffix), to / f"{name or file.name}{suffix}")
+    return to / f"{name or file.name}.csv"
+
+
+def test_the_exhibit_is_found_oldest_first_with_commit_and_environment():
+    runs, problems = find([EXHIBIT])
+    assert problems == []
+    assert len(runs) == len(list(EXHIBIT.rglob("*.csv")))
+    assert [one.started for one in runs] == sorted(one.started for one in runs)
+    odd = runs[-1]
+    assert (odd.file.name, odd.device, odd.commit) == ("odd.csv", "NVIDIA H200", "1bfc23eef7b9+")
+    assert str(odd.environment["torch"]).startswith("2.")
+
+
+def test_a_run_counts_once_with_the_file_of_its_name(tmp_path):
+    own = copied(ODD, tmp_path / "nightly", "run-20261129-010300")
+    copied(ODD, tmp_path / "nightly", "latest")
+    copied(ODD, tmp_path / "z")
+    assert [one.file for one in find([tmp_path])[0]] == [own]
+
+
+def test_the_parts_of_a_merged_file_do_not_count_again(tmp_path):
+    whole = copied(MASKED, tmp_path)
+    part = tmp_path / "part.csv"
+    part.write_text(whole.read_text().replace("run-20261126-001719+run-20261126-001705", "run-20261126-001719"))
+    assert [one.file for one in find([tmp_path])[0]] == [whole]
+    whole.unlink()
+    assert [one.file for one in find([tmp_path])[0]] == [part]
+
+
+def test_other_files_have_a_line_each_and_hidden_folders_none(tmp_path):
+    copied(ODD, tmp_path / ".cache")
+    copied(ODD, tmp_path)
+    for name, content in (("people.csv", b"name,age\nA,1\n"), ("empty.csv", b""), ("binary.csv", b"\xff\x00"), ("head.csv", b"backend\n")):
+        (tmp_path / name).write_bytes(content)
+    runs, problems = find([tmp_path])
+    assert len(runs) == 1
+    assert [Path(text.partition(":")[0]).name for text in problems] == ["binary.csv", "empty.csv", "head.csv", "people.csv"]
+    assert "column backend is missing" in problems[-1]
+    with pytest.raises(ResultsError, match="no such file or folder"):
+        find([tmp_path / "absent"])
+
+
+@pytest.mark.parametrize("damage", ['{"run": "x"}', "[", '{"run": "run-20261129-010300", "commits": 3}', '{"run": "run-20261129-010300"}'])
+def test_a_damaged_document_leaves_what_the_csv_tells(tmp_path, damage):
+    file = copied(ODD, tmp_path)
+    file.with_suffix(".json.gz").write_text(damage)
+    (found,), _ = find([file])
+    assert (found.started, found.commit) == ("2026-11-29T01:03:00+00:00", "")
+
+
+def test_the_header_is_the_document_without_its_cells(tmp_path):
+    document = load(ODD.with_name("odd.json.gz"))
+    assert load_header(ODD.with_name("odd.json.gz")) == {key: value for key, value in document.items() if key != "cells"}
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps({"cells": [1], **load_header(ODD.with_name("odd.json.gz"))}, indent=1))
+    assert load_header(plain)["run"] == document["run"]
