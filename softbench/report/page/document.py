@@ -18,6 +18,7 @@ from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
 from softbench.core.text import count, one_line
 from softbench.report import gate_figures, style
+from softbench.report.assets.embedded import asset
 from softbench.report.page import cells, comparison, details, figures, heat, overview, trend
 from softbench.report.page.source import Source
 from softbench.results.labels import MEANING
@@ -85,7 +86,7 @@ def html(sources: Sequence[Source], command: str, gate: GateReport | None = None
     """The page as text. `command` is the command line that made it."""
     if not sources:
         raise ResultsError("no results file is given, so there is nothing to show")
-    css, script = _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
+    css, script = asset("base.css") + _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
     policy = POLICY.format(style=_hash(css), script=_hash(script))
     from markupsafe import Markup
 
