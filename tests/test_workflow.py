@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WORKFLOW = ROOT / ".github" / "workflows" / "softbench.yml"
+SITE = ROOT / ".github" / "workflows" / "docs.yml"
 ACTIONS = [ROOT / "action.yml", ROOT / ".github" / "actions" / "comment" / "action.yml"]
 FILES = [*sorted((ROOT / ".github").rglob("*.yml")), ROOT / "action.yml"]
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
@@ -35,7 +36,7 @@ def commands():
     return [shlex.split(line) for line in lines if line.startswith("softbench")]
 
 
-@pytest.mark.parametrize(("schema", "files"), [("github-workflows", [WORKFLOW]), ("github-actions", ACTIONS)])
+@pytest.mark.parametrize(("schema", "files"), [("github-workflows", [WORKFLOW, SITE]), ("github-actions", ACTIONS)])
 def test_workflow_and_actions_are_valid_by_githubs_schema(schema, files):
     assert_valid(schema, files)
 
@@ -112,6 +113,16 @@ def test_the_workflow_may_only_read():
     document = composite.load(WORKFLOW)
     assert document["permissions"] == {"contents": "read"}
     assert [job for job in document["jobs"].values() if "permissions" in job] == []
+
+
+def test_only_the_job_that_publishes_the_site_may_write_and_it_runs_no_code_of_ours():
+    document = composite.load(SITE)
+    assert document["permissions"] == {"contents": "read"}
+    (publish,) = [job for job in document["jobs"].values() if "permissions" in job]
+    assert publish["permissions"] == {"pages": "write", "id-token": "write"}
+    assert publish["if"].startswith("github.event_name == 'push' && ")
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == ["actions/deploy-pages"]
+    assert "mkdocs build --strict" in [step.get("run") for step in document["jobs"]["build"]["steps"]]
 
 
 def test_every_job_asks_for_python_and_a_cached_environment():

@@ -109,10 +109,14 @@ def run_gate(
     Both are measured now, interleaved. Undecided cells are measured again, in fresh process pairs.
 
     Args:
-        candidate, reference: as the backends of `compare`. The same function or file twice measures the noise.
+        candidate: the backend that may have become slower, given as the backends of `compare`.
+        reference: the backend that it is compared with. The same function or file twice measures the noise.
         margin: the slowdown that passes, as a fraction: .03 is 3 %.
-        op, config, progress, options: as in `compare`.
+        op: as in `compare`.
+        config: as in `compare`.
         output: the folder of the measurements.
+        progress: as in `compare`.
+        options: as in `compare`.
 
     Returns:
         The report. Its `exit_code` is 0 for a pass, 1 for a regression and 3 for an inconclusive result. Its `summary` is one line.
@@ -181,7 +185,8 @@ def check(
         backends: as in `compare`.
         op: the operation, or the Python file of one.
         case: a shell pattern of the names of check cases, or several; a leading `!` selects the others.
-        dtype, direction: one or several; None for all that the operation has. Beside a function, no direction means `forward`.
+        dtype: one or several; None for all that the operation has.
+        direction: one or several; None for all that the operation has, or for `forward` if a backend is a function.
         options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
 
     Returns:
