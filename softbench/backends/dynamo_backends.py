@@ -94,7 +94,8 @@ GONE = {
 TORCHSCRIPT = ("ts", "aot_ts")
 OF_USERS = ("eager", "aot_eager")
 """Of the backends that PyTorch tags as debugging or experimental, those that tell users what capturing costs."""
-DEBUGGING = ("TESTING_ONLY", "minifier")  # parts of the names of Dynamo's debugging backends
+DEBUGGING = ("TESTING_ONLY", "minifier")
+"""Parts of the names of Dynamo's debugging tools, which are no way to compile and so no backends here."""
 
 
 class DynamoBackend(Compiled):
@@ -116,8 +117,6 @@ class DynamoBackend(Compiled):
         if self.backend in GONE and not self.registered:
             since, instead = GONE[self.backend]
             return f"gone from PyTorch since {since}; instead: {instead}"
-        if any(word in self.backend for word in DEBUGGING):
-            return "a debugging tool of Dynamo, not a way to compile"
         if self.package and (reason := self._missing(self.package)):
             return reason
         if not self.registered and self.backend not in torch._dynamo.list_backends(None):
@@ -172,7 +171,7 @@ def dynamo_backends() -> list[DynamoBackend]:
     import torch._dynamo
 
     registered, untagged = torch._dynamo.list_backends(None), torch._dynamo.list_backends()
-    names = dict.fromkeys([*registered, *PACKAGES, *GONE])
+    names = dict.fromkeys(name for name in (*registered, *PACKAGES, *GONE) if not any(word in name for word in DEBUGGING))
     return [DynamoBackend(name, name in registered, name in registered and name not in untagged) for name in names]
 
 

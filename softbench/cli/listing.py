@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from softbench import __version__
 from softbench.cli import options
-from softbench.cli.actions import interruptible, read
+from softbench.cli.actions import interruptible, read, try_file, wrote_to_stdout
+from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, PanelCommand
+from softbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from softbench.core.json import JsonObject
+    from softbench.plugins.info import BackendInfo
+
+Pattern = Annotated[
+    str, typer.Argument(help="all (without extras), a name, or a pattern: 'compile:*', '*'.", autocompletion=options.BACKENDS)
+]
+Long = Annotated[bool, option(OUTPUT, "For each backend a summary, its costs, and when to choose it.", "--long", default=False)]
+Costs = Annotated[
+    Path | None, option(OUTPUT, "A results CSV whose costs --long shows.", metavar="FILE", default="results/h200/strategies.csv")
+]
+Every = Annotated[
+    bool,
+    option(
+        OUTPUT,
+        "Also extras, Dynamo's backends for its own tests, and those whose package does not fit PyTorch any more.",
+        "--all",
+        default=False,
+    ),
+]
+Ops = Annotated[bool, option(OUTPUT, "List the operations, each with its passes and its backends.", "--ops", default=False)]
+Json = Annotated[Path | None, option(OUTPUT, "Write the listed backends or operations as JSON; - is stdout.", metavar="FILE|-")]
+Load = Annotated[bool, typer.Option("--load", help="Load plugins too, each in its own process; this runs their code.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -19,33 +47,13 @@ def register(app: typer.Typer) -> None:
 
 @options.takes("plugins", "device", own_first=True)
 def list_backends(
-    pattern: Annotated[
-        str, typer.Argument(help="all (without extras), a name, or a pattern: 'compile:*', '*'.", autocompletion=options.BACKENDS)
-    ] = "all",
-    long: Annotated[
-        bool, typer.Option("--long", help="For each backend a summary, its costs, and when to choose it.", rich_help_panel=OUTPUT)
-    ] = False,
-    costs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A results CSV whose costs --long shows.",
-            show_default="results/h200/strategies.csv",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None,
-    every: Annotated[
-        bool,
-        typer.Option(
-            "--all",
-            help="Also extras, Dynamo's backends for its own tests, and those whose package does not fit PyTorch any more.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False,
-    ops: Annotated[
-        bool, typer.Option("--ops", help="List the operations, each with its passes and its backends.", rich_help_panel=OUTPUT)
-    ] = False,
-    load: Annotated[bool, typer.Option("--load", help="Load plugins too, each in its own process; this runs their code.")] = False,
+    pattern: Pattern = "all",
+    long: Long = False,
+    costs: Costs = None,
+    every: Every = False,
+    ops: Ops = False,
+    json: Json = None,
+    load: Load = False,
     **given: Any,
 ) -> None:
     """List the backends with their sources, and whether they can run here. Plugins are read and not run, unless --load."""
@@ -58,6 +66,9 @@ def list_backends(
     from softbench.results.costs import by_backend, committed
     from softbench.run import run
 
+    if json is not None and str(json) != "-" and not json.suffix:
+        raise UsageError(f"list --json {json}: name a file such as backends.json; a pattern stands in front: softbench list {json} --json")
+    try_file(json)
     costs_by_backend = by_backend(read(costs)) if costs else committed() if long else {}
     flags = from_flags(given)
     with interruptible():
@@ -67,11 +78,25 @@ def list_backends(
     hidden = [info for info in matched if info.hidden and info.name != pattern and not every]
     matched = [info for info in matched if info not in hidden]
     if ops:
-        output.show(listing.operations([operation(name) for name in names()], matched), output.console())
+        known = [operation(name) for name in names()]
+        if not wrote_to_stdout(lambda: _document("operations", [listing.operation_facts(one, matched) for one in known]), json):
+            output.show(listing.operations(known, matched), output.console())
         return
     selected = list(dict.fromkeys([*matched, *not_loaded(infos)]))
+    if wrote_to_stdout(lambda: _document("backends", [listing.backend_facts(info) for info in selected]), json):
+        return
     output.show(listing.guide(selected, costs_by_backend) if long else listing.backends(selected), output.console())
-    if pattern == ALL and (extras := [info for info in infos if info.extra and not info.hidden]):
+    _left_out([info for info in infos if info.extra and not info.hidden] if pattern == ALL else [], hidden)
+
+
+def _document(what: str, facts: Sequence[JsonObject]) -> JsonObject:
+    return {"softbench": __version__, what: facts}
+
+
+def _left_out(extras: Sequence[BackendInfo], hidden: Sequence[BackendInfo]) -> None:
+    from softbench.report import listing
+
+    if extras:
         typer.echo(listing.extras(extras))
     if hidden:
         typer.echo(listing.hidden(hidden))

@@ -65,12 +65,19 @@ class LineGroup(TyperGroup):
             return super().resolve_command(ctx, args)
 
 
+def _with_stdout(args: list[str]) -> list[str]:
+    """The words, with `-` after a `--json` that ends them or has another option behind it: the JSON goes to stdout."""
+    after = [*args, "--"][1:]
+    alone = [word == "--json" and next_word.startswith("-") and next_word != "-" for word, next_word in zip(args, after, strict=True)]
+    return [part for word, bare in zip(args, alone, strict=True) for part in ([word, "-"] if bare else [word])]
+
+
 class PanelCommand(TyperCommand):
     """A command whose help groups its options by `rich_help_panel`, in the order of their first option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with one_line_errors(ctx):
-            left = super().parse_args(ctx, args)
+            left = super().parse_args(ctx, _with_stdout(args))
         given = [] if ctx.resilient_parsing else [param for param in self.get_params(ctx) if param.param_type_name == "option"]
         options = {name for param in given for name in (*param.opts, *param.secondary_opts)}
         for param in given:

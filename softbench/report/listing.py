@@ -12,6 +12,7 @@ from rich.text import Text
 from softbench.core import text
 from softbench.core.case import YARDSTICK, value_text
 from softbench.core.inspection import Artifact, Inspection, Launch
+from softbench.core.json import JsonObject
 from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
@@ -54,7 +55,7 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
     """The operations, each with its summary, the tensors of its passes, and the backends that have it."""
     parts: list[RenderableType] = []
     for item in known:
-        names = [info.name for info in infos if not lacking(info.operations, item.name) and info.name != YARDSTICK]
+        names = having(item, infos)
         passes = [f"{name}: {', '.join(one.inputs)} -> {', '.join(one.outputs)}" for name, one in item.passes.items()]
         parts += [
             Text(item.name, style="bold"),
@@ -68,6 +69,39 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
             Text(f"  backends: {', '.join(names) or 'none'}"),
         ]
     return Group(*parts)
+
+
+def having(item: Operation, infos: Sequence[BackendInfo]) -> list[str]:
+    """The backends that have an operation, without the yardstick."""
+    return [info.name for info in infos if not lacking(info.operations, item.name) and info.name != YARDSTICK]
+
+
+def operation_facts(item: Operation, infos: Sequence[BackendInfo]) -> JsonObject:
+    """An operation as `softbench list --ops --json` has it."""
+    return {
+        "name": item.name,
+        "summary": item.summary,
+        "passes": {name: {"inputs": [*one.inputs], "outputs": [*one.outputs]} for name, one in item.passes.items()},
+        "parameters": [{"name": one.name, "allowed": one.allowed, "default": one.default, "meaning": one.doc} for one in item.parameters],
+        "presets": {name: [*one.shapes] for name, one in item.presets.items()},
+        "backends": having(item, infos),
+    }
+
+
+def backend_facts(info: BackendInfo) -> JsonObject:
+    """A backend as `softbench list --json` has it."""
+    state, reason = tables.state(info)
+    return {
+        "name": info.name,
+        "state": state,
+        "reason": reason,
+        "summary": info.summary,
+        "advice": info.advice,
+        "origin": info.origin.shown,
+        "extra": info.extra,
+        "operations": [*info.operations],
+        "reuses_output": info.reuses_output,
+    }
 
 
 def others(left_out: Sequence[Artifact]) -> str:
@@ -102,20 +136,21 @@ def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> Ren
     """For each backend its summary, its costs and when to choose it."""
     parts: list[RenderableType] = []
     for info in infos:
-        name, state, _ = tables.info(info)
+        state, reason = tables.state(info)
         lines = [("what", info.summary)] if info.summary else []
-        lines += [(state, info.unavailable or info.broken)] if state != "available" else []
+        lines += [(state, reason)] if state != "available" else []
         lines.append(("costs", _cost(costs.get(info.name))))
         lines += [("pick it", info.advice)] if info.advice else []
         if info.reuses_output:
             lines.append(("output", "reused: the next call overwrites the last output"))
-        lines.append(("from", info.origin.shown))
+        if not info.origin.own:
+            lines.append(("from", info.origin.shown))
         table = Table(show_header=False, show_edge=False, box=None, padding=(0, 0, 0, 2))
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold")
         for label, value in lines:
             table.add_row(Text(label), Text(value))
-        parts += [Text(name, style="bold"), table]
+        parts += [Text(info.name, style="bold"), table]
     return Group(*parts)
 
 

@@ -166,19 +166,20 @@ def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
     return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
 
 
+def state(backend: BackendInfo) -> tuple[str, str]:
+    """`available`, `unavailable`, `broken` or `not loaded`, and the reason of the second and third."""
+    if backend.broken:
+        return "broken", backend.broken
+    if backend.unavailable:
+        return "unavailable", backend.unavailable
+    return "available" if backend.loaded else "not loaded", ""
+
+
 def info(backend: BackendInfo) -> tuple[str, str, str]:
-    """A backend's row for `facts`."""
-    state, text = (
-        ("broken", backend.broken)
-        if backend.broken
-        else ("unavailable", backend.unavailable)
-        if backend.unavailable
-        else ("available", backend.summary)
-        if backend.loaded
-        else ("not loaded", backend.summary)
-    )
+    """A backend's row for `facts`. Where it comes from is told of plugins only."""
+    now, reason = state(backend)
     reuse = "; reuses its output" if backend.reuses_output else ""
-    return backend.name, state, f"{text}{reuse} [{backend.origin.shown}]"
+    return backend.name, now, f"{reason or backend.summary}{reuse}{'' if backend.origin.own else f' [{backend.origin.shown}]'}"
 
 
 def facts(pairs: Sequence[tuple[str, str, str]]) -> Table:

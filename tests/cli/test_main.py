@@ -140,9 +140,12 @@ def test_doctor_reports_every_part_and_what_to_install(cli):
         assert part in done.stdout
     missing = cli
     missing.env = {**missing.env, "PATH": "/nonexistent", "CUDA_HOME": "/nonexistent", "CC": "", "CXX": ""}
-    done = missing("doctor")
+    done = missing("doctor", "--json")
     assert done.returncode == 1
-    assert "apt install gcc" in done.stdout
+    document = json.loads(done.stdout)
+    assert document["healthy"] is False
+    (compiler,) = [one for one in document["findings"] if one["name"] == "C compiler"]
+    assert compiler["state"] == "missing" and "apt install gcc" in compiler["text"]
 
 
 @pytest.mark.slow

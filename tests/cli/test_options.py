@@ -152,7 +152,7 @@ def test_other_errors_of_the_parser_are_one_line(main, words, said):
 def test_an_option_is_not_the_value_of_another(main):
     code, _, err = main("gate", "--baseline", "b", "--markdown", "--plot", "f.png")
     assert (code, err) == (2, "softbench: --markdown: its value is missing, because --plot is an option\n")
-    assert "--json: its value is missing, because -h is an option" in main("check", "--json", "-h")[2]
+    assert main("check", "--json", "-h")[1] == main("check", "-h")[1]  # --json alone is --json -
     assert "--long: No such file" in main("show", "--", "--long")[2]
 
 
