@@ -303,7 +303,7 @@ def test_a_huge_file_is_refused_unread(tmp_path):
     path = tmp_path / "huge.csv"
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ResultsError, match="is larger than 1024 MiB, so it is no results file"):
+    with pytest.raises(ResultsError, match="is larger than 1 GiB, so it is no results file"):
         read_csv(path)
 
 
