@@ -79,7 +79,8 @@ def _text(source: str) -> str:
 
 def _of_notebook(notebook: dict[str, Any]) -> str:
     cells = (("".join(cell["source"]), cell["cell_type"]) for cell in notebook["cells"])
-    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in cells)
+    shown = [text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in cells]
+    return "\n\n".join([*shown, '<a href="../first-comparison.ipynb" download>Download the notebook</a>'])
 
 
 def _in_repository(page: str, target: str) -> str:
