@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.syntax import Syntax
@@ -17,7 +18,11 @@ from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
 from softbench.results.costs import BackendCost
+from softbench.results.labels import DOUBTFUL
+from softbench.results.runs import FoundRun, Tally, Unfinished
 
+FINE = ("ok", "checked", "skipped", "unavailable")
+"""The statuses of cells that did not fail."""
 LAUNCH = ("kernel", "grid", "block", "registers", "spilled", "shared", "moves")
 
 
@@ -152,6 +157,41 @@ def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> Ren
             table.add_row(Text(label), Text(value))
         parts += [Text(info.name, style="bold"), table]
     return Group(*parts)
+
+
+def runs(found: Sequence[tuple[FoundRun, Tally]], left: Sequence[Unfinished], folders: Sequence[Path]) -> RenderableType:
+    """Two lines per run: file, start and card; then cells, failures, what was measured, and the backends. Unfinished runs come first.
+
+    Files below the only folder are named relative to it. A terminal cuts the second line of a finished run.
+    """
+    lines = [(one.file, one.started, one.device, Text(f"  {_progress(one)}", style="yellow")) for one in left]
+    for run, tally in found:
+        bad = f" ({wrong})" if (wrong := not_ok(tally)) else ""
+        what = " ".join(",".join(names) for names in (tally.operations, tally.directions, tally.dtypes))
+        about = f"  {text.count(tally.cells, 'cell')}{bad}: {what}; {text.few(list(tally.backends))}"
+        lines.append((run.file, run.started, run.device, Text(about, style="dim", no_wrap=True, overflow="ellipsis")))
+    below = folders[0] if len(folders) == 1 else Path()
+    names = [str(file.relative_to(below)) if file.is_relative_to(below) and file != below else str(file) for file, *_ in lines]
+    width = max(map(len, names), default=0)
+    parts: list[Text] = []
+    for name, (_, started, device, second) in zip(names, lines, strict=True):
+        parts += [Text.assemble((name.ljust(width), "bold"), f"  {started[:16].replace('T', ' '):16}  {device}"), second]
+    return Group(*parts)
+
+
+def _progress(one: Unfinished) -> str:
+    """How far an unfinished run is, and the next step."""
+    stored = f"unfinished: {one.stored}{f' of {one.planned}' if one.planned else ''} cells are stored"
+    if one.running:
+        return f"{stored}; it runs now"
+    return f"{stored}; continue with: {one.resume}" if one.resume else f"{stored}; it cannot be continued, so measure again"
+
+
+def not_ok(tally: Tally) -> str:
+    """The cells of a run that failed, and those with a doubtful label: `1 wrong, 3 failed; 12 noisy`."""
+    failed = [f"{number} {status}" for status, number in tally.status.items() if status not in FINE]
+    doubtful = [f"{number} {label}" for label, number in tally.labels.items() if label in DOUBTFUL]
+    return "; ".join(", ".join(some) for some in (failed, doubtful) if some)
 
 
 def _cost(cost: BackendCost | None) -> str:

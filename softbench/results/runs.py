@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import json
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 
 from softbench.core.errors import ResultsError
+from softbench.core.files import no_link
 from softbench.core.json import JsonObject
 from softbench.core.text import one_line
 from softbench.results.csv import REQUIRED
 from softbench.results.document import beside, load_header, units_of
+from softbench.results.labels import MEANING
 
 STAMP = re.compile(r"run-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)")
 """The name of a run says when it started."""
@@ -63,12 +70,14 @@ def find(paths: Iterable[Path]) -> tuple[list[FoundRun], list[str]]:
 def _csvs(path: Path) -> Iterator[Path]:
     if not path.exists():
         raise ResultsError(f"{path}: no such file or folder; name folders with the CSVs of softbench run")
-    if not path.is_dir():
-        yield path
-        return
-    for file in sorted(path.rglob("*.csv")):
-        if not any(part.startswith(".") for part in file.relative_to(path).parts):
-            yield file
+    yield from _below(path, ".csv") if path.is_dir() else (path,)
+
+
+def _below(folder: Path, suffix: str) -> Iterator[Path]:
+    """The files with this suffix in a folder and below it, without hidden ones. Hidden folders are not entered: one may be large."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(place, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith("."))
 
 
 def look(file: Path) -> FoundRun:
@@ -112,3 +121,109 @@ def _once(found: Sequence[FoundRun]) -> list[FoundRun]:
     kept = {(one.run, one.device, one.unit): one for one in own_name_last}
     parts = frozenset[tuple[str, str]]().union(*(one.merged for one in kept.values()))
     return [one for one in kept.values() if one.merged or (one.run, one.unit) not in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many cells a results CSV has, and of which kind."""
+
+    cells: int
+    backends: tuple[str, ...]
+    """Those with a cell that was tried."""
+    operations: tuple[str, ...]
+    directions: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    status: Mapping[str, int]
+    labels: Mapping[str, int]
+
+
+COUNTED = ("backend", "direction", "dtype", "status")
+NOT_TRIED = ("skipped", "unavailable")
+
+
+def tally(file: Path) -> Tally:
+    """Count the cells of a results CSV without reading their numbers.
+
+    Raises:
+        ResultsError: it is not a results file, or a line is damaged.
+    """
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            reader = csv.reader(lines)
+            head = next(reader)
+            places = [head.index(name) for name in COUNTED]
+            places += [head.index(name) if name in head else places[0] for name in ("op", "labels")]
+            counts = Counter(map(itemgetter(*places), reader))
+    except (OSError, ValueError, IndexError, StopIteration, csv.Error) as error:
+        raise ResultsError(f"{file}: is damaged ({one_line(str(error), 80)}); softbench show {file} names the line") from None
+    status, labels = Counter[str](), Counter[str]()
+    for (*_, ended, _, marks), number in counts.items():
+        status[one_line(ended, 20)] += number
+        labels.update({mark: number for mark in marks.split() if mark in MEANING})
+
+    def several(place: int) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one_line(values[place], 120) for values in counts if values[3] not in NOT_TRIED or place))
+
+    return Tally(status.total(), several(0), several(4), several(1), several(2), status, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A run that has not finished: a journal."""
+
+    file: Path
+    run: str
+    started: str
+    device: str
+    command: str
+    stored: int
+    """Cells in the journal, at most; of a long journal estimated from its beginning."""
+    planned: int
+    """Cells of the whole run; 0 if the journal does not tell."""
+    running: bool
+    """True if a process writes it now."""
+
+    @property
+    def resume(self) -> str:
+        """The command that continues it; empty for a run of the gate, which only its self-test can continue."""
+        if "--resume" in self.command:
+            return self.command
+        return f"{self.command} --resume" if self.command.startswith("softbench run") or "--self-test" in self.command else ""
+
+
+SAMPLE = 2**22
+"""Bytes of a journal whose lines are counted."""
+
+
+def unfinished(paths: Iterable[Path]) -> tuple[list[Unfinished], list[str]]:
+    """The unfinished runs below these folders, newest first, and a line for each journal that cannot be read."""
+    found, problems = [], []
+    for file in dict.fromkeys(file for path in paths if path.is_dir() for file in _below(path, ".jsonl") if file.name.startswith("run-")):
+        try:
+            found.append(_unfinished(file))
+        except OSError as error:
+            problems.append(f"{file}: {error.strerror}")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            problems.append(f"{file}: is no journal of a run, or its first line is damaged; it cannot be resumed")
+    return sorted(found, key=lambda one: one.started, reverse=True), problems
+
+
+def _unfinished(file: Path) -> Unfinished:
+    with open(file, "rb", opener=no_link) as journal:
+        running = False
+        try:
+            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            running = True
+        first = journal.readline(SAMPLE)
+        sample = journal.read(SAMPLE)
+        size = os.fstat(journal.fileno()).st_size
+    header = json.loads(first)
+    lines = sample.count(b"\n")
+    if len(first) + len(sample) < size:
+        lines = round(lines * (size - len(first)) / len(sample))
+    fingerprint = header["fingerprint"]
+    cases = re.match(r"\d+", str(fingerprint.get("cases")))
+    planned = int(cases[0]) * len(header["backends"]) * int(fingerprint.get("processes", 1)) if cases else 0
+    run, started, device, command = (one_line(str(header[name]), 500) for name in ("run", "started", "device_name", "command"))
+    return Unfinished(file, run, started, device, command, lines, planned, running)

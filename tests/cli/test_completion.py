@@ -33,7 +33,7 @@ def softmax(x): pass
 
 COMPLETED = {
     "softbench ": [
-        *("run", "check", "show", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect")
+        *("run", "check", "show", "runs", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect")
     ],
     "softbench run --dev": ["--device", "--devices"],
     "softbench run --backends nai": ["naive"],

@@ -1,12 +1,15 @@
+import fcntl
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from softbench.core.errors import ResultsError
+from softbench.results.csv import read_csv
 from softbench.results.document import load, load_header
-from softbench.results.runs import find
+from softbench.results.runs import find, tally, unfinished
 
 EXHIBIT = Path(__file__).parents[2] / "results"
 ODD, MASKED = EXHIBIT / "h200" / "odd", EXHIBIT / "h200" / "masked"
@@ -72,3 +75,38 @@ def test_the_header_is_the_document_without_its_cells(tmp_path):
     plain = tmp_path / "plain.json"
     plain.write_text(json.dumps({"cells": [1], **load_header(ODD.with_name("odd.json.gz"))}, indent=1))
     assert load_header(plain)["run"] == document["run"]
+
+
+def journal(folder, lines=4, **more):
+    """A journal of 12 cases and two backends with this many cells."""
+    header = {"run": "run-20261129-020812", "started": "2026-11-29T02:08:12+00:00", "device_name": "card", "backends": ["copy", "torch"]}
+    header |= {"command": "softbench run --M 8 -o here", "fingerprint": {"cases": "12 (hash 1)", "processes": 3}, **more}
+    folder.mkdir(exist_ok=True)
+    (folder / "run-20261129-020812.jsonl").write_text(json.dumps(header) + "\n" + "{}\n" * lines)
+
+
+def test_an_unfinished_run_says_how_far_it_is_and_how_to_continue(tmp_path):
+    journal(tmp_path / "a")
+    (tmp_path / "run-1.jsonl").write_text("torn")
+    (one,), (problem,) = unfinished([tmp_path])
+    assert (one.stored, one.planned, one.running, one.resume) == (4, 72, False, "softbench run --M 8 -o here --resume")
+    assert problem.startswith(f"{tmp_path}/run-1.jsonl: is no journal")
+    with (tmp_path / "a" / "run-20261129-020812.jsonl").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert unfinished([tmp_path])[0][0].running
+    for command, resume in (("gate --candidate a --reference b", ""), ("gate --self-test", "softbench gate --self-test --resume")):
+        journal(tmp_path / "a", command=f"softbench {command}")
+        assert unfinished([tmp_path])[0][0].resume == resume
+
+
+def test_a_tally_counts_what_the_rows_say(tmp_path):
+    file = EXHIBIT / "h200" / "losses.csv"
+    rows, found = read_csv(file)[0], tally(file)
+    assert found.cells == len(rows)
+    assert found.status == Counter(row.status for row in rows)
+    assert found.labels == Counter(label for row in rows for label in row.labels.split())
+    assert set(found.operations) == {row.op for row in rows}
+    torn = tmp_path / "torn.csv"
+    torn.write_text(file.read_text()[:5000].rpartition(",")[0].rpartition("\n")[0] + "\ntorch,forward\n")
+    with pytest.raises(ResultsError, match=r"torn\.csv: is damaged .*softbench show .*torn\.csv names the line"):
+        tally(torn)
