@@ -63,7 +63,7 @@ class Result:
     @classmethod
     def of_run(cls, run: Run, notes: Sequence[str] = ()) -> Result:
         """The result of a run that was just measured."""
-        return cls(run.rows(), run.csv, notes, run.records())
+        return cls(run.rows(), run.csv, notes, list(run.records()))
 
     @classmethod
     def load(cls, path: str | Path) -> Result:

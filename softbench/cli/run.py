@@ -127,8 +127,9 @@ def run(
     show = partial(_show, json=json if str(json) == "-" else None)  # a file may be on the full disk too
     measured = measure(request, show=show, several=several)
     _report(measured, json, page=report)
-    code = exit_code(measured.records())
-    if not code and (text := not_measurable(measured.rows())):
+    rows = measured.rows()
+    code = exit_code(rows)
+    if not code and (text := not_measurable(rows)):
         note(text, error=True)
         code = NotMeasurableError.exit_code
     raise typer.Exit(code)

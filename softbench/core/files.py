@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from softbench.core.errors import ResultsError, SoftbenchError, StorageError
 
@@ -27,9 +30,16 @@ def not_written(what: object, error: OSError) -> SoftbenchError:
 
 def replace_file(path: Path, content: str | bytes) -> None:
     """Replace a file atomically: at any moment it is the complete old or new file."""
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that replaces the one at `path` when the block ends, at once. An exception leaves the old file."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             Path(file.name).chmod(0o644)
             Path(file.name).replace(path)
@@ -42,3 +52,22 @@ def replace_file(path: Path, content: str | bytes) -> None:
 def no_link(path: str, flags: int) -> int:
     """An opener for `open` that raises OSError for a symbolic link, which may name a file of another folder."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+"""What `flock` says on a file system without locks: NFS without its lock daemon, Lustre that was mounted without `flock`."""
+
+
+def lock(file: IO[bytes], how: int) -> bool:
+    """Lock a file as `fcntl.flock`. False if its file system has no locks; two processes may then use the file at once.
+
+    Raises:
+        BlockingIOError: another process has the lock, and `how` has LOCK_NB.
+    """
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return False
+    return True

@@ -156,6 +156,10 @@ class Operation:
     causal: Setting = ()
     """The value of a parameter with which a query sees no later key. Query s sees its first s + 1 + max(0, N - S) keys."""
 
+    def __hash__(self) -> int:
+        """Of the name, as a mapping has no hash."""
+        return hash(self.name)
+
     def at(self, given: Mapping[str, Value]) -> Operation:
         """The operation for these parameters: tensors, dtypes, passes and bytes follow from them.
 

@@ -7,7 +7,7 @@ Workers read a user's file with `softbench.ops.user_file`.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -74,8 +74,16 @@ def operation(text: str) -> Operation:
         KeyError: there is none of this name.
         ValueError: it has no such parameters.
     """
-    name, given = parse_op(text)
-    return declared(name).at(given)
+    name = text.partition("(")[0]
+    return _at(declared(name if name in names() else parse_op(text)[0]), text)
+
+
+@lru_cache(maxsize=1024)
+def _at(operation: Operation, text: str) -> Operation:
+    """What `operation` returns: a sweep of one operation has thousands of cases. Its parts cannot be exchanged."""
+    found = operation.at(parse_op(text)[1])
+    tensors, passes = MappingProxyType(dict(found.tensors)), MappingProxyType(dict(found.passes))
+    return replace(found, tensors=tensors, passes=passes, parameter_values=MappingProxyType(dict(found.parameter_values)))
 
 
 def declared(name: str) -> Operation:

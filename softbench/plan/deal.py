@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from heapq import heapreplace
 from typing import NamedTuple
 
 from softbench.core.case import Case
@@ -45,11 +46,11 @@ def deal(cases: Sequence[Case], parts: int) -> list[tuple[Case, ...]]:
     Every part gets the next largest case when it has the least work so far (Graham's rule of the longest processing time first).
     """
     costs = [CASE_BYTES + operation(case.op).bytes_moved(case) for case in cases]
-    work, found = [0] * parts, [list[int]() for _ in range(parts)]
+    work, found = [(0, part) for part in range(parts)], [list[int]() for _ in range(parts)]
     for place in sorted(range(len(cases)), key=lambda place: -costs[place]):
-        least = min(range(parts), key=lambda part: (work[part], part))
-        work[least] += costs[place]
-        found[least].append(place)
+        least, part = work[0]
+        heapreplace(work, (least + costs[place], part))
+        found[part].append(place)
     return [tuple(cases[place] for place in sorted(some)) for some in found]
 
 

@@ -34,11 +34,12 @@ ONE_OF = {
 }
 
 
-def to_csv(rows: Iterable[Row]) -> str:
-    """The whole file as text. Numbers have six significant digits."""
+def to_csv(rows: Iterable[Row], *, header: bool = True) -> str:
+    """The whole file as text, or lines to append to it. Numbers have six significant digits."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    if header:
+        writer.writerow(COLUMNS)
     for item in rows:
         writer.writerow([_cell(getattr(item, name)) for name in TYPES])
     return out.getvalue()

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
@@ -43,6 +43,15 @@ def packed(document: JsonObject) -> bytes:
     """A run document as compressed JSON. Equal documents have equal bytes."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
     return gzip.compress(text.encode(), LEVEL, mtime=0)
+
+
+def write_packed(file: IO[bytes], header: JsonObject, cells: Iterable[bytes]) -> None:
+    """Write what `packed` returns of a header and its cells, of which each is JSON, without all cells in memory."""
+    with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as out:
+        out.write(json.dumps(header, separators=(",", ":"), allow_nan=False).encode()[:-1] + b',"cells":[')
+        for number, cell in enumerate(cells):
+            out.write(b"," + cell if number else cell)
+        out.write(b"]}\n")
 
 
 def load(path: Path) -> JsonObject:

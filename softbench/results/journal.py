@@ -1,26 +1,127 @@
-"""Reads the journal of an interrupted run, to continue the run or to look at it, and makes one of a finished run."""
+"""The journal of an unfinished run: where its records are, how it is read to continue the run, and how a finished run becomes one again.
+
+Records stay on disk, because the samples of a million cells need more memory than a host has. `Cells` says where each one is.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 from softbench.core.case import Case
-from softbench.core.files import no_link, replace_file
+from softbench.core.errors import ResultsError
+from softbench.core.files import lock, no_link, replace_file
 from softbench.core.json import JsonObject
-from softbench.core.outcome import Measured, Profile, Record
+from softbench.core.outcome import Measured, Profile, Record, Status
 from softbench.results.document import SUFFIX, device_name, environments, load, units_of
 from softbench.results.records import record_from_json, record_to_json, records_of
 
 SHARD = "shard"
 """The entry `spread` of a run whose cases are dealt to several cards."""
-Cells = dict[tuple[int, str, Case, str], Record]
-"""Records by process set, backend, case and unit."""
+DIGEST_BYTES = 8
+READ_BYTES = 2**20
+
+
+class Stored(NamedTuple):
+    """A record's line in the journal, and what is asked of a record without reading it."""
+
+    at: int
+    """Bytes before the line."""
+    size: int
+    digest: bytes
+    """Of the line: the journal is a file that a plugin could change."""
+    status: Status
+    source: str
+    """Hash of the source files of its backend."""
+    unsaved: Record | None = None
+    """The record itself, if the disk refused it."""
+
+
+def digest_of(line: bytes) -> bytes:
+    """The digest of a line of the journal."""
+    return blake2b(line, digest_size=DIGEST_BYTES).digest()
+
+
+class Cells:
+    """Where the records of a run are. To add one, and to find one, takes the same time for a run of any size."""
+
+    def __init__(self, header: JsonObject) -> None:
+        self._of: dict[Case, dict[str, dict[tuple[int, str], Stored]]] = {}
+        """By case and unit, then by process set and backend."""
+        self._models: dict[str, str] | None = {} if header.get("spread") == SHARD else None
+        """The model of each unit, if the cards of a model share the cases."""
+        self._count = 0
+        self.join(units_of(header))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def join(self, units: Mapping[str, JsonObject]) -> None:
+        """Let units measure the run, with these facts."""
+        if self._models is not None:
+            self._models |= {unit: device_name(facts) for unit, facts in units.items()}
+
+    def put(self, process: int, record: Record, stored: Stored) -> bool:
+        """Add a record. True if another unit loses the case.
+
+        In a sharded run one card of a model measures a case: records of a card that was lost before are removed.
+        """
+        units = self._of.setdefault(record.case, {})
+        models = self._models
+        lost = [
+            unit for unit in units if models is not None and unit != record.unit and models.get(unit, "") == models.get(record.unit, "")
+        ]
+        for unit in lost:
+            self._count -= len(units.pop(unit))
+        of = units.setdefault(record.unit, {})
+        self._count += (process, record.backend) not in of
+        of[process, record.backend] = stored
+        return bool(lost)
+
+    def units(self, case: Case) -> Collection[str]:
+        """The units that have records of a case."""
+        return self._of.get(case, {}).keys()
+
+    def of(self, case: Case, unit: str) -> Mapping[tuple[int, str], Stored]:
+        """The records of a case on a unit, by process set and backend."""
+        return self._of.get(case, {}).get(unit, {})
+
+    def cases(self) -> Iterator[tuple[Case, str]]:
+        """Each case with each of its units, in the order in which they were added."""
+        return ((case, unit) for case, units in self._of.items() for unit in units)
+
+    def every(self) -> Iterator[tuple[str, Stored]]:
+        """Each record, with the name of its backend."""
+        return ((name, stored) for units in self._of.values() for of in units.values() for (_, name), stored in of.items())
+
+    def drop(self, case: Case, unit: str) -> None:
+        """Forget a case on a unit."""
+        self._count -= len(self._of[case].pop(unit))
+
+
+def line_of(file: IO[bytes], stored: Stored) -> bytes:
+    """A record's line in the journal.
+
+    Raises:
+        ResultsError: another process changed it.
+        OSError: the file cannot be read.
+    """
+    line = os.pread(file.fileno(), stored.size, stored.at)
+    if digest_of(line) != stored.digest:
+        raise ResultsError(f"{file.name}: another process changed it, perhaps a plugin; measure again, without that plugin")
+    return line
+
+
+def record_at(file: IO[bytes], stored: Stored) -> Record:
+    """A record of the journal. Raises as `line_of`."""
+    return stored.unsaved or record_from_json(json.loads(line_of(file, stored)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +149,7 @@ def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, 
             reason = reason or f"{path} cannot be resumed: {error.strerror}"
             continue
         try:
-            fcntl.flock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if look else fcntl.LOCK_EX))
+            lock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if look else fcntl.LOCK_EX))
             found, size = _read(path, file, header, cases)
         except BlockingIOError:
             reason = reason or f"{path.stem} is still running"
@@ -75,12 +176,11 @@ def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *
         return f"no finished run in {folder}"
     content, path = _as_journal(load(document), document), folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
     try:
-        found, _ = _read(path, Path(os.devnull).open("rb", buffering=0), header, cases, content)  # noqa: SIM115 - part of the journal
+        found, _ = _read(path, io.BytesIO(content), header, cases)
     except ValueError as error:
         return f"{path.stem} does not fit: {error}"
     if look:
-        return found
-    found.file.close()
+        return replace(found, file=Path(os.devnull).open("rb", buffering=0))
     replace_file(path, content)
     return newest(folder, header, cases, look=False)
 
@@ -101,51 +201,47 @@ def _as_journal(document: JsonObject, file: Path) -> bytes:
     return b"".join(json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n" for entry in entries)
 
 
-def _read(
-    path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None, content: bytes | None = None
-) -> tuple[Journal, int]:
+def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> tuple[Journal, int]:
     """A journal without a torn last line, and the bytes before that. Raises ValueError with the reason if it does not fit or is damaged."""
-    lines = (file.read() if content is None else content).split(b"\n")[:-1]  # text after the last newline is torn
-    if not lines:
-        raise ValueError("its journal is empty")
-    number = 1
-    cells: Cells = {}
+    lines = _lines(file)
+    number, size = 1, 0
     try:
-        first = json.loads(lines[0])
+        first_line = next(lines)
+        size, first = len(first_line), json.loads(first_line)
         then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
         kept = {key: first[key] for key in ("schema", "run", "started")}
         facts = units_of(first)
         difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
-        for line in lines[1:]:
+        cells = Cells(header)
+        cells.join({**facts, **units_of(header)})
+        for line in lines:
             number += 1
+            at, size = size, size + len(line)
             entry = json.loads(line)
             if "units" in entry:  # of cards that joined when the run was resumed
                 facts |= units_of(entry)
+                cells.join({**facts, **units_of(header)})
                 continue
-            process, record = int(entry.pop("process")), record_from_json(entry)
+            process, record = int(entry["process"]), record_from_json(entry)
             if difference is None and (reason := _not_planned(process, record, header, cases)):
                 raise ValueError(reason)
-            put(cells, process, record, header, {**facts, **units_of(header)})
+            cells.put(process, record, Stored(at, len(line), digest_of(line), record.status, record.source))
+    except StopIteration:
+        raise ValueError("its journal is empty") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
     units = environments({**facts, **units_of(header)}) if header.get("spread") else {}
-    return Journal(path.stem, file, {**header, **kept, **units}, cells), sum(len(line) + 1 for line in lines)
+    return Journal(path.stem, file, {**header, **kept, **units}, cells), size
 
 
-def put(cells: Cells, process: int, record: Record, header: JsonObject, units: Mapping[str, JsonObject]) -> None:
-    """Add a record. In a sharded run one card of a model measures a case: those of a card that was lost before are removed.
-
-    `units` are the facts of the units that measured the run.
-    """
-    if header.get("spread") == SHARD:
-        model = device_name(units.get(record.unit, {}))
-        others = [key for key in cells if key[2] == record.case and key[3] != record.unit]
-        for key in others:
-            if device_name(units.get(key[3], {})) == model:
-                del cells[key]
-    cells[process, record.backend, record.case, record.unit] = record
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a file, without text after the last newline, which is torn."""
+    rest = b""
+    while chunk := file.read(READ_BYTES):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
 
 
 def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 
 from softbench.core import statistics
@@ -118,8 +118,10 @@ def doubtful_copy(yardstick: Record, record: Record, facts: Mapping[str, object]
     A label casts doubt on copy itself, or the cell is more than 1.5 times as fast. Both move the same bytes: something slowed copy, or the
     cell leaves out work.
     """
-    if not DOUBTFUL.isdisjoint(of(yardstick, facts)):
-        return True
-    if not isinstance(yardstick.outcome, Measured) or not isinstance(record.outcome, Measured):
-        return False
-    return statistics.median_us(yardstick.outcome.timing) > OVER_COPY * statistics.median_us(record.outcome.timing)
+    copy_us, us = (statistics.median_us(one.outcome.timing) if isinstance(one.outcome, Measured) else None for one in (yardstick, record))
+    return doubtful_copy_of(of(yardstick, facts), copy_us, us)
+
+
+def doubtful_copy_of(marks: Collection[str], copy_us: float | None, us: float | None) -> bool:
+    """`doubtful_copy` from the labels of `copy` and both medians."""
+    return not DOUBTFUL.isdisjoint(marks) or bool(copy_us and us and copy_us > OVER_COPY * us)

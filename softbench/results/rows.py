@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from softbench.core import statistics as stats
 from softbench.core.case import OPERATION, Case, CaseKey, pass_name
@@ -187,13 +187,32 @@ def row(
 
     `facts` of the machine: its L2 and its peak bandwidth bear on labels and fractions.
     """
+    cells = [None if one is None else _Cell.of(one, yardstick, facts) for one in (record, yardstick, reference)]
+    assert cells[0] is not None
+    return _row(cells[0], cells[1], cells[2], device, run, facts)
+
+
+class _Cell(NamedTuple):
+    """A record with what the rows of several backends need of it."""
+
+    record: Record
+    us: float | None
+    """The median."""
+    marks: tuple[str, ...]
+
+    @staticmethod
+    def of(record: Record, yardstick: Record | None, facts: Mapping[str, object]) -> _Cell:
+        us = stats.median_us(record.outcome.timing) if isinstance(record.outcome, Measured) else None
+        return _Cell(record, us, labels.of(record, facts, yardstick))
+
+
+def _row(cell: _Cell, yardstick: _Cell | None, reference: _Cell | None, device: str, run: str, facts: Mapping[str, object]) -> Row:
+    record, median, marks = cell
     case, outcome = record.case, record.outcome
     timing = outcome.timing if isinstance(outcome, Measured) else None
     profile = outcome.profile if isinstance(outcome, Measured) else Profile()
     accuracy = outcome.accuracy if isinstance(outcome, Measured | Checked | Failed) else None
     build: Build | None = outcome.build if isinstance(outcome, Measured | Checked | Failed) else None
-    median = stats.median_us(timing) if timing else None
-    marks = labels.of(record, facts, yardstick)
     gbps = None
     if timing and median and timing.kind != "host" and IMPLAUSIBLE not in marks:
         gbps = operation(case.op).gbps(case, median)
@@ -209,9 +228,9 @@ def row(
         reason=_reason(record),
         median_us=median,
         gbps=gbps,
-        of_copy=_of_copy(record, yardstick, facts),
-        speedup=_times_as_fast(record, reference, yardstick, facts),
-        relative_to=reference.backend if reference else "",
+        of_copy=_of_copy(cell, yardstick),
+        speedup=_times_as_fast(cell, reference),
+        relative_to=reference.record.backend if reference else "",
         build_s=build.seconds if build else None,
         build_cache=build.cache if build else "",
         error_over_bound=accuracy.worst if accuracy and not math.isnan(accuracy.worst) else None,
@@ -240,16 +259,17 @@ def rows_of_run(records: Iterable[Record], header: JsonObject) -> list[Row]:
     by_case: dict[tuple[Case, str], dict[str, Record]] = {}
     for record in records:
         by_case.setdefault((record.case, record.unit), {})[record.backend] = record
-    return [found for of in by_case.values() for found in rows_of_case(of, header)]
-
-
-def rows_of_case(records: Mapping[str, Record], header: JsonObject) -> list[Row]:
-    """The rows of one case on one unit, whose records are given by backend."""
-    beside = records.get(header["yardstick"]), records.get(header["relative_to"])
     units = units_of(header)
+    return [found for of in by_case.values() for found in rows_of_case(of, header, units)]
+
+
+def rows_of_case(records: Mapping[str, Record], header: JsonObject, units: Mapping[str, JsonObject]) -> list[Row]:
+    """The rows of one case on one unit, whose records are given by backend. `units`: `units_of` the header."""
     facts: JsonObject = units.get(next(iter(records.values())).unit) or dict(header.get("environment") or {})
     device = device_name(facts) if len(units) > 1 else header["device_name"]
-    return [row(record, *beside, device=device, run=header["run"], facts=facts) for record in records.values()]
+    cells = {name: _Cell.of(record, records.get(header["yardstick"]), facts) for name, record in records.items()}
+    beside = cells.get(header["yardstick"]), cells.get(header["relative_to"])
+    return [_row(cell, *beside, device, header["run"], facts) for cell in cells.values()]
 
 
 def default_spread(device: str, timer: str) -> stats.Spread:
@@ -295,15 +315,13 @@ def _reason(record: Record) -> str:
             return accuracy.detail or (f"no device time: {profile.note}" if profile.note else "")
 
 
-def _of_copy(record: Record, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
-    if yardstick is None or labels.doubtful_copy(yardstick, record, facts):
+def _of_copy(cell: _Cell, yardstick: _Cell | None) -> float | None:
+    if yardstick is None or labels.doubtful_copy_of(yardstick.marks, yardstick.us, cell.us):
         return None
-    return _times_as_fast(record, yardstick, yardstick, facts)
+    return _times_as_fast(cell, yardstick)
 
 
-def _times_as_fast(record: Record, other: Record | None, yardstick: Record | None, facts: Mapping[str, object]) -> float | None:
-    if other is None or not isinstance(record.outcome, Measured) or not isinstance(other.outcome, Measured):
+def _times_as_fast(cell: _Cell, other: _Cell | None) -> float | None:
+    if other is None or not cell.us or not other.us or any(IMPLAUSIBLE in one.marks for one in (cell, other)):
         return None
-    if any(IMPLAUSIBLE in labels.of(one, facts, yardstick) for one in (record, other)):
-        return None
-    return stats.median_us(other.outcome.timing) / stats.median_us(record.outcome.timing)
+    return other.us / cell.us

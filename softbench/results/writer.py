@@ -1,8 +1,11 @@
 """Writes a run's files; `document` and `records` read them. Every measured case is on disk at once, and `latest` is always a finished run.
 
-DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv is rewritten after every case. A
-finished run writes DIR/<run>.json.gz, deletes the journal, and copies both files to latest.csv and latest.json.gz. A remaining journal is
-an interrupted run, which `softbench.results.journal` reads. DIR/<run>.log has the output of failed workers.
+DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv gets the rows of every new case; it is
+written again if cells in it change, and in the order of the sweep at the end. A finished run writes DIR/<run>.json.gz, deletes the journal,
+and copies both files to latest.csv and latest.json.gz. A remaining journal is an interrupted run, which `softbench.results.journal` reads.
+DIR/<run>.log has the output of failed workers.
+
+The samples stay on disk. In memory a cell takes about 2 KB: its row, and its place in the journal.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -21,14 +25,14 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from softbench.core.case import Case
-from softbench.core.errors import ResultsError
-from softbench.core.files import no_link, not_written, replace_file
+from softbench.core.errors import ResultsError, SoftbenchError
+from softbench.core.files import lock, no_link, not_written, replace_file, replacing
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Record, Status
 from softbench.core.text import count, one_line, printable
 from softbench.results.csv import to_csv
-from softbench.results.document import SUFFIX, beside, packed, units_of
-from softbench.results.journal import Cells, newest, put, reopened
+from softbench.results.document import SUFFIX, beside, units_of, write_packed
+from softbench.results.journal import Cells, Stored, digest_of, line_of, newest, record_at, reopened
 from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import Row, rows_of_case
 
@@ -60,18 +64,29 @@ class Run:
     name: str
     header: JsonObject
     journal: IO[bytes]
-    cells: Cells = field(default_factory=dict)
+    """It is open as long as the run exists, also after it was deleted: the records are read from it."""
+    cells: Cells
     cases: Sequence[Case] = ()
     """The cases in the order of the sweep; without them cells have the order in which they were measured."""
     _rows: dict[tuple[Case, str], list[Row]] = field(default_factory=dict)
-    """Cached rows of unchanged cases, by case and unit."""
+    """The rows of unchanged cases, by case and unit."""
     _due: float = 0.0
-    """Time of the next CSV write."""
+    """Time from which the CSV is written again if cells in it changed."""
+    _changed: bool = False
+    """True if cells in the CSV changed."""
     _size: int = 0
     """Bytes of the journal, which only this process writes."""
+    _csv_size: int = -1
+    """Bytes of the CSV; -1 before it was written."""
+    _units: dict[str, JsonObject] = field(default_factory=dict)
+    """The facts of each unit."""
 
     def __post_init__(self) -> None:
         self._size = os.fstat(self.journal.fileno()).st_size
+        self._units = units_of(self.header)
+
+    def __del__(self) -> None:
+        self.journal.close()
 
     @property
     def csv(self) -> Path:
@@ -93,10 +108,9 @@ class Run:
     def has(self, process: int, names: Sequence[str], case: Case, unit: str | None = None) -> bool:
         """True if the records of all these backends exist, measured from the present source files. Without `unit` by any one unit."""
         if unit is None:
-            return any(self.has(process, names, case, one) for one in units_of(self.header))
-        sources = self.header["sources"]
-        found = [self.cells.get((process, name, case, unit)) for name in names]
-        return all(record is not None and record.source == sources.get(record.backend) for record in found)
+            return any(self.has(process, names, case, one) for one in self.cells.units(case) if one in self._units) or not names
+        sources, of = self.header["sources"], self.cells.of(case, unit)
+        return all((found := of.get((process, name))) is not None and found.source == sources.get(name) for name in names)
 
     def add(self, process: int, records: Sequence[Record]) -> None:
         """Store the records of one case: in the journal at once, in the CSV soon.
@@ -108,15 +122,58 @@ class Run:
         with _writing(self.folder):
             if self.restore_journal():
                 raise ResultsError(f"{self.journal.name}: another process wrote to it, perhaps a plugin; what it wrote was removed")
-            for record in records:
-                put(self.cells, process, record, self.header, units_of(self.header))
-                self._rows.pop((record.case, record.unit), None)
-            _append(self.journal, b"".join(_line({"process": process, **record_to_json(record)}) for record in records))
-            self._size = self.journal.tell()
+            lines = [_line({"process": process, **record_to_json(record)}) for record in records]
+            try:
+                _append(self.journal, b"".join(lines))
+            except OSError:
+                self._put(process, records, [Stored(0, 0, b"", record.status, record.source, record) for record in records])
+                raise
+            new = self._put(process, records, self._stored(records, lines))
         begin = time.monotonic()
-        if begin >= self._due:
+        if (self._changed or self._csv_size < 0) and begin >= self._due:
             self.write_rows()
             self._due = time.monotonic() + LAG * (time.monotonic() - begin - CHEAP_SECONDS)
+        elif self._csv_size >= 0:
+            with _writing(self.folder):
+                self._append_rows([row for key in new for row in self._rows_of(*key, records)])
+
+    def _stored(self, records: Sequence[Record], lines: Sequence[bytes]) -> list[Stored]:
+        """Where the lines of these records are, which the journal now ends with."""
+        found = []
+        for record, line in zip(records, lines, strict=True):
+            found.append(Stored(self._size, len(line), digest_of(line), record.status, record.source))
+            self._size += len(line)
+        return found
+
+    def _put(self, process: int, records: Sequence[Record], places: Sequence[Stored]) -> list[tuple[Case, str]]:
+        """Make records known. Returns their cases, each with its unit, if the CSV has no rows of them."""
+        keys = list(dict.fromkeys((record.case, record.unit) for record in records))
+        known = [key for key in keys if self.cells.of(*key)]
+        for key in known:
+            self._rows.pop(key, None)
+        lost = [self.cells.put(process, record, stored) for record, stored in zip(records, places, strict=True)]
+        self._changed = self._changed or bool(known) or any(lost)
+        return [key for key in keys if key not in known]
+
+    def _append_rows(self, rows: Sequence[Row]) -> None:
+        """Append rows to the CSV, or write it again if another process changed it."""
+        try:
+            file = open(self.csv, "ab", buffering=0, opener=no_link)  # noqa: SIM115 - closed below
+        except OSError:  # a symbolic link, or a file without permission, is replaced
+            self._write_rows()
+            return
+        with file:
+            if os.fstat(file.fileno()).st_size != self._csv_size:
+                self._write_rows()
+                return
+            text = to_csv(rows, header=False).encode()
+            try:
+                _append(file, text)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(file.fileno(), self._csv_size)
+                raise
+            self._csv_size += len(text)
 
     def restore_journal(self) -> bool:
         """Remove what another process appended to the journal, so that no forged cell is resumed. True if there was such text.
@@ -136,39 +193,81 @@ class Run:
             ResultsError: the folder cannot be written.
         """
         with _writing(self.folder):
-            replace_file(self.csv, to_csv(self.rows()))
+            self._write_rows()
 
-    def records(self) -> list[Record]:
-        """One record per cell, merged over process sets, in the order of the cases."""
-        merged: dict[tuple[Case, str, str], list[Record]] = {}
-        for (_, name, case, unit), record in sorted(self.cells.items(), key=lambda item: item[0][0]):
-            merged.setdefault((case, name, unit), []).append(record)
-        order = {name: i for i, name in enumerate(self.header["backends"])}
-        units = {unit: i for i, unit in enumerate(units_of(self.header))}
+    def _write_rows(self) -> None:
+        content = to_csv(self.rows()).encode()
+        replace_file(self.csv, content)
+        self._csv_size, self._changed = len(content), False
+
+    def interrupt(self) -> None:
+        """Write what an interrupted run leaves, and unlock the journal, so that another run may continue it. Errors are ignored."""
+        with suppress(SoftbenchError, OSError):
+            self.restore_journal()
+            self.write_rows()
+        with suppress(OSError):
+            fcntl.flock(self.journal, fcntl.LOCK_UN)
+
+    def _ordered(self) -> list[tuple[Case, str]]:
+        """Each case with each of its units, in the order of the sweep."""
+        units = {unit: i for i, unit in enumerate(self._units)}
         place = {case: i for i, case in enumerate(self.cases)}
-        for case, _, _ in merged:
+        keys = [*self.cells.cases()]
+        for case, _ in keys:
             place.setdefault(case, len(place))
-        keys = sorted(merged, key=lambda key: (place[key[0]], units.get(key[2], len(units)), order.get(key[1], len(order))))
-        return [merge(merged[key]) for key in keys if key[1] in order]
+        return sorted(keys, key=lambda key: (place[key[0]], units.get(key[1], len(units))))
+
+    def _by_backend(self, case: Case, unit: str) -> Iterator[list[Stored]]:
+        """The records of each backend of the run, by process set."""
+        of = self.cells.of(case, unit)
+        processes = sorted({process for process, _ in of})
+        for name in self.header["backends"]:
+            if found := [of[process, name] for process in processes if (process, name) in of]:
+                yield found
+
+    def _merged(self, case: Case, unit: str) -> list[Record]:
+        return [merge([record_at(self.journal, one) for one in found]) for found in self._by_backend(case, unit)]
+
+    def _rows_of(self, case: Case, unit: str, all_records: Sequence[Record] = ()) -> list[Row]:
+        """The rows of a case on a unit. `all_records` has its records, if they are at hand."""
+        if (case, unit) not in self._rows:
+            at_hand = {record.backend: record for record in all_records if (record.case, record.unit) == (case, unit)}
+            merged = [at_hand[name] for name in self.header["backends"] if name in at_hand] or self._merged(case, unit)
+            of = {record.backend: record for record in merged}
+            self._rows[case, unit] = rows_of_case(of, {**self.header, "run": self.name}, self._units) if of else []
+        return self._rows[case, unit]
+
+    def records(self) -> Iterator[Record]:
+        """One record per cell, merged over process sets, in the order of the cases. They are read from the journal.
+
+        Raises:
+            ResultsError: another process changed the journal.
+        """
+        return (record for key in self._ordered() for record in self._merged(*key))
 
     def rows(self) -> list[Row]:
         """The CSV's rows; only changed cases are computed again."""
-        by_case: dict[tuple[Case, str], dict[str, Record]] = {}
-        for record in self.records():
-            by_case.setdefault((record.case, record.unit), {})[record.backend] = record
-        for key, of in by_case.items():
-            if key not in self._rows:
-                self._rows[key] = rows_of_case(of, {**self.header, "run": self.name})
-        return [found for key in by_case for found in self._rows[key]]
+        return [row for key in self._ordered() for row in self._rows_of(*key)]
 
     def set_facts(self, facts: JsonObject) -> None:
         """Set facts that all units share. Rows depend on them, so all are computed again."""
         self.header["environment"] = {**self.header["environment"], **facts}
+        self._units = units_of(self.header)
         self._rows.clear()
 
     def document(self) -> JsonObject:
         """The run document: the header, and every cell with its raw samples."""
         return {**self.header, "cells": [record_to_json(record) for record in self.records()]}
+
+    def _cells_as_json(self) -> Iterator[bytes]:
+        """Each cell of the document. A record of one process set has it in its line already."""
+        for key in self._ordered():
+            for found in self._by_backend(*key):
+                line = line_of(self.journal, found[0]) if len(found) == 1 and found[0].unsaved is None else b""
+                if line.startswith(b'{"process":'):
+                    yield b"{" + line.partition(b",")[2].rstrip(b"\n")
+                else:
+                    yield _line(record_to_json(merge([record_at(self.journal, one) for one in found]))).rstrip(b"\n")
 
     def finish(self, *, publish: bool) -> None:
         """Write the JSON, copy both files to `latest` if `publish`, and delete the journal.
@@ -178,16 +277,16 @@ class Run:
         """
         with _writing(self.folder):
             self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-            replace_file(self.csv, to_csv(self.rows()))  # a resumed run may have measured nothing
-            document = packed(self.document())
-            replace_file(self.json, document)
+            self._write_rows()  # in the order of the sweep; a resumed run may have measured nothing
+            with replacing(self.json) as file:
+                write_packed(file, self.header, self._cells_as_json())
             if publish:
-                with _lock_file(self.folder / ".lock") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX)  # so that latest.csv and its document belong to one run
-                    replace_file(self.folder / "latest.csv", self.csv.read_text(encoding="utf-8"))
-                    replace_file(beside(self.folder / "latest.csv"), document)
+                with _lock_file(self.folder / ".lock") as locked:
+                    lock(locked, fcntl.LOCK_EX)  # so that latest.csv and its document belong to one run
+                    for path in (self.csv, self.json):
+                        with path.open("rb") as content, replacing(self.folder / path.name.replace(self.name, "latest")) as file:
+                            shutil.copyfileobj(content, file)
             Path(self.journal.name).unlink()
-            self.journal.close()
 
 
 def writable(folder: Path) -> None:
@@ -224,15 +323,15 @@ def start(folder: Path, header: JsonObject) -> Run:
         for attempt in range(1000):
             name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
             with suppress(FileExistsError):
-                journal = (folder / f"{name}.jsonl").open("xb", buffering=0)
+                journal = (folder / f"{name}.jsonl").open("x+b", buffering=0)
                 if not any(os.path.lexists(folder / f"{name}{suffix}") for suffix in (".csv", SUFFIX)):
                     break
                 journal.close()  # the files are of a run that ended within this second
                 Path(journal.name).unlink()
-        fcntl.flock(journal, fcntl.LOCK_EX)
+        lock(journal, fcntl.LOCK_EX)
         header = {"schema": SCHEMA, "run": name, "started": moment.isoformat(timespec="seconds"), **header}
         _append(journal, _line(header))
-    return Run(folder, name, header, journal)
+    return Run(folder, name, header, journal, Cells(header))
 
 
 def resume(
@@ -259,8 +358,10 @@ def resume(
             raise ResultsError(f"--retry-failed: {found}")
     if isinstance(found, str):
         return None, found
-    again = {(case, unit) for (_, _, case, unit), record in found.cells.items() if retry and record.status in RETRIED}
-    cells = {key: record for key, record in found.cells.items() if key[2:] not in again}
+    cells = found.cells
+    again = [key for key in cells.cases() if retry and any(one.status in RETRIED for one in cells.of(*key).values())]
+    for key in again:
+        cells.drop(*key)
     run = Run(folder, found.name, found.header, found.file, cells)
     if look:
         run.journal.close()
@@ -274,7 +375,7 @@ def resume(
 def _resuming(run: Run) -> str:
     """The note for a run that is resumed."""
     sources = run.header["sources"]
-    changed = sum(record.source != sources.get(record.backend) for record in run.cells.values())
+    changed = sum(stored.source != sources.get(backend) for backend, stored in run.cells.every())
     again = f"; {changed} more are measured again, as their backends' source files changed" if changed else ""
     return f"resuming {run.name}: {len(run.cells) - changed} cells are there already{again}"
 

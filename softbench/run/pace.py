@@ -85,7 +85,8 @@ class Pace:
         for process in range(plan.settings.processes):
             for number, (case, names, seconds) in enumerate(sets[process > 0]):
                 loaded = process == number == 0 and len(plan.groups) == 1  # by the session
-                self._left[process, names, case] = {phase: s for phase, s in seconds.items() if not (loaded and phase == "load")}
+                own = {phase: s for phase, s in seconds.items() if phase != "load"} if loaded else seconds
+                self._left[process, names, case] = own
         self.cells = sum(self._count(names, case) for _, names, case in self._left)
         """Cells to measure, over all process sets. It shrinks when a backend turns out not to support a case."""
         for key in [key for key in self._left if stored(*key)]:
@@ -126,7 +127,7 @@ class Pace:
         """No process set measures these backends on the case."""
         before = self._count(names, case)
         self._unsupported |= skipped
-        later = [key for key in self._left if key[1:] == (names, case)]
+        later = [key for process in range(self.plan.settings.processes) if (key := (process, names, case)) in self._left]
         self.cells -= (before - self._count(names, case)) * (1 + len(later))
         rest = [name for name in names if (name, case) not in self._unsupported]
         for key in later:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from softbench.core.case import YARDSTICK, Case
-from softbench.core.errors import SoftbenchError
 from softbench.core.json import JsonObject
 from softbench.core.machine import free_memory
 from softbench.core.messages import ListUnsupported, Unsupported
@@ -200,15 +199,12 @@ def run(
             judge = end.enter_context(CellJudge(plan, activity))
             execute(plan, kept, Watch(observer, pace, load, judge.judged), session.pool, slots, session.environment)
         except BaseException:
-            with suppress(SoftbenchError, OSError):
-                kept.restore_journal()
-                kept.write_rows()
-            kept.journal.close()  # and so its lock: the caller's process may live on, and resume the run
+            kept.interrupt()
             raise
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
     if spread := process_spread.keep(plan, kept.name, zip(kept.records(), kept.rows(), strict=True)):
         kept.set_facts(spread)
-    kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
+    kept.finish(publish=(measured := any(row.status == Status.OK for row in kept.rows())))
     if not measured:
         observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
     return kept

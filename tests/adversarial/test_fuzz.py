@@ -149,9 +149,9 @@ def run_folder(tmp_path_factory):
     }
     kept = writer.start(folder, header)
     kept.add(0, list(measure(make(("copy", "a")), FakePool()).values()))
-    kept.journal.close()
     journal = kept.folder / f"{kept.name}.jsonl"
     document = json.loads(json.dumps(kept.document()))
+    kept.interrupt()
     return folder, header, journal.read_bytes().splitlines(), kept.csv.read_text(), document
 
 
@@ -201,7 +201,7 @@ def test_no_journal_makes_resuming_raise(run_folder, data):
         assert told
         if run is not None:
             assert "\x1b" not in to_csv(run.rows())
-            records.merge(run.records()[:1])
+            records.merge([*run.records()][:1])
             run.journal.close()
 
 

@@ -44,6 +44,50 @@ def test_every_case_is_on_disk_before_the_next(tmp_path, make_record, monkeypatc
     assert not (tmp_path / "latest.csv").exists()
 
 
+def test_a_new_case_is_appended_to_the_csv_and_a_changed_one_written_again(tmp_path, make_record, monkeypatch):
+    monkeypatch.setattr(writer, "LAG", 0)
+    run = writer.start(tmp_path, header(processes=2))
+    run.add(0, [make_record("ours", [20.0])])
+    file = run.csv.stat().st_ino
+    run.add(0, [make_record("ours", [30.0], N=512)])
+    assert run.csv.stat().st_ino == file
+    with run.csv.open("a") as torn:
+        torn.write("of another process")
+    run.add(0, [make_record("ours", [40.0], N=1024)])
+    assert [row.median_us for row in read_csv(run.csv)[0]] == [20, 30, 40]
+    second = make_record("ours", [40.0])
+    batch = replace(second.outcome.timing.batches[0], process=1)
+    run.add(1, [replace(second, outcome=replace(second.outcome, timing=replace(second.outcome.timing, batches=(batch,))))])
+    assert [(row.N, row.median_us, row.processes) for row in read_csv(run.csv)[0]] == [(256, 30, 2), (512, 30, 1), (1024, 40, 1)]
+
+
+def test_a_row_that_the_disk_refuses_leaves_no_torn_line(tmp_path, make_record, monkeypatch):
+    run = writer.start(tmp_path, header())
+    run.add(0, [make_record("ours", [20.0])])
+    append = writer._append
+
+    def full(file, data):
+        append(file, data[:40] if file.name == str(run.csv) else data)
+        if file.name == str(run.csv):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, "_append", full)
+    with pytest.raises(StorageError, match="free space on that disk"):
+        run.add(0, [make_record("ours", [30.0], N=512)])
+    assert [row.N for row in read_csv(run.csv)[0]] == [256]
+    assert [record.case.N for record in run.records()] == [256, 512]
+
+
+def test_a_record_that_another_process_changed_is_not_published(tmp_path, make_record):
+    run = writer.start(tmp_path, header())
+    run.add(0, [make_record("ours", [20.0])])
+    path = tmp_path / f"{run.name}.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"20.0", b"10.0"))
+    with pytest.raises(ResultsError, match=r"\.jsonl: another process changed it, perhaps a plugin"):
+        run.finish(publish=True)
+    assert not (tmp_path / "latest.csv").exists()
+
+
 def test_finishing_publishes_both_files_and_ends_the_journal(tmp_path, make_record):
     run = writer.start(tmp_path, header())
     run.add(0, [make_record("copy", [10.0])])
@@ -214,7 +258,7 @@ def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_reco
     assert run.restore_journal()  # as at an interruption
     run.journal.close()
     resumed, _ = writer.resume(tmp_path, header())
-    assert {record.outcome.timing.batches[0].samples_us[1] for record in resumed.cells.values()} == {10.0, 20.0}
+    assert {record.outcome.timing.batches[0].samples_us[1] for record in resumed.records()} == {10.0, 20.0}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import defaultdict
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measured, Record, Status, Timing
@@ -82,16 +83,18 @@ def stored_run(folder, measured, *, environment=GPU, device="cuda"):
         **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
         **{"settings": measured.settings, "environment": environment, "fingerprint": {}},
     }
-    run = writer.start(folder, header)
+    run, by_process = writer.start(folder, header), defaultdict(list)
     for k, s in measured.cells.items():
         case = Case(k.M, k.N, k.dtype, Direction(k.direction), device)
         grade = Grade.YARDSTICK if k.backend == "copy" else Grade.PASS
         if s.status != "ok":
-            run.add(0, [Record(k.backend, case, Failed(Status(s.status), "time", s.reason))])
+            by_process[0].append(Record(k.backend, case, Failed(Status(s.status), "time", s.reason)))
         for process, rounds in s.processes.items():
             batches = tuple(Batch(process, one.number, one.position, (one.median_us,)) for one in rounds)
             outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "do_bench"))
-            run.cells[process, k.backend, case, ""] = Record(k.backend, case, outcome)
+            by_process[process].append(Record(k.backend, case, outcome))
+    for process, records in by_process.items():
+        run.add(process, records)
     run.finish(publish=False)
     (folder / f"{run.name}.jsonl").touch()  # so the next run of this second gets another name
     return run

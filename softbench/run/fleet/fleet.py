@@ -9,13 +9,13 @@ With the spread `shard`, the cards of one GPU model share the sweep. With `repli
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from softbench.core.case import YARDSTICK, Case
-from softbench.core.errors import SoftbenchError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Failed, Record, Status
 from softbench.core.text import count
@@ -98,14 +98,11 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[w
         try:
             Fleet(members, kept, how.spread, observer).measure()
         except BaseException:
-            with suppress(SoftbenchError, OSError):
-                kept.restore_journal()
-                kept.write_rows()
-            kept.journal.close()  # and so its lock
+            kept.interrupt()
             raise
     spent = {op: sum(member.seconds.get(op, 0.0) for member in members.all) for member in members.all for op in member.seconds}
     kept.header["seconds"] = {op: round(seconds, 3) for op, seconds in {**spent, "wall": time.monotonic() - begin}.items()}
-    kept.finish(publish=(measured := any(record.status is Status.OK for record in kept.records())))
+    kept.finish(publish=(measured := any(row.status == Status.OK for row in kept.rows())))
     if not measured:
         observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
     return kept
@@ -191,12 +188,17 @@ class Fleet:
         self.teams = _teams(members.alive, spread)
         self.suspects: set[Case] = set()
         """Cases in which copy failed on a card that was given up for that."""
+        self.units: dict[object, set[str]] = defaultdict(set)
+        """The units of each GPU model, also those of the interrupted run."""
+        for unit, facts in units_of(kept.header).items():
+            self.units[facts.get("gpu")].add(unit)
         cells = done = 0
         for team in self.teams:
             plan = team.members[0].known
             team.waiting = [case for case in plan.cases if not self._measured(team, case)]
             cells += sum(self._cells(team.members[0], case) for case in plan.cases)
-            done += sum(self._cells(team.members[0], case) for case in plan.cases if case not in team.waiting)
+            waiting = frozenset(team.waiting)
+            done += sum(self._cells(team.members[0], case) for case in plan.cases if case not in waiting)
         self.pace = FleetPace(members.all, cells, done)
 
     def measure(self) -> None:
@@ -232,11 +234,14 @@ class Fleet:
         idle = [member for member in team.alive if not member.working]
         if not team.waiting or not idle:
             return
-        begun = {case: member for case in team.waiting for member in idle if self._begun(member, case)}
+        of_unit = {member.unit: member for member in idle}
+        some = [(case, of_unit[unit]) for case in team.waiting for unit in self.kept.cells.units(case) if unit in of_unit]
+        begun = {case: member for case, member in some if self._begun(member, case)}
+        order = {case: place for place, case in enumerate(idle[0].known.cases)} if begun else {}
         hands = deal([case for case in team.waiting if case not in begun], len(idle))
         for member, hand in zip(idle, hands, strict=True):
-            cases = [case for case in member.known.cases if case in {*hand, *(case for case, of in begun.items() if of is member)}]
-            if cases:
+            own = [case for case, of in begun.items() if of is member]
+            if cases := sorted([*hand, *own], key=order.__getitem__) if own else hand:
                 stored = tuple((process, case) for case in cases for process in self._begun(member, case))
                 self.members.measure(member, Measure(tuple(cases), stored))
                 member.left = _seconds(member, cases)
@@ -269,14 +274,10 @@ class Fleet:
     def _measured(self, team: Team, case: Case) -> bool:
         """True if a card of the team, or one of an earlier run that shared the sweep, has measured the case in all process sets."""
         plan = team.members[0].known
-        units = [plan.unit] if self.kept.header["spread"] == REPLICATE else self._units(plan)
+        alike = {plan.unit} if self.kept.header["spread"] == REPLICATE else self.units[plan.facts.get("gpu")]
         sets = range(plan.settings.processes)
+        units = [unit for unit in self.kept.cells.units(case) if unit in alike]
         return any(all(self.kept.has(process, names, case, unit) for process in sets for names in plan.groups) for unit in units)
-
-    def _units(self, plan: Plan) -> list[str]:
-        """The units of this GPU model, also those of the interrupted run."""
-        of_model = plan.facts.get("gpu")
-        return [unit for unit, facts in units_of(self.kept.header).items() if facts.get("gpu") == of_model]
 
     def _cells(self, member: Member, case: Case) -> int:
         """Cells of a case that are measured, over all process sets."""
