@@ -16,9 +16,9 @@ from softbench.cli import options
 from softbench.cli.actions import measure, note, typed_command, warn, wrote_to_stdout
 from softbench.cli.gate_outputs import Outputs
 from softbench.cli.options import BACKEND, option
-from softbench.cli.panels import ARGUMENTS, CONTEXT, JUDGE, OTHERS, OUTPUT, WHERE, PanelCommand, panel_of
+from softbench.cli.panels import ARGUMENTS, CONTEXT, JUDGE, OTHERS, OUTPUT, SELF_TEST, WHERE, PanelCommand, panel_of
 from softbench.core.errors import InconclusiveError, UsageError
-from softbench.plan.declare import HOW_LONG
+from softbench.plan.declare import HOW_LONG, RARE
 from softbench.plan.settings import of_command
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from softbench.run.request import RunRequest
 
 SUMMARY = "Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive."
-MODE, SELF_TEST = "Mode", "Self-test"
-"""Panels: the options that choose the mode, and those of the self-test."""
+MODE = "Mode"
+"""The panel of the options that choose the mode."""
 
 
 class Mode(Enum):
@@ -95,7 +95,7 @@ Baseline = Annotated[
 SelfTest = Annotated[
     bool,
     option(
-        MODE,
+        SELF_TEST,
         "Measure the false alarms and the power of the gate. With FILES, add up earlier self-tests; with --baseline too, judge each file.",
         "--self-test",
         default=False,
@@ -103,7 +103,7 @@ SelfTest = Annotated[
 ]
 Margin = Annotated[float | None, option(JUDGE, "The slowdown that passes, in percent.", metavar="PERCENT", default="5; 3 with --candidate")]
 MaxAmbiguous = Annotated[
-    float, option(JUDGE, "The largest share of ambiguous cells, in percent; a larger one gives exit code 3.", metavar="PERCENT")
+    float, option(RARE, "The largest share of ambiguous cells, in percent; a larger one gives exit code 3.", metavar="PERCENT")
 ]
 Folder = Annotated[Path, option(JUDGE, "Folder of the baselines.")]
 Long = Annotated[
@@ -175,7 +175,7 @@ class GateCommand(PanelCommand):
         """The options of the mode. Without one those that choose it, and those of panels that every mode has."""
         mode = ctx.meta.get(__name__)
         if mode is None:
-            return [one for one in self.get_params(ctx) if panel_of(one) in (ARGUMENTS, MODE, JUDGE, OUTPUT, OTHERS)]
+            return [one for one in self.get_params(ctx) if panel_of(one) in (ARGUMENTS, MODE, JUDGE, OUTPUT, OTHERS, SELF_TEST)]
         return [one for one in self.get_params(ctx) if mode in OF_MODES.get(one.name, (mode,))]
 
 
@@ -187,7 +187,7 @@ def register(app: typer.Typer) -> None:
 def documented() -> str:
     """The help of all modes, as docs/commands.md has it."""
     measuring = (
-        "What to measure, how long, where to, and the advanced options are for the modes that measure. "
+        "What to measure, how long, where to, and the rarely needed options are for the modes that measure. "
         "--markdown and --junit do not go with --self-test."
     )
     return "\n\n".join([SUMMARY, *(f"{one.about}\n\n    {one.example}" for one in Mode), measuring])

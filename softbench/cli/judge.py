@@ -13,7 +13,7 @@ from softbench.cli.actions import interruptible, note, printed, try_file
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import UsageError
-from softbench.plan.declare import WHAT
+from softbench.plan.declare import RARE, WHAT
 
 if TYPE_CHECKING:
     from softbench.core.json import JsonObject
@@ -34,9 +34,7 @@ def judge(
     backend: Annotated[str | None, option(WHAT, "The backend, if the file has several; without a file an installed one.")] = None,
     key: Annotated[
         Path | None,
-        option(
-            OUTPUT, "The file of the key that signs verdicts; it is made if it does not exist.", default="~/.config/softbench/judge.key"
-        ),
+        option(RARE, "The file of the key that signs verdicts; it is made if it does not exist.", default="~/.config/softbench/judge.key"),
     ] = None,
     json: Annotated[Path | None, option(OUTPUT, "Write the signed verdict as JSON; - is stdout.", metavar="FILE|-")] = None,
     verify: Annotated[Path | None, option(OUTPUT, "Judge nothing: check the signature of a verdict.", metavar="FILE")] = None,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin
 import typer
 
 from softbench.cli import completion
-from softbench.cli.panels import JUDGE, OUTPUT, WHERE
+from softbench.cli.panels import OUTPUT, WHERE
 from softbench.core.case import OPERATION
-from softbench.plan.declare import WHAT, Setting
+from softbench.plan.declare import RARE, WHAT, Setting
 from softbench.plan.settings import SETTINGS, of_command
 from softbench.plan.sweep import AXES
 
@@ -28,7 +28,6 @@ GATE_EPILOG = (
     "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
     "3 inconclusive or not comparable; 4 the disk is full; 130 interrupted (143 by SIGTERM)."
 )
-FLEET = "Several cards"
 BACKENDS = completion.several(completion.patterns)
 BACKEND = completion.one(completion.backends)
 DTYPE = completion.several(completion.fixed(*AXES["dtype"].words))
@@ -51,8 +50,14 @@ def of_setting(one: Setting) -> Any:
     complete = (completion.several if get_origin(one.kind) is list else completion.one)(words) if one.words else None
     return Annotated[
         one.kind | None,
-        option(one.panel, one.option_help, one.flag, default=one.shown_default, metavar=one.metavar, complete=complete),
+        option(one.panel, one.option_help, one.flag, default=one.shown_default, metavar=one.metavar or _choice(one), complete=complete),
     ]
+
+
+def _choice(one: Setting) -> str | None:
+    """The words of an option that takes one of a few short ones."""
+    words = "|".join(one.words) if isinstance(one.words, tuple) and one.kind is str else ""
+    return words if 0 < len(words) < 10 else None
 
 
 def takes(
@@ -96,11 +101,11 @@ Operation = Annotated[
         complete=completion.one(completion.fixed(*AXES["op"].words)),
     ),
 ]
-Devices = Annotated[str | None, option(FLEET, "GPUs of this host that measure at once: all, or numbers such as 0,2.")]
+Devices = Annotated[str | None, option(WHAT, "GPUs of this host that measure at once: all, or numbers such as 0,2.", metavar="all|0,2")]
 Quiet = Annotated[bool, option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
 Mismatch = Annotated[
     list[str] | None,
-    option(JUDGE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
+    option(RARE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
 ]
 Folder = Annotated[Path, option(WHERE, "Folder of the baselines.")]
 ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv; - is stdin.")]

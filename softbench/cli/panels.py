@@ -11,16 +11,26 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from softbench.core.errors import UsageError
-from softbench.plan.declare import ADVANCED
+from softbench.plan.declare import RARE
 
 WHERE, JUDGE, OUTPUT, ARGUMENTS, OTHERS = "Where to", "What to judge", "Output", "Arguments", "Options"
-PLACES = {ARGUMENTS: -1, ADVANCED: 1, OTHERS: 2}
+SELF_TEST = "Self-test"
+PLACES = {ARGUMENTS: -1, OTHERS: 1, SELF_TEST: 2, RARE: 3}
 """The panels that come before or after all others."""
 
+WIDEST = 24
+"""Columns of the longest option that has its help beside it."""
+KINDS = {"list": "LIST", "int": "INT", "float": "NUMBER", "str": "NAME", "path": "PATH"}
+_KIND = re.compile(r" <(\w+)[^>]*>$")
+"""How Typer writes the type of an option's value."""
 _GIVEN_DEFAULT = re.compile(r"\[default: \((.*)\)(; [^\]]*)?\]$", re.DOTALL)
 """How Typer writes a default that is given as a text; the range of the values follows."""
 CONTEXT: ContextVar[Any] = ContextVar("context", default=None)
 """Click's context of the command that runs: its parameters and their values."""
+
+
+def _metavar(kind: re.Match[str]) -> str:
+    return f" {KINDS[kind[1]]}" if kind[1] in KINDS else ""
 
 
 def panel_of(param: Any) -> str:
@@ -106,12 +116,13 @@ class PanelCommand(TyperCommand):
         return list(self.get_params(ctx))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:  # typer brings its own click in some versions
-        """Write one section per panel; every default is written as `[default: value]`."""
+        """Write one section per panel, all with the same columns; every default is written as `[default: value]`."""
         panels: dict[str, list[tuple[str, str]]] = {}
         for param in self.shown_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
-                name, text = record
-                panels.setdefault(panel_of(param), []).append((name, _GIVEN_DEFAULT.sub(r"[default: \1\2]", text)))
+                name = _KIND.sub(_metavar if param.param_type_name == "option" else "", record[0])
+                panels.setdefault(panel_of(param), []).append((name, _GIVEN_DEFAULT.sub(r"[default: \1\2]", record[1])))
+        width = max(len(name) for rows in panels.values() for name, _ in rows if len(name) <= WIDEST)
         for panel in sorted(panels, key=lambda panel: PLACES.get(panel, 0)):
             with formatter.section(panel):
-                formatter.write_dl(panels[panel])
+                formatter.write_dl([(name.ljust(width), text) for name, text in panels[panel]], col_max=WIDEST)

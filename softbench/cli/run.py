@@ -14,11 +14,11 @@ import typer
 
 from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, measure, note, show_table, try_file, warn, wrote_to_stdout
-from softbench.cli.options import FLEET, option
+from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, WHERE, PanelCommand
 from softbench.core.errors import NotMeasurableError, SoftbenchError, UsageError
 from softbench.core.text import printable, unknown
-from softbench.plan.declare import HOW_LONG
+from softbench.plan.declare import HOW_LONG, RARE
 
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan, Stored
@@ -49,7 +49,7 @@ DryRun = Annotated[
 Shard = Annotated[
     str | None,
     option(
-        FLEET,
+        RARE,
         "Measure one part of the cases, such as 2/8, for a matrix of tasks; softbench merge puts the parts together.",
         metavar="I/N",
     ),
@@ -57,16 +57,16 @@ Shard = Annotated[
 Ray = Annotated[
     str | None,
     option(
-        FLEET,
+        RARE,
         "Measure on all GPUs of a Ray cluster: its address, or auto; needs softbench[ray].",
         metavar="auto|ADDRESS",
     ),
 ]
 Spread = Annotated[
     str | None,
-    option(FLEET, "shard deals the cases to the cards of a model; replicate measures everything on every card.", default="shard"),
+    option(RARE, "shard deals the cases to the cards of a model; replicate measures everything on every card.", default="shard"),
 ]
-Force = Annotated[bool, option(FLEET, "Deal cases to cards of one model that are more than 2 % apart.", "--force")]
+Force = Annotated[bool, option(RARE, "Deal cases to cards of one model that are more than 2 % apart.", "--force")]
 Verbose = Annotated[
     bool,
     option(
@@ -88,7 +88,7 @@ def register(app: typer.Typer) -> None:
     app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(run)
 
 
-@options.takes(command="run")
+@options.takes(command="run", after={"devices": "device", "quick": "processes"})
 def run(
     *,
     quick: Quick = False,

@@ -10,7 +10,7 @@ from typing import Any
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
 
-WHAT, HOW_LONG, ADVANCED = "What to measure", "How long", "Advanced"
+WHAT, HOW_LONG, RARE = "What to measure", "How long", "Rarely needed"
 """The panels of the help in which settings stand."""
 RUN, MEASUREMENTS, EVERY = ("run",), ("run", "gate"), ("run", "gate", "check")
 """The commands that have a setting as an option, and the functions of their name that have it as a keyword."""

@@ -16,9 +16,9 @@ from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
 from softbench.plan import sweep as sweeps
 from softbench.plan.declare import (
-    ADVANCED,
     HOW_LONG,
     MEASUREMENTS,
+    RARE,
     RUN,
     WHAT,
     Setting,
@@ -110,7 +110,7 @@ class Settings:
         "Names or patterns of backends; `!torch` excludes one, wherever it stands. Without this key all but the extras.",
         backends,
         WHAT,
-        help="Names or patterns such as torch,compile:*. '!torch', in single quotes, excludes one. A run adds the yardstick copy.",
+        help="Names or patterns: torch,compile:*. '!torch' (in single quotes) excludes. copy is always added.",
         shown="all without extras",
         words="patterns",
         commands=("run", "check"),
@@ -121,22 +121,20 @@ class Settings:
         strings,
         WHAT,
         parse=lambda value, at: tuple(value),
-        help="A Python file that defines backends, or one function of a file or module; softbench runs its code. "
-        "NAME= renames its backend. Repeatable.",
+        help="Your kernel: a Python file with backends, or FILE:FUNCTION or MODULE:FUNCTION. Its code runs. NAME=FILE renames its backend. "
+        "Repeatable.",
         shown=True,
         kind=list[Path],
         repeats=True,
-        metavar="[NAME=]FILE[:FUNCTION]",
+        metavar="FILE",
         python=str | Path | list[str | Path],
     )
-    device: str = setting(
-        "auto", "`auto`, `cpu`, `cuda` or `cuda:K`.", device, ADVANCED, kind=str, words=("auto", "cpu", "cuda"), python=Any
-    )
+    device: str = setting("auto", "`auto`, `cpu`, `cuda` or `cuda:K`.", device, WHAT, kind=str, words=("auto", "cpu", "cuda"), python=Any)
     threads: int | None = setting(
         None,
         "CPU threads of torch in each worker; without this key torch's own number. Only on the CPU.",
         threads,
-        ADVANCED,
+        RARE,
         help="CPU threads of torch in each worker, 1 to the number of processors. Only on the CPU.",
         shown="torch's own number",
         kind=int,
@@ -147,7 +145,7 @@ class Settings:
         3,
         "Minimum number of rounds.",
         whole(1, 10_000),
-        HOW_LONG,
+        RARE,
         help="Number of rounds; in each, every backend takes one batch.",
         shown="3 to --max-rounds",
         kind=int,
@@ -158,7 +156,7 @@ class Settings:
         10,
         "Maximum number of rounds. A backend stops earlier when it reaches the precision. If only `rounds` is given, it is `rounds`.",
         whole(1, 10_000),
-        HOW_LONG,
+        RARE,
         help="Maximum rounds if the target precision is not reached.",
         kind=int,
         commands=RUN,
@@ -168,7 +166,7 @@ class Settings:
         0.005,
         "Target precision: the 95 % interval of the median lies within this fraction of the median. 0 is never reached.",
         number(0, 1),
-        HOW_LONG,
+        RARE,
         help="Target precision: the 95 % interval of the median lies within this fraction of the median.",
         kind=float,
         commands=RUN,
@@ -201,15 +199,15 @@ class Settings:
         commands=RUN,
         python=float | str,
     )
-    seed: int = setting(0, "Seed of the inputs.", whole(0, 2**31 - 1), ADVANCED, kind=int, affects=True)
-    relative_to: str = setting("torch", "The reference backend of the speed-ups.", word, ADVANCED, kind=str, words="backends", commands=RUN)
+    seed: int = setting(0, "Seed of the inputs.", whole(0, 2**31 - 1), RARE, kind=int, affects=True)
+    relative_to: str = setting("torch", "The reference backend of the speed-ups.", word, WHAT, kind=str, words="backends", commands=RUN)
     warmup_ms: float = setting(2.0, "Milliseconds of untimed calls before each batch.", number(0, 1e5), affects=True)
     batch_ms: float = setting(10.0, "Milliseconds of timed calls per batch.", number(0.01, 1e5), affects=True)
     timer: str = setting(
         TIMERS[0],
         "The timer of the median on a GPU: `queued`, `do_bench`, `device`, `graph` or `host`.",
         TIMERS,
-        ADVANCED,
+        RARE,
         help="Timer of the median on a GPU: queued, do_bench, device, graph or host.",
         kind=str,
         commands=RUN,
@@ -219,7 +217,7 @@ class Settings:
         "cold",
         "`cold` flushes the GPU's L2 before every timed call; `warm` does not.",
         ("cold", "warm"),
-        ADVANCED,
+        RARE,
         kind=str,
         commands=RUN,
         affects=True,
@@ -228,7 +226,7 @@ class Settings:
         "on",
         "`on` measures device and host time of a call after the rounds; `off` saves that time.",
         ("on", "off"),
-        ADVANCED,
+        RARE,
         help="off skips device time and host time, for shorter runs.",
         kind=str,
         commands=RUN,
@@ -238,7 +236,7 @@ class Settings:
         WORKER,
         "`separate` also judges each cell in a process that its backend cannot reach, as `softbench judge`; `worker` does not.",
         (WORKER, "separate"),
-        ADVANCED,
+        RARE,
         help="separate also judges each cell in a process that its backend cannot reach; docs/judge.md describes it.",
         kind=str,
         commands=RUN,
@@ -252,7 +250,7 @@ class Settings:
         PHASES,
         "Deadline of each phase in seconds.",
         timeouts,
-        ADVANCED,
+        RARE,
         parse=parse_timeout,
         help="Deadlines in seconds: one number for all phases, or PHASE=SECONDS for some.",
         python=float | str | Mapping[str, float],
@@ -292,8 +290,7 @@ KEYS = declared(Settings)
 """The keys of a configuration. An A/B run alone leaves out the yardstick."""
 CONFIG = Setting(
     name="config",
-    text="A configuration: tutorial, powers, frontier, operations, losses, models, small, strategies, gate, cpu, or a TOML file. "
-    "Flags override it.",
+    text="tutorial, powers, frontier, operations, losses, models, small, strategies, gate, cpu, or a TOML file. Flags override it.",
     read=word,
     parse=word,
     panel=WHAT,
@@ -304,7 +301,10 @@ CONFIG = Setting(
     commands=MEASUREMENTS,
 )
 """The option that names the configuration."""
-SETTINGS = {"backends": KEYS["backends"], **AXES, "config": CONFIG, **KEYS}
+FIRST = ("backends", "plugins", "M", "N", "dtype", "direction", "op")
+"""The settings that most users need; the help begins with them."""
+_EVERY = {**AXES, "config": CONFIG, **KEYS}
+SETTINGS = {name: _EVERY[name] for name in (*FIRST, *_EVERY)}
 """Everything that a source sets, in the order of the help."""
 
 

@@ -43,7 +43,7 @@ class Sweep:
     shape: tuple[str, ...] = axis(
         (),
         parse_shapes_or_presets,
-        "Shapes in place of --M and --N: 8x16x1024x1024, a preset of the operation such as vocabularies, or several.",
+        "In place of --M and --N: 8x16x1024x1024, a preset such as vocabularies, or several.",
         shown="M by N",
         python=str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
     )
@@ -55,12 +55,12 @@ class Sweep:
         python=int | str | Sequence[int],
     )
     dtype: tuple[str, ...] = axis(
-        ("fp32",), parse_dtypes, "fp32, fp16, bf16, or several: fp32,bf16.", words=tuple(DTYPES), commands=EVERY, python=Words
+        ("fp32",), parse_dtypes, "fp32, fp16, bf16, or several.", words=tuple(DTYPES), commands=EVERY, python=Words
     )
     direction: tuple[Direction, ...] = axis(
         (Direction.FORWARD,),
         parse_directions,
-        "forward, backward, both (through autograd), fused (output and gradient in one call), or several.",
+        "forward, backward, both (autograd), fused (output and gradient in one call), or several.",
         words=tuple(direction.value for direction in Direction),
         commands=EVERY,
         python=Words,
@@ -68,7 +68,7 @@ class Sweep:
     op: tuple[str, ...] = axis(
         (OPERATION,),
         parse_operations,
-        "One operation or several, by name or by Python file; softbench list --ops shows the names.",
+        "Operations, by name or Python file; softbench list --ops has the names.",
         words=BUILT_IN,
         commands=EVERY,
         python=str | PathLike[str] | Sequence[str | PathLike[str]],
@@ -76,7 +76,7 @@ class Sweep:
     set: tuple[Given, ...] = axis(
         DEFAULTS,
         parse_parameters,
-        "Parameters of the operation, as in scale=0.7,out_dtype=fp32. Repeated in run or gate, each makes its own cases.",
+        "Parameters of the operation: scale=0.7,out_dtype=fp32. Repeated, each makes cases of its own.",
         read=parameters_from_toml,
         repeats=True,
         shown="the defaults",

@@ -115,14 +115,39 @@ def test_help_groups_options_and_shows_defaults_once(main):
     code, text, _ = main("run", "--help")
     assert code == 0
     panels = re.findall(r"^([A-Z][a-z ]+):$", text, re.M)
-    assert panels == ["What to measure", "How long", "Where to", "Several cards", "Output", "Advanced", "Options"]
+    assert panels == ["What to measure", "How long", "Where to", "Output", "Options", "Rarely needed"]
     assert "(" not in "".join(re.findall(r"\[default: [^\]]*\]", text))
+
+
+RARE = {
+    "run": ["ray", "shard", "spread", "force", "l2", "timer", "judge", "profile", "rounds", "precision", "seed", "timeout"],
+    "gate": ["self-test", "families", "max-ambiguous", "allow-env-mismatch", "seed", "timeout"],
+    "check": ["seed", "timeout"],
+    "judge": ["key", "timeout"],
+}
+
+
+@pytest.mark.parametrize("command", RARE)
+def test_what_few_need_stands_last_in_the_help(main, command):
+    text = main(command, *(["--candidate"] if command == "gate" else []), "--help")[1]
+    common, rare = text.split("\nOptions:\n")
+    for name in RARE[command]:
+        assert f"--{name} " not in common, name
+    assert sum(f"  --{name} " in rare for name in RARE[command]) >= len(RARE[command]) - 2  # those of the gate's self-test are in its help
+
+
+def test_the_first_screen_of_run_has_what_most_users_need(main, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first = main("run", "--help")[1].splitlines()
+    assert max(map(len, first)) <= 80
+    for name in ("backends", "plugin", "M", "N", "dtype", "direction", "op"):
+        assert any(line.startswith(f"  --{name} ") for line in first[:28]), name
 
 
 def test_help_of_gate_names_arguments_first(main):
     code, text, _ = main("gate", "--candidate", "--help")
     assert code == 0
-    assert text.index("Arguments:") < text.index("What to judge:") < text.index("Output:") < text.index("Advanced:")
+    assert text.index("Arguments:") < text.index("What to judge:") < text.index("Output:") < text.index("Rarely needed:")
 
 
 @pytest.mark.parametrize("words", [*((name,) for name in ORDER), ("baseline", "save"), ("baseline", "promote"), ()], ids=" ".join)
