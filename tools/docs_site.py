@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os.path
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mkdocs.structure.files import File
+from mkdocs.structure.nav import Link
 
 from softbench.report import glossary
 
@@ -30,6 +34,10 @@ EVERYDAY = ("operation", "parameter", "direction", "override")
 """Longer terms that are such words too."""
 
 
+BOARD = ("results/h200", "results/h100")
+"""The folders of which `softbench board` makes the demonstration."""
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages outside of docs/, and each file outside of it that a page links."""
     for source, page in PAGES.items():
@@ -41,6 +49,20 @@ def on_files(files: Any, config: Any) -> Any:
             if (ROOT / found).is_file() and files.get_file_from_path(place) is None:
                 files.append(File.generated(config, place, abs_src_path=str(ROOT / found)))
     return files
+
+
+def on_nav(nav: Any, **_: Any) -> Any:
+    """The board stands beside the sections. It is no page of mkdocs."""
+    if find_spec("softbench.cli.board"):
+        nav.items.append(Link("Board", "board/"))
+    return nav
+
+
+def on_post_build(config: Any) -> None:
+    """Make the board of the committed results. A board that fails ends the build."""
+    if find_spec("softbench.cli.board"):
+        command = [sys.executable, "-m", "softbench", "board", *BOARD, "-o", str(Path(config.site_dir).resolve() / "board")]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

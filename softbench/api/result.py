@@ -26,15 +26,22 @@ if TYPE_CHECKING:
 
 
 class Sample(NamedTuple):
-    """One latency of a cell."""
+    """One latency of a cell, with the columns of the CSV that name the cell."""
 
     backend: str
+    """Name of the backend."""
     op: str
+    """The operation with the parameters that are not at their default."""
     direction: str
+    """`forward`, `backward`, `both` or `fused`."""
     dtype: str
+    """`fp32`, `fp16` or `bf16`."""
     M: int
+    """Rows."""
     N: int
+    """Columns: the reduced axis."""
     shape: str
+    """Shape of an N-D case; empty if it is (M, N)."""
     process: int
     """Number of the process set, from 0."""
     round: int
@@ -52,11 +59,11 @@ class Result:
 
     def __init__(self, rows: Sequence[Row], csv: Path, notes: Sequence[str] = (), records: Sequence[Record] | None = None) -> None:
         """`records` are those of the rows; None if they must be read from the JSON beside the CSV."""
-        self.rows = tuple(rows)
-        """A row per cell, with the columns of the CSV."""
-        self.csv = csv
+        self.rows: tuple[Row, ...] = tuple(rows)
+        """A row per cell, with the columns of the CSV (docs/results-format.md)."""
+        self.csv: Path = csv
         """The file of the rows."""
-        self.notes = tuple(notes)
+        self.notes: tuple[str, ...] = tuple(notes)
         """The notes that the command line prints."""
         self._records = records
 
@@ -70,7 +77,7 @@ class Result:
         """Read a results file: the CSV of a run, or its JSON.
 
         Raises:
-            UsageError: it is no path.
+            UsageError: `path` is neither a text nor a path.
             ResultsError: the file is missing, damaged or of another program.
         """
         from softbench.results.csv import read_csv

@@ -213,14 +213,15 @@ class Case:
     N: int
     """Columns: the reduced axis."""
     dtype: str
-    """A key of DTYPES."""
+    """`fp32`, `fp16` or `bf16`."""
     direction: Direction
+    """What a call computes."""
     device: str = "cuda"
     """`cuda` or `cpu`."""
     op: str = OPERATION
-    """A name of `softbench.ops.registry`, with the parameters that are not at their default: `softmax(scale=0.7)`."""
+    """The name of the operation, with the parameters that are not at their default: `softmax(scale=0.7)`."""
     shape: str = ""
-    """The text of an N-D case's Shape, whose M and N the case has; empty if the tensors are (M, N)."""
+    """The shape of an N-D case, such as `8x16x1024x1024`, or `64x32x1000@dim1` with rows along dimension 1; empty if it is (M, N)."""
 
     @property
     def operation(self) -> str:

@@ -25,10 +25,10 @@ class TensorSpec:
 
     axes: tuple[str | int, ...]
     """Its axes, such as `("M", "N")`: M, N, the name of a parameter that is a whole number, or a number. The first axis of an output is M,
-    because rows of it are sampled. With `scores` of the operation, a tensor may have axes of DIMS in their order, or a parameter whose
+    because rows of it are sampled. With `scores` of the operation, a tensor may have axes of B, H, S, N in order, or a parameter whose
     choices are words of such axes, such as BSN. Rows share it along the others, which have size 1 if it has N, and else do not exist."""
     dtype: str = CASE_DTYPE
-    """A key of ELEMENT_BYTES, CASE_DTYPE, or the name of a parameter whose choices are such."""
+    """`case` for the case's, `fp32`, `fp16`, `bf16`, `int64`, `int32` or `bool`; or the name of a parameter whose choices are such."""
     when: Setting = ()
     """The value of a parameter without which the tensor does not exist, such as `("scale", "row")`."""
     only_seen: bool = False
@@ -85,8 +85,9 @@ class Share:
     """The share of a tensor that an ideal kernel reads, such as half of masked scores."""
 
     tensor: str
+    """Its name."""
     of: float | str
-    """Above 0, and at most 1; or SEEN, the share that the queries of a causal operation see."""
+    """Above 0, and at most 1; or `seen`, the share that the queries of a causal operation see."""
     when: Setting = ()
     """The value of a parameter without which the whole tensor is read, such as `("causal", True)`."""
 

@@ -27,8 +27,9 @@ class Parameter:
     """A parameter. `--set NAME=VALUE` sets it."""
 
     name: str
+    """Its name, as `--set` takes it."""
     kind: str
-    """A key of KINDS. A whole number may be the name of a tensor's axis, and a choice that of its dtype."""
+    """`number`, `whole`, `choice` or `bool`. A whole number may be the name of a tensor's axis, and a choice that of its dtype."""
     default: Value
     """Cases with this value do not name the parameter."""
     doc: str = ""

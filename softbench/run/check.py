@@ -38,19 +38,25 @@ class Finding:
     """The result of one check case on one backend in one dtype."""
 
     backend: str
+    """Name of the backend."""
     item: str
+    """Name of the check case."""
     direction: str
+    """`forward`, `backward`, `both` or `fused`."""
     dtype: str
+    """`fp32`, `fp16` or `bf16`."""
     verdict: str
-    """A `Grade`, or `skipped` or `failed`."""
+    """The class of the output, such as `pass` or `wrong`, or `skipped` or `failed`."""
     worst: float | None
     """The worst error over its bound; None if nothing was compared."""
     reason: str
     """Why it does not pass. For a pass: a trait that matters, or empty."""
     ulp: float | None = None
+    """The largest error in units in the last place of the output's dtype. It decides nothing, like the next two: other tools print them."""
     row_sum: float | None = None
+    """The largest difference between the sum of a row of the output and that of the reference."""
     frobenius: float | None = None
-    """Error metrics of other tools (`softbench.worker.checking.error_metrics`); they do not affect the verdict."""
+    """||output - reference|| / ||reference||."""
     op: str = OPERATION
     """The operation with its parameters."""
 
@@ -107,14 +113,17 @@ class CheckReport:
     """The results of a check."""
 
     findings: tuple[Finding, ...]
+    """One for each check case, backend and dtype."""
     notes: tuple[str, ...]
     """Backends that could not be checked, with the reason."""
     broken: tuple[str, ...]
     """Those of the notes whose plugin could not be loaded."""
     device: str
+    """`cuda` or `cpu`."""
     seed: int
+    """The seed of the inputs."""
     op_given: str = OPERATION
-    """As in `CheckRequest`."""
+    """The operation as the user wrote it: its name, or its file."""
     left: int = 0
     """Check cases that an interruption left out; each dtype of a case counts."""
     interrupted: int = 0
