@@ -15,7 +15,8 @@ from scipy.stats import gmean
 from softbench.api.result import Result
 from softbench.core.outcome import Grade
 from softbench.core.text import count, micros
-from softbench.report import tables
+from softbench.report import matrix, tables
+from softbench.report.standings import standings
 from softbench.results.document import beside, load, units_of
 from softbench.results.rows import Row
 
@@ -50,14 +51,17 @@ def rows_of(name: str) -> tuple[Row, ...]:
 
 
 def shown(rows: Sequence[Row], *, legend: bool) -> str:
-    """Tables as `softbench show` prints them into a log."""
+    """The heading and the tables of `softbench show --wide`."""
     out = StringIO()
     console = Console(file=out, width=400, color_system=None)
-    console.print(tables.results(rows, console))
+    made = [matrix.whole(section) for section in matrix.sections(rows, standings(rows), merged=False)]
+    console.print(tables.heading(rows))
+    for one in made:
+        console.print(*one.parts(), "", sep="\n")
+    if legend:
+        console.print(tables.notes(rows, signs="".join(matrix.signs(made)))[0], soft_wrap=True)
     text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
-    marks = next((line for line in text.splitlines() if line.startswith("* fastest")), "").removesuffix(", for the reason below")
-    sections = text.split("\n* fastest")[0].rstrip()
-    return f"```text\n{sections}\n" + (f"\n{marks}\n" if legend else "") + "```"
+    return f"```text\n{text}\n```"
 
 
 def readme_results() -> str:
@@ -206,7 +210,7 @@ def h200() -> str:
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
-        "Two of the tables of `softbench show results/h200/frontier.csv`:",
+        "Two of the tables of `softbench show results/h200/frontier.csv --wide`:",
         frontier_tables("h200/frontier", FRONTIER),
         "`softbench plot results/h200/frontier.csv` draws these figures, the second with `--kind heatmap`:",
         f"![Bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",

@@ -144,14 +144,20 @@ class Result:
         values = {name: [getattr(row, "grade" if name == "class" else name) for row in self.rows] for name in COLUMNS}
         return DataFrame(values)
 
-    def table(self, *, long: bool = False) -> Shown:
-        """The table of `softbench show`: text by `print`, with colours by `rich.print`, and HTML in a notebook.
+    def table(self, *, long: bool = False, wide: bool = False) -> Shown:
+        """The answer and the tables of `softbench show`: text by `print`, with colours by `rich.print`, and HTML in a notebook.
 
-        `long`: one line per cell, with latency, spread and check.
+        Args:
+            long: one line per cell, with latency, spread and check.
+            wide: every N and backend, and every note.
         """
         from softbench.report import tables
+        from softbench.report.rich_tables import LOG_WIDTH, TABLE_WIDTH
 
-        return Shown(lambda console: tables.cells(self.rows) if long else tables.results(self.rows, console))
+        def shown(console: Console) -> RenderableType:
+            return tables.cells(self.rows) if long else tables.results(self.rows, console, str(self.csv), wide=wide)
+
+        return Shown(shown, LOG_WIDTH if long or wide else TABLE_WIDTH)
 
     def plot(self, out: str | Path | None = None, *, kind: str = "curves", over: str = "") -> Pictures:
         """Draw the figures of `softbench plot`. A notebook shows them.
@@ -206,6 +212,9 @@ class Result:
         state = "ok" if self.ok else "a cell is wrong or failed, or nothing was measured"
         return f"<Result: {count(len(self.rows), 'cell')} of {backends}; {state}; {self.csv}>"
 
+    def __str__(self) -> str:
+        return str(self.table())
+
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
 
@@ -228,9 +237,9 @@ TYPES = {".png": "image/png", ".svg": "image/svg+xml"}
 class Shown:
     """A table. `print` and the interpreter show text, `rich.print` shows colours, and a notebook shows HTML."""
 
-    def __init__(self, make: Callable[[Console], RenderableType]) -> None:
-        """`make` renders the table for the width of a console."""
-        self._make = make
+    def __init__(self, make: Callable[[Console], RenderableType], width: int) -> None:
+        """`make` renders the table for the width of a console; `width`: that of HTML, in characters."""
+        self._make, self._width = make, width
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield self._make(console)
@@ -241,9 +250,7 @@ class Shown:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from softbench.report.rich_tables import LOG_WIDTH
-
-        return self._printed(LOG_WIDTH).export_html(code_format=HTML, inline_styles=True)
+        return self._printed(self._width).export_html(code_format=HTML, inline_styles=True)
 
     def _printed(self, width: int | None = None) -> Console:
         """A console that has printed the table, without cutting a column."""

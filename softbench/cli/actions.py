@@ -84,15 +84,19 @@ def measure(
             Progress(output.console(stderr=True), quiet=verbosity.quiet(), verbose=verbosity.verbose()) as progress,
         ):
 
+            def on_start(begun: Run) -> None:
+                started.append(begun)
+                progress.follow(begun.rows)
+
             def on_plan(plan: Plan) -> None:
                 while announced:
                     progress.note(announced.pop(0)(plan))
 
             if several is None:
-                return run.run(request, progress, started.append, on_plan)
+                return run.run(request, progress, on_start, on_plan)
             from softbench.run.fleet import fleet
 
-            return fleet.run(several, request, progress, started.append)
+            return fleet.run(several, request, progress, on_start)
     except (StorageError, CardsLostError) as error:
         if not started or not started[0].cells:
             raise
@@ -110,8 +114,8 @@ def show_table(measured: Run) -> None:
     from softbench.cli import output
     from softbench.report import tables
 
-    console = output.console()
-    output.show(tables.results(measured.rows(), console, all_reasons=verbosity.verbose()), console)
+    console = output.console(log_width=output.TABLE_WIDTH)
+    output.show(tables.results(measured.rows(), console, str(measured.csv), every=verbosity.verbose()), console)
 
 
 def _continuation(request: RunRequest) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 
 from softbench.cli import verbosity
 from softbench.core.errors import Interrupted
-from softbench.report.rich_tables import LOG_WIDTH, widen
+from softbench.report.rich_tables import LOG_WIDTH, TABLE_WIDTH as TABLE_WIDTH, widen
 from softbench.run.request import command_line as command_line
 
 LOG_SECONDS = 30.0
@@ -26,10 +26,10 @@ AGAIN_SECONDS = 0.3
 """Signals that arrive within this time are one interruption."""
 
 
-def console(*, stderr: bool = False) -> Console:
-    """A console of the terminal's width, or wide enough for every table in a log. rich reads NO_COLOR."""
+def console(*, stderr: bool = False, log_width: int = LOG_WIDTH) -> Console:
+    """A console of the terminal's width, or of this width in a log. rich reads NO_COLOR."""
     stream = sys.stderr if stderr else sys.stdout
-    return _Console(stderr=stderr) if stream.isatty() else _Console(stderr=stderr, width=LOG_WIDTH)
+    return _Console(stderr=stderr) if stream.isatty() else _Console(stderr=stderr, width=log_width)
 
 
 class _Console(Console):

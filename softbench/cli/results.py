@@ -93,6 +93,7 @@ def show(
     ] = None,
     direction: Directions = None,
     op: Operations = None,
+    wide: Annotated[bool, typer.Option("--wide", help="Every N and backend, and every note.", rich_help_panel=OUTPUT)] = False,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
     ] = False,
@@ -132,7 +133,7 @@ def show(
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
-        _show(rows, long=long, costs=costs, markdown=markdown)
+        _show(rows, "stdin" if str(file) == "-" else str(file), wide=wide, long=long, costs=costs, markdown=markdown)
 
 
 def joined(values: list[str] | None) -> str:
@@ -156,13 +157,13 @@ def _values(row: Row) -> dict[str, object]:
     }
 
 
-def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> None:
+def _show(rows: Sequence[Row], source: str, *, wide: bool, long: bool, costs: bool, markdown: bool) -> None:
     from softbench.cli import output
     from softbench.report import listing, tables
     from softbench.results.costs import by_backend
     from softbench.results.select import apart
 
-    console = output.console()
+    console = output.console(log_width=output.LOG_WIDTH if wide or long or costs else output.TABLE_WIDTH)
     if costs:
         parts = apart(rows)
         for some in parts:
@@ -171,9 +172,9 @@ def _show(rows: Sequence[Row], *, long: bool, costs: bool, markdown: bool) -> No
             found = by_backend(some)
             typer.echo(listing.markdown(found)) if markdown else output.show(listing.costs(found), console)
     elif markdown:
-        typer.echo(tables.as_markdown(rows, long=long))
+        typer.echo(tables.as_markdown(rows, source, long=long))
     else:
-        output.show(tables.cells(rows) if long else tables.results(rows, console), console)
+        output.show(tables.cells(rows) if long else tables.results(rows, console, source, wide=wide), console)
 
 
 def plot(

@@ -17,7 +17,7 @@ from softbench.cli.actions import interruptible, measure, note, show_table, try_
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, WHERE, PanelCommand
 from softbench.core.errors import NotMeasurableError, SoftbenchError, UsageError
-from softbench.core.text import printable, unknown
+from softbench.core.text import unknown
 from softbench.plan.declare import HOW_LONG, RARE
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ SHOWN_SECONDS = 0.1
 
 
 def _report(measured: Run, json: Path | None, *, page: bool) -> None:
-    """Print the table (or the JSON) on stdout, and the names of the files on stderr; if quiet, failures and the CSV's name."""
+    """Print the table (or the JSON) on stdout, and the names of the files on stderr; if quiet, failures and the answer."""
     if page:
         _page(measured)
     if verbosity.quiet():
@@ -201,12 +201,15 @@ def _page(measured: Run) -> None:
 
 
 def _report_quietly(measured: Run, json: Path | None) -> None:
+    from softbench.cli import output
     from softbench.report import tables
 
-    for line in tables.failures(measured.rows()):
+    rows = measured.rows()
+    for line in tables.failures(rows):
         note(line, error=True)
     if not wrote_to_stdout(measured.document, json):
-        typer.echo(printable(str(measured.csv)))
+        console = output.console(log_width=output.TABLE_WIDTH)
+        output.show(tables.answers(rows, console), console)
 
 
 def _show(measured: Run, json: Path | None) -> None:
@@ -264,7 +267,7 @@ def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None
     from softbench.cli import output
     from softbench.core.text import count, duration, few, size
     from softbench.ops.registry import operation
-    from softbench.report import tables
+    from softbench.report import answer, tables
 
     available, left = [info.name for info in plan.infos if info.able], plan.left(stored)
     pairs = [
@@ -275,7 +278,7 @@ def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None
         for case in left
     ]
     unable = [info for info in plan.infos if not info.able]
-    folded = len(unable) > tables.FEW and not verbosity.verbose()
+    folded = len(unable) > answer.FEW and not verbosity.verbose()
     output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())
     if folded:
         typer.echo(f"unavailable: {few([info.name for info in unable])}; the reasons: softbench list")

@@ -1,4 +1,4 @@
-"""The main table: a row per shape and a column per backend, or the other way round if that fits better. Prints nothing.
+"""The main table: a row per shape and a column per backend. If the backends do not fit, they are rows, best first. Prints nothing.
 
 Signs are ASCII, so that every encoding has them: `*` the fastest of a shape beyond noise, `=` those that tie for the fastest,
 `~` low-precision or finite-only, `!` doubtful.
@@ -6,21 +6,22 @@ Signs are ASCII, so that every encoding has them: `*` the fastest of a shape bey
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean
+from typing import TypeVar
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from softbench.core import text as units
-from softbench.core.case import TIMERS
+from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
-from softbench.report import markup, rich_tables
-from softbench.report.standings import standing
+from softbench.report import colours, markup, rich_tables
+from softbench.report.standings import Standing
 from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 
 WINS, TIES = "*", "="
@@ -28,10 +29,19 @@ SIGNS = f"~{WINS}{TIES}!"
 DETAILS = (3, 2, 1)  # numbers of a cell: bandwidth or time, % of copy, speed-up
 SEPARATOR = " ┃ "  # between the columns of a rich table
 WIDE = 12  # backends; a Markdown table of more has a row per backend
-
+COLUMNS = 6
+"""Shapes that are columns, at most. With fewer than FEWEST a table gives up detail first."""
+FEWEST = 3
+SCANS = 3
+"""Tables of one M each; more of them become one table of all shapes."""
+BAR = 8
+"""Characters of a bar."""
+BLOCKS = " ▏▎▍▌▋▊▉█"
+LEVELS = "▁▂▃▄▅▆▇█"
 
 Extent = int | str
-"""N or M of a case, or the shape of an N-D case."""
+"""N or M of a case, or its whole shape."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,38 +55,51 @@ class _Cell:
 
 
 class Section:
-    """The rows of one table: one direction and dtype, and one M (or one N, if only M varies), or all N-D shapes."""
+    """The rows of one table: one direction and dtype, and one M (or one N, if only M varies), or all shapes."""
 
-    def __init__(self, rows: Sequence[Row], axis: str) -> None:
-        """`axis` is `N`, `M` or `shape`: what differs between the cases."""
+    def __init__(self, rows: Sequence[Row], axis: str, found: Mapping[CaseKey, Standing]) -> None:
+        """`axis` is `N`, `M` or `shape`: what differs between the cases. `found`: the standings of all cases."""
         self.rows, self.axis = rows, axis
         self.cells = {(self.shape(row), row.backend): row for row in rows}
-        self.shapes = list(dict.fromkeys(map(self.shape, rows)))
+        cases = dict.fromkeys(row.case for row in rows)
+        self.standings = {self.shape(case): found.get(case) for case in cases}
+        """The standing of each shape in the file's order; None without a result."""
+        self.shapes = [*self.standings]
         names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
         self.backends = names or list(dict.fromkeys(row.backend for row in rows))
         """The backends that are available, in the file's order; all of them if none is."""
-        self.fastest: dict[Extent, Row] = {}
-        """The backend of the smallest median of each shape, if there is a result."""
-        self.signs: dict[tuple[Extent, str], str] = {}
-        """The sign of each cell that is the fastest of its shape, or ties with it."""
-        for shape, some in grouped(rows, self.shape).items():
-            found = standing(some)
-            self.fastest |= {shape: found.rows[0]} if found.rows else {}
-            leaders = found.tied if len(found.rows) > 1 and not found.unknown else ()
-            self.signs |= {(shape, row.backend): WINS if len(leaders) == 1 else TIES for row in leaders}
 
-    def shape(self, row: Row) -> Extent:
-        """What names the row's case in this section."""
-        return row.shape or (row.N if self.axis == "N" else row.M)
+    def shape(self, of: Row | CaseKey) -> Extent:
+        """What names the case in this section."""
+        if self.axis == "N":
+            return of.N
+        return of.M if self.axis == "M" else of.shape or f"{of.M}x{of.N}"
 
-    def ranked(self) -> list[str]:
-        """The yardstick, then the other backends by their mean time over the fastest of a shape; those without a result last."""
+    def places(self, shape: Extent) -> dict[str, str]:
+        """The sign of each backend that is the fastest of a shape, or ties with it."""
+        found = self.standings[shape]
+        if not found or len(found.rows) < 2 or found.unknown:
+            return {}
+        return dict.fromkeys((row.backend for row in found.tied), WINS if len(found.tied) == 1 else TIES)
+
+    def shares(self) -> dict[str, float]:
+        """The mean time of each backend over the fastest of a shape, in order; the yardstick first, those without a result last (inf)."""
         times: dict[str, list[float]] = {name: [] for name in self.backends}
         for row in self.rows:
-            best = self.fastest.get(self.shape(row))
-            if row.backend in times and row.median_us and best and best.median_us:
-                times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / best.median_us)
-        return sorted(times, key=lambda name: fmean(times[name]) if times[name] else inf)
+            best = self.standings[self.shape(row)]
+            if row.backend in times and row.median_us and best and best.rows[0].median_us:
+                times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / best.rows[0].median_us)
+        means = {name: fmean(some) if some else inf for name, some in times.items()}
+        return dict(sorted(means.items(), key=lambda item: item[1]))
+
+    def best(self, most: int | None) -> list[str]:
+        """The best backends, at most so many, among them the yardstick and the reference backend."""
+        ranked = [*self.shares()]
+        if most is None or len(ranked) <= most:
+            return ranked
+        reference = next((row.relative_to for row in self.rows if row.relative_to), "")
+        kept = ranked[:most]
+        return kept if reference in kept or reference not in ranked else [*kept[:-1], reference]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,61 +110,105 @@ class _Grid:
     names: list[str]
     columns: list[tuple[str, list[Text]]]
 
-    def widths(self) -> list[int]:
-        """The width of each column with its separator; the first one has none."""
-        others = [len(SEPARATOR) + max(cell_len(head), *(text.cell_len for text in texts)) for head, texts in self.columns]
-        return [max(map(cell_len, (self.head, *self.names))), *others]
+    @property
+    def width(self) -> int:
+        others = (len(SEPARATOR) + max(cell_len(head), *(text.cell_len for text in texts)) for head, texts in self.columns)
+        return max(map(cell_len, (self.head, *self.names))) + sum(others)
 
-    def table(self, begin: int = 0, end: int | None = None) -> Table:
-        heads = (self.head, *(head for head, _ in self.columns[begin:end]))
+    def table(self) -> Table:
+        heads = (self.head, *(head for head, _ in self.columns))
         table = rich_tables.table(heads, numbers=range(self.head == "backend", len(heads)))
         for i, name in enumerate(self.names):
-            table.add_row(name, *(texts[i] for _, texts in self.columns[begin:end]))
+            table.add_row(name, *(texts[i] for _, texts in self.columns))
         return table
 
-    def parts(self, width: int) -> list[Table]:
-        """Tables with as many columns as fit."""
-        first, *others = self.widths()
-        found, begin, used = [], 0, first
-        for i, wide in enumerate(others):
-            if used + wide > width and i > begin:
-                found.append(self.table(begin, i))
-                begin, used = i, first
-            used += wide
-        return [*found, self.table(begin)]
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A section as a table."""
+
+    title: str
+    grid: _Grid
+    cut: str
+    """What it has of the section, if it does not have every shape and backend."""
+
+    def parts(self) -> list[RenderableType]:
+        return [Text(self.title, style="bold"), *([Text(self.cut, style="dim")] if self.cut else []), self.grid.table()]
 
 
-def sections(rows: Sequence[Row]) -> list[Section]:
-    """A section per pass, dtype and M. Where each M has the same single N, one section holds all of them. N-D cases have a section."""
-    plain, shaped = ([row for row in rows if bool(row.shape) is some] for some in (False, True))
-    of_dtype = grouped(plain, lambda row: (row.of_pass, row.dtype))
-    scans = {key for key, some in of_dtype.items() if len({row.M for row in some}) > 1 and len({row.N for row in some}) == 1}
-    by_m = grouped(plain, lambda row: (row.of_pass, row.dtype, None if (row.of_pass, row.dtype) in scans else row.M))
-    found = [Section(some, "M" if M is None else "N") for (*_, M), some in by_m.items()]
-    return found + [Section(some, "shape") for some in grouped(shaped, lambda row: (row.of_pass, row.dtype)).values()]
+def sections(rows: Sequence[Row], found: Mapping[CaseKey, Standing], *, merged: bool = True) -> list[Section]:
+    """A section per pass, dtype and M; one for all M if each has the same single N, and one for all N-D cases.
+
+    With `merged`, many M of a pass and dtype are one section too.
+    """
+    made = []
+    for some in grouped(rows, lambda row: (row.of_pass, row.dtype, bool(row.shape))).values():
+        by_m = grouped(some, lambda row: row.M)
+        if some[0].shape:
+            made.append(Section(some, "shape", found))
+        elif len(by_m) > 1 and len({row.N for row in some}) == 1:
+            made.append(Section(some, "M", found))
+        elif merged and len(by_m) > SCANS:
+            made.append(Section(some, "shape", found))
+        else:
+            made += [Section(of_m, "N", found) for of_m in by_m.values()]
+    return made
 
 
-def tables(section: Section, console: Console) -> list[RenderableType]:
-    """The title, and the section in the most detail that fits the console; several tables if none fits."""
-    for detail in DETAILS:
-        for turned in (False, True):
-            grid = _grid(section, detail, turned=turned)
-            if sum(grid.widths()) <= console.width:
-                return [Text(title(section, detail), style="bold"), grid.table()]
-    found = [_grid(section, DETAILS[-1], turned=turned).parts(console.width) for turned in (False, True)]
-    return [Text(title(section, DETAILS[-1]), style="bold"), *min(found, key=lambda some: sum(1 + table.row_count for table in some))]
+def fitted(section: Section, width: int, lines: int, *, graphic: bool = False) -> Shown:
+    """The section in a width, with at most so many lines.
+
+    Backends are columns if they fit without their speed-ups. Else they are rows, best first, and a few shapes are columns. `graphic`
+    adds bars or sparklines, in colours.
+    """
+    shapes = spread(section.shapes, lines)
+    for detail in DETAILS[:-1]:
+        grid = _by_shape(section, shapes, detail)
+        if grid.width <= width:
+            return _shown(section, _with_sparklines(section, grid) if graphic else grid, detail, shapes, section.backends)
+    names = section.best(lines)
+    fewest = {detail: min(FEWEST, len(section.shapes)) if detail > DETAILS[-1] else 1 for detail in DETAILS}
+    choices = [(detail, n) for detail in DETAILS for n in range(min(COLUMNS, len(section.shapes)), fewest[detail] - 1, -1)]
+    for detail, n in choices:
+        shapes = spread(section.shapes, n)
+        grid = _by_backend(section, shapes, names, detail)
+        if grid.width <= width or (detail, n) == choices[-1]:
+            barred = _with_bars(section, grid) if graphic else grid
+            return _shown(section, barred if barred.width <= width else grid, detail, shapes, names)
+    raise AssertionError("the last choice is taken")
+
+
+def whole(section: Section) -> Shown:
+    """The section with every shape and backend, as a narrow table if one fits a log."""
+    names, detail = section.best(None), DETAILS[0]
+    by_shape = _by_shape(section, section.shapes, detail)
+    grids = [by_shape] if by_shape.width <= rich_tables.LOG_WIDTH else [by_shape, _by_backend(section, section.shapes, names, detail)]
+    return _shown(section, min(grids, key=lambda grid: grid.width), detail, section.shapes, names)
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most so many of the items, evenly spread, with the first and the last one."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / max(1, most - 1))] for i in range(most)]
+
+
+def _shown(section: Section, grid: _Grid, detail: int, shapes: Sequence[Extent], names: Sequence[str]) -> Shown:
+    """`names` and `shapes`: those of the grid."""
+    what = {"N": "N", "M": "M", "shape": "shapes"}[section.axis]
+    cut = [f"{len(shapes)} of {len(section.shapes)} {what}"] if len(shapes) < len(section.shapes) else []
+    cut += [f"the best {len(names)} of {len(section.backends)} backends"] if len(names) < len(section.backends) else []
+    return Shown(title(section, detail), grid, ", ".join(cut))
 
 
 def title(section: Section, detail: int) -> str:
     """What the section is, and what its cells hold."""
     first = section.rows[0]
-    timers = list(dict.fromkeys((row.timer, row.l2) for row in section.rows if row.l2))
-    clock = f" ({timers[0][0]}, {timers[0][1]} L2)" if timers and (TIMERS[0], "cold") not in timers else ""
     relative = next((row.relative_to for row in section.rows if row.relative_to), "")
     unit, _ = _unit(section)
     parts = [unit, "% of copy", *([f"speed-up over {relative}"] if relative else [])]
-    fixed = {"N": f" M={first.M},", "M": f" N={first.N},"}.get(section.axis, "")
-    return f"{first.of_pass} {first.dtype},{fixed} {first.device}{clock}: {', '.join(parts[:detail])}"
+    fixed = {"N": [f"M={first.M}"], "M": [f"N={first.N}"]}.get(section.axis, [])
+    return f"{', '.join([f'{first.of_pass} {first.dtype}', *fixed])}: {', '.join(parts[:detail])}"
 
 
 def _unit(section: Section) -> tuple[str, float]:
@@ -150,19 +217,62 @@ def _unit(section: Section) -> tuple[str, float]:
     return units.bandwidth_unit(shown) if shown or not any(row.in_l2 for row in section.rows) else ("time", 1.0)
 
 
-def _grid(section: Section, detail: int, *, turned: bool) -> _Grid:
-    """The section with a line per shape, or a line per backend if `turned`."""
-    names = section.ranked() if turned else section.backends
-    factor = _unit(section)[1]
+def _by_shape(section: Section, shapes: Sequence[Extent], detail: int) -> _Grid:
+    """A line per shape and a column per backend."""
+    return _Grid(section.axis, list(map(str, shapes)), _columns(section, shapes, section.backends, detail, turned=False))
+
+
+def _by_backend(section: Section, shapes: Sequence[Extent], names: Sequence[str], detail: int) -> _Grid:
+    """A line per backend and a column per shape."""
+    return _Grid("backend", list(names), _columns(section, shapes, names, detail, turned=True))
+
+
+def _columns(
+    section: Section, shapes: Sequence[Extent], names: Sequence[str], detail: int, *, turned: bool
+) -> list[tuple[str, list[Text]]]:
+    factor, places = _unit(section)[1], {shape: section.places(shape) for shape in shapes}
 
     def column(head: str, keys: Iterable[tuple[Extent, str]]) -> tuple[str, list[Text]]:
-        cells = [_cell(section.cells.get(key), detail, section.signs.get(key, ""), factor) for key in keys]
+        cells = [_cell(section.cells.get((shape, name)), detail, places[shape].get(name, ""), factor) for shape, name in keys]
         return head, _aligned(cells, cell_len(head))
 
+    start = "" if section.axis == "shape" else f"{section.axis}="
     if turned:
-        start = "" if section.axis == "shape" else f"{section.axis}="
-        return _Grid("backend", names, [column(f"{start}{N}", ((N, name) for name in names)) for N in section.shapes])
-    return _Grid(section.axis, list(map(str, section.shapes)), [column(name, ((N, name) for N in section.shapes)) for name in names])
+        return [column(f"{start}{shape}", ((shape, name) for name in names)) for shape in shapes]
+    return [column(name, ((shape, name) for shape in shapes)) for name in names]
+
+
+def _with_bars(section: Section, grid: _Grid) -> _Grid:
+    """With a bar per backend: its mean speed, as a fraction of the fastest of each shape."""
+    shares = section.shares()
+
+    def bar(name: str) -> Text:
+        eighths = round(8 * BAR / shares[name]) if 0 < shares[name] < inf else 0
+        text = BLOCKS[8] * (eighths // 8) + (BLOCKS[eighths % 8] if eighths % 8 else "")
+        return Text(text.ljust(BAR), style=colours.colour(name, dark=True), justify="left")
+
+    return _Grid(grid.head, grid.names, [("speed", list(map(bar, grid.names))), *grid.columns])
+
+
+def _with_sparklines(section: Section, grid: _Grid) -> _Grid:
+    """With a last line that shows each backend's bandwidth over all shapes; as it is if there are few, or they have no order."""
+    if section.axis == "shape" or len(section.shapes) < 2 * FEWEST:
+        return grid
+    order = sorted(section.standings, key=lambda shape: shape if isinstance(shape, int) else 0)
+    values = {name: [_gbps(section.cells.get((shape, name))) for shape in order] for name in section.backends}
+    highest = max((value for some in values.values() for value in some), default=0.0)
+
+    def line(name: str, texts: Sequence[Text]) -> Text:
+        room = max(cell_len(name), *(text.cell_len for text in texts))
+        levels = (round((len(LEVELS) - 1) * value / highest) if highest else 0 for value in spread(values[name], room))
+        spark = "".join(LEVELS[level] for level in levels)
+        return Text(spark.rjust(room), style=colours.colour(name, dark=True), justify="left")
+
+    return _Grid(grid.head, [*grid.names, "curve"], [(name, [*texts, line(name, texts)]) for name, texts in grid.columns])
+
+
+def _gbps(row: Row | None) -> float:
+    return row.gbps if row and row.gbps and row.timed else 0.0
 
 
 def _aligned(cells: Sequence[_Cell], least: int) -> list[Text]:
@@ -199,9 +309,16 @@ def _cell(row: Row | None, detail: int, place: str, factor: float) -> _Cell:
     return _Cell(tuple(numbers[:detail]), signs, "bold green" if place else "")
 
 
+def signs(shown: Iterable[Shown]) -> Iterator[str]:
+    """The signs that these tables have, in the order of SIGNS."""
+    texts = [text.plain for one in shown for _, column in one.grid.columns for text in column]
+    yield from (sign for sign in SIGNS if any(sign in text for text in texts))
+
+
 def as_markdown(section: Section) -> str:
     """The title and the section as a Markdown table in full detail."""
-    grid = _grid(section, DETAILS[0], turned=len(section.backends) > WIDE)
+    turned, names = len(section.backends) > WIDE, section.best(None)
+    grid = _by_backend(section, section.shapes, names, DETAILS[0]) if turned else _by_shape(section, section.shapes, DETAILS[0])
     lines = [(name, *(" ".join(texts[i].plain.split()) for _, texts in grid.columns)) for i, name in enumerate(grid.names)]
     table = markup.table((grid.head, *(head for head, _ in grid.columns)), lines, numbers=range(1, 1 + len(grid.columns)))
     return f"{markup.safe(title(section, DETAILS[0]))}\n\n{table}"

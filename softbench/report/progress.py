@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID, TextColumn
+from rich.table import Column
 
 from softbench.core.case import Case
 from softbench.core.text import count, duration
 from softbench.plan.plan import Plan
+from softbench.report.answer import leader
+from softbench.report.standings import standings
+from softbench.results.rows import Row
 from softbench.run.pace import Pacing
 
 LOG_SECONDS = 10.0
 BAR_SECONDS = 0.5
+BAR_WIDTH = 12
+LEADER_SHARE = 20  # the leader takes at most a twentieth of the time
 
 
 class Progress:
@@ -27,6 +34,8 @@ class Progress:
         self.console, self.quiet, self.verbose = console, quiet, verbose
         self._working: Callable[[], str] = str
         self._pace: Pacing | None = None
+        self._rows: Callable[[], Sequence[Row]] = list
+        self._leader, self._due = "", 0.0
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._over = threading.Event()
@@ -36,10 +45,11 @@ class Progress:
         if self.quiet:
             return self
         if self.console.is_terminal:
-            counts = (MofNCompleteColumn(), TextColumn("cells{task.fields[left]}"))
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counts)
-            self._bar = Bar(*columns, console=self.console, transient=True, auto_refresh=False)
-            self._task = self._bar.add_task("", total=None, left="")
+            rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # a narrow terminal cuts this one
+            text = TextColumn("cells{task.description}", markup=False, table_column=rest)
+            columns = (BarColumn(bar_width=BAR_WIDTH), MofNCompleteColumn(), text)
+            self._bar = Bar(*columns, console=self.console, transient=True, auto_refresh=False, expand=True)
+            self._task = self._bar.add_task("", total=None)
             self._bar.start()
         self._thread.start()
         return self
@@ -54,6 +64,10 @@ class Progress:
     def watch(self, working: Callable[[], str]) -> None:
         self._working = working
 
+    def follow(self, rows: Callable[[], Sequence[Row]]) -> None:
+        """The run has its files; `rows` gives the cells so far, and is called between two cases."""
+        self._rows = rows
+
     def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
         available = [info.name for info in plan.infos if info.able]
         cases, left = count(len(plan.cases), "case"), duration(pace.seconds_left())
@@ -61,6 +75,10 @@ class Progress:
         self._pace = pace
 
     def advance(self, case: Case) -> None:
+        begin = time.monotonic()
+        if begin >= self._due and not self.quiet:
+            self._leader = leader(standings(self._rows()))
+            self._due = time.monotonic() + LEADER_SHARE * (time.monotonic() - begin)
         if self.verbose and (pace := self._pace):
             self.note(f"{case.key}: {pace.done} of {pace.cells} cells, about {duration(pace.seconds_left())} left")
 
@@ -81,6 +99,7 @@ class Progress:
         left = f"about {duration(pace.seconds_left())} left" if pace else ""
         if self._bar is not None:
             done, cells = (pace.done, pace.cells) if pace else (0, None)
-            self._bar.update(self._task, completed=done, total=cells, description=doing, left=f", {left}" if left else "", refresh=True)
+            text = "".join(f"{mark} {text}" for mark, text in ((",", left), (";", self._leader), (";", doing)) if text)
+            self._bar.update(self._task, completed=done, total=cells, description=text, refresh=True)
         elif doing or left:
-            self.note("; ".join(filter(None, (f"{pace.done} of {pace.cells} cells, {left}" if pace else "", doing))))
+            self.note("; ".join(filter(None, (f"{pace.done} of {pace.cells} cells, {left}" if pace else "", self._leader, doing))))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -14,29 +16,93 @@ from rich.text import Text
 from softbench.core import text as units
 from softbench.core.case import DO_BENCH, TIMERS
 from softbench.core.outcome import FAILURES, Grade, Status
+from softbench.core.text import count
 from softbench.plugins.info import BackendInfo
-from softbench.report import markup, matrix, rich_tables
+from softbench.report import answer, markup, matrix, rich_tables
 from softbench.report.cell_texts import CELL, WORDS, us_text
+from softbench.report.standings import standings
 from softbench.results import labels
 from softbench.results.rows import Row, grouped
 from softbench.results.select import apart
 
-FEW = 2  # unavailable backends whose reasons a table gives; of more it gives the names
+REASONS = 4
+"""Reasons below the tables, unless all are asked for."""
+TABLES = 8
+"""Tables of a file, unless all are asked for."""
+LINES, ALL_LINES, FEWEST_LINES = 24, 72, 8
+"""The most lines of a table, of all tables together in a log, and how many each may always have."""
+OTHER_LINES, HEAD_LINES = 14, 4
+"""Lines of a terminal that the answer and the notes take, and those around each table."""
+MIN_WRAPPED = 30
 FINITE_ONLY = "finite-only: NaN in rows that hold -inf"
+STARTED = re.compile(r"\brun-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d")
+LEGEND = {matrix.WINS: "* fastest", matrix.TIES: "= ties for the fastest", "!": "! doubtful"}
 
 
-def results(rows: Sequence[Row], console: Console, *, all_reasons: bool = False) -> RenderableType:
-    """A table for each section of `matrix`; below them the notes."""
-    parts: list[RenderableType] = []
-    for section in _sections(rows):
-        parts += [*matrix.tables(section, console), Text()]
-    parts += notes(rows, all_reasons=all_reasons)
-    return Group(*parts)
+def results(rows: Sequence[Row], console: Console, source: str = "", *, wide: bool = False, every: bool = False) -> RenderableType:
+    """For each GPU model, or each card if two have one cell: what was measured, the answer, and the tables. Below them the notes.
+
+    Args:
+        source: the name of the file.
+        wide: all N and backends, with all notes; else what fits the console.
+        every: all notes.
+    """
+    parts, shown, left_out = list[RenderableType](), list[matrix.Shown](), 0
+    several = apart(rows)
+    for some in several:
+        found = standings(some)
+        sections = matrix.sections(some, found, merged=not wide)
+        most = len(sections) if wide else max(1, TABLES // len(several))
+        made = [_table(section, console, len(sections[:most]), wide=wide) for section in sections[:most]]
+        parts += [Text(heading(some, source), style="dim"), *_answer(answer.lines(some, found), console), Text()]
+        parts += [part for one in made for part in (*one.parts(), Text())]
+        shown += made
+        left_out += len(sections) - len(made)
+    cut = [f"{count(left_out, 'table')} more"] if left_out else []
+    cut += ["the tables are cut to fit"] if any(one.cut for one in shown) else []
+    parts += [Text(f"{'; '.join(cut)}: --wide shows everything; --op, --direction, --dtype, --M, --N, --backends choose")] if cut else []
+    return Group(*parts, *notes(rows, signs="".join(matrix.signs(shown)), every=every or wide))
 
 
-def _sections(rows: Sequence[Row]) -> list[matrix.Section]:
-    """The sections of each GPU model, or of each card if two have one cell."""
-    return [section for some in apart(rows) for section in matrix.sections(some)]
+def _table(section: matrix.Section, console: Console, tables: int, *, wide: bool) -> matrix.Shown:
+    """One of so many tables of a console."""
+    graphic = bool(console.is_terminal and console.color_system and not console.no_color and console.encoding.startswith("utf"))
+    room = console.height - OTHER_LINES - HEAD_LINES * tables if console.is_terminal else ALL_LINES
+    lines = min(LINES, max(FEWEST_LINES, room // tables))
+    return matrix.whole(section) if wide else matrix.fitted(section, console.width, lines, graphic=graphic)
+
+
+def heading(rows: Sequence[Row], source: str = "") -> str:
+    """The file, the device, the timer unless it is the default, and the date of rows that are shown together."""
+    timers = list(dict.fromkeys((row.timer, row.l2) for row in rows if row.l2))
+    clock = f", {timers[0][0]} with {timers[0][1]} L2" if timers and (TIMERS[0], "cold") not in timers else ""
+    days = sorted(STARTED.findall(" ".join(dict.fromkeys(row.run for row in rows))))
+    dates = ["{}-{}-{} {}:{}".format(*day) for day in dict.fromkeys(days[:1] + days[-1:])]
+    if len(dates) > 1 and dates[0].split()[0] == dates[1].split()[0]:
+        dates[1] = dates[1].split()[1]
+    able = sum(row.status != Status.UNAVAILABLE for row in rows)
+    about = [f"{count(able, 'cell')} on {rows[0].device}{clock}", *([f"{' to '.join(dates)} UTC"] if dates else [])]
+    return f"{source}: {', '.join(about)}" if source else ", ".join(about)
+
+
+def answers(rows: Sequence[Row], console: Console) -> RenderableType:
+    """The answer alone, with the device if there are several."""
+    several = apart(rows)
+    parts = [
+        ([Text(heading(some))] if len(several) > 1 else []) + _answer(answer.lines(some, standings(some)), console) for some in several
+    ]
+    return Group(*(line for lines in parts for line in lines))
+
+
+def _answer(lines: Sequence[answer.Line], console: Console) -> list[Text]:
+    """The lines, wrapped behind their names."""
+    indent = max(len(line.name) for line in lines) + 2
+    found = []
+    for line in lines:
+        first, *others = textwrap.wrap(line.text, max(MIN_WRAPPED, console.width - indent), break_long_words=False, break_on_hyphens=False)
+        found.append(Text.assemble((line.name.ljust(indent), "bold"), (first, line.style)))
+        found += [Text(" " * indent + other, style=line.style) for other in others]
+    return found
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
@@ -50,49 +116,48 @@ def _by_reason(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return grouped(told, lambda row: (row.status, row.reason))
 
 
-def notes(rows: Sequence[Row], *, all_reasons: bool = False, signs: bool = True) -> list[Text]:
-    """The meaning of the signs, and a line per status and reason with the affected backends and cells.
+def notes(rows: Sequence[Row], *, signs: str = "", every: bool = False) -> list[Text]:
+    """The meaning of these signs, and a line per status and reason with the affected backends and cells.
 
-    Without `signs` the table has the classes as words. Many unavailable backends are one line without reasons, unless `all_reasons`.
+    Unless `every` reason is asked for, failures come first, and many unavailable backends and labels are left to the answer.
     """
-    legend, limited = (["* fastest", "= ties for the fastest"], "~ ") if signs else ([], "")
+    found = [line for line in (_legend(rows, signs), *_cards(rows), *_without_copy(rows), *_hosts(rows)) if line]
+    reasons = sorted(_by_reason(rows).items(), key=lambda item: item[0][0] not in FAILURES)
+    if every:
+        return [*found, *_limited(rows), *(_reason(*which, same) for which, same in reasons), *_labels(rows)]
+    if len({row.backend for row in rows if row.status == Status.UNAVAILABLE}) > answer.FEW:
+        reasons = [one for one in reasons if one[0][0] != Status.UNAVAILABLE]
+    found += [_reason(*which, same) for which, same in reasons[:REASONS]]
+    more = len(reasons) - REASONS
+    return [*found, *([Text(f"{count(more, 'reason')} more: --wide or --long shows all")] if more > 0 else [])]
+
+
+def _legend(rows: Sequence[Row], signs: str) -> Text | None:
+    """What the signs mean; without signs what the classes mean."""
     low = {row.dtype for row in rows if row.grade == Grade.LOW_PRECISION and row.gbps}
-    if low:
-        legend.append(f"{limited}low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else ", for the reason below"))
-    if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows):
-        legend.append(f"{limited}{FINITE_ONLY}")
-    if signs and any(row.doubtful for row in rows):
-        legend.append("! doubtful, for the reason below")
-    lines = [Text("; ".join(legend), style="dim")] if legend and any(row.median_us for row in rows) else []
-    lines += [*_right(rows), *_cards(rows), *_without_copy(rows), *_hosts(rows), *_limited(rows)]
-    unavailable = list(dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE))
-    folded = len(unavailable) > FEW and not all_reasons
-    reasons = _by_reason(rows).items()
-    lines += [_reason(status, reason, same) for (status, reason), same in reasons if not (folded and status == Status.UNAVAILABLE)]
-    if folded:
-        lines.append(Text(f"unavailable: {units.few(unavailable)}; the reasons: softbench show --long, or softbench list on this machine"))
+    limits = ["low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else "")] if low else []
+    limits += [FINITE_ONLY] if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows) else []
+    texts = [meaning for sign, meaning in LEGEND.items() if sign in signs]
+    texts += [f"{'~ ' if signs else ''}{limit}" for limit in limits if "~" in signs or not signs]
+    texts += ["us: the tensors fit the GPU's L2"] if signs and any(row.in_l2 for row in rows) else []
+    return Text("; ".join(texts), style="dim") if texts else None
+
+
+def _labels(rows: Sequence[Row]) -> Iterator[Text]:
+    """A line for each label, with its meaning and its cells."""
     for label, meaning in labels.MEANING.items():
         cells = Counter(row.backend for row in rows if label in row.labels.split())
         if cells:
-            where = ", ".join(f"{units.count(count, 'cell')} of {name}" for name, count in cells.items())
-            where = where if len(cells) <= units.NAMED else f"{units.count(cells.total(), 'cell')} of {units.count(len(cells), 'backend')}"
-            lines.append(Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}"))
-    return lines
-
-
-def _right(rows: Sequence[Row]) -> list[Text]:
-    """How many timed cells lie within the bound; none without a check."""
-    right = sum(row.timed and row.grade == Grade.PASS for row in rows)
-    return [Text(f"correct: {units.count(right, 'timed cell')} within the bound", style="dim")] if right else []
+            where = ", ".join(f"{count(number, 'cell')} of {name}" for name, number in cells.items())
+            where = where if len(cells) <= units.NAMED else f"{count(cells.total(), 'cell')} of {count(len(cells), 'backend')}"
+            yield Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}")
 
 
 def _cards(rows: Sequence[Row]) -> list[Text]:
     """A line for each GPU model whose cards shared a sweep. Cards that have one cell are shown apart, and need none."""
     found = [list(dict.fromkeys(row.unit for row in some)) for some in apart(rows)]
     return [
-        Text(f"cells of {units.count(len(cards), 'card')}: {units.few(cards)}; --long has the card of each")
-        for cards in found
-        if len(cards) > 1
+        Text(f"cells of {count(len(cards), 'card')}: {units.few(cards)}; --long has the card of each") for cards in found if len(cards) > 1
     ]
 
 
@@ -102,28 +167,26 @@ def _without_copy(rows: Sequence[Row]) -> list[Text]:
     lacking = [row for row in rows if row.timed and not row.of_copy and row.grade != Grade.YARDSTICK]
     cells = sum((row.run, row.unit, row.case) in copies for row in lacking)
     what = "copy has a doubtful label there, or took 1.5 times as long as the cell: measure again when nothing else runs"
-    return [Text(f"without % of copy ({units.count(cells, 'cell')}): {what}")] if cells else []
+    return [Text(f"without % of copy ({count(cells, 'cell')}): {what}")] if cells else []
 
 
 def _hosts(rows: Sequence[Row]) -> list[Text]:
     """Which backends keep the host busy for longer than the GPU, and which calls cannot be queued, as they wait for the GPU."""
     slow = [row for row in rows if row.timer == TIMERS[0] and row.host_us and row.median_us and row.host_us > row.median_us]
     takes = [
-        f"{name} {us_text(median(row.host_us for row in some if row.host_us))} ({units.count(len(some), 'cell')})"
+        f"{name} {us_text(median(row.host_us for row in some if row.host_us))} ({count(len(some), 'cell')})"
         for name, some in grouped(slow, lambda row: row.backend).items()
     ]
     found = [Text(f"host time, where it is longer than the GPU's and an eager program waits for it: {', '.join(takes)}")] if takes else []
     waiting = Counter(row.backend for row in rows if row.timer == DO_BENCH) if any(row.timer == TIMERS[0] for row in rows) else Counter()
     for name, cells in waiting.items():
-        found.append(
-            Text(f"{name}: timed by do_bench ({units.count(cells, 'cell')}), since its calls wait for the GPU; the host is in the time")
-        )
+        found.append(Text(f"{name}: timed by do_bench ({count(cells, 'cell')}), since its calls wait for the GPU; the host is in the time"))
     return found
 
 
 def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:
     names = list(dict.fromkeys(row.backend for row in rows))
-    where = _span(rows) if len(names) == 1 else units.count(len(rows), "cell")
+    where = _span(rows) if len(names) == 1 else count(len(rows), "cell")
     style = "red" if status in FAILURES else "" if status == Status.OK else "yellow"
     return Text.assemble((f"{units.few(names)}: {status}", style), f" ({where}): {reason}")
 
@@ -131,7 +194,7 @@ def _reason(status: str, reason: str, rows: Sequence[Row]) -> Text:
 def _span(rows: Sequence[Row]) -> str:
     """`forward fp32 8x16`, or `3 cells, ... to ...`."""
     first, last = (f"{row.of_pass} {row.dtype} {row.case.size}" for row in (rows[0], rows[-1]))
-    return first if len(rows) == 1 else f"{units.count(len(rows), 'cell')}, {first} to {last}"
+    return first if len(rows) == 1 else f"{count(len(rows), 'cell')}, {first} to {last}"
 
 
 def _limited(rows: Sequence[Row]) -> list[Text]:
@@ -148,7 +211,7 @@ def cells(rows: Sequence[Row]) -> RenderableType:
     table = rich_tables.table(head, numbers)
     for line in lines:
         table.add_row(*line)
-    found = notes(rows, all_reasons=True, signs=False)
+    found = notes(rows, every=True)
     return Group(table, *([Text(), *found] if found else []))
 
 
@@ -159,10 +222,15 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], set[int]]:
     return head, [[CELL[name](row) for name in head] for row in rows], {i for i, name in enumerate(head) if name not in WORDS}
 
 
-def as_markdown(rows: Sequence[Row], *, long: bool = False) -> str:
-    """The tables of `results`, or of `cells` if `long`, as Markdown; below them the notes as a list."""
-    parts = [markup.table(*_cells(rows))] if long else [matrix.as_markdown(section) for section in _sections(rows)]
-    below = [f"- {markup.safe(note.plain)}" for note in notes(rows, all_reasons=long, signs=not long)]
+def as_markdown(rows: Sequence[Row], source: str = "", *, long: bool = False) -> str:
+    """The answer and the whole tables of `results`, or those of `cells` if `long`, as Markdown; below them the notes as a list."""
+    parts = [markup.table(*_cells(rows))] if long else []
+    for some in () if long else apart(rows):
+        found = standings(some)
+        lines = "\n".join(f"- **{line.name}**: {markup.safe(line.text)}" for line in answer.lines(some, found))
+        parts += [markup.safe(heading(some, source)), lines]
+        parts += [matrix.as_markdown(section) for section in matrix.sections(some, found, merged=False)]
+    below = [f"- {markup.safe(note.plain)}" for note in notes(rows, signs="" if long else matrix.SIGNS, every=True)]
     return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
 
 

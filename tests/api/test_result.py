@@ -52,11 +52,12 @@ def test_ok_is_the_exit_code_of_the_run(strategies):
 
 
 def test_tables_have_the_numbers_of_show(main, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")  # as wide as a log
-    shown = Result.load(H200 / "odd.csv").table()
+    monkeypatch.setenv("COLUMNS", "120")  # as wide as a log
+    result = Result.load(H200 / "odd.csv")
     code, out, _ = main("show", H200 / "odd.csv")
     assert code == 0
-    assert [line.split() for line in str(shown).splitlines()] == [line.split() for line in out.strip().splitlines()]
+    assert [line.split() for line in str(result.table()).splitlines()] == [line.split() for line in out.strip().splitlines()]
+    assert str(result) == str(result.table())
 
 
 def test_pictures_are_written_and_embedded(tmp_path):
@@ -133,11 +134,11 @@ def make(console):
 
 def test_text_has_no_control_sequences_and_cuts_nothing(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    text = str(Shown(make))
+    text = str(Shown(make, 120))
     assert "<b>[red]x" in text
     assert "y" * 120 in text
     assert "\x1b" not in text
-    assert repr(Shown(make)) == text
+    assert repr(Shown(make, 120)) == text
 
 
 def test_jupyter_gets_text_and_html_once(monkeypatch):
@@ -146,14 +147,14 @@ def test_jupyter_gets_text_and_html_once(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr("rich.jupyter.display", lambda *given: shown.append(given))
-    assert "<b>[red]x" in str(Shown(make))
-    assert "\x1b" not in str(Shown(make))
-    assert "&lt;b&gt;[red]x" in Shown(make)._repr_html_()
+    assert "<b>[red]x" in str(Shown(make, 120))
+    assert "\x1b" not in str(Shown(make, 120))
+    assert "&lt;b&gt;[red]x" in Shown(make, 120)._repr_html_()
     assert shown == []
 
 
 def test_html_is_escaped_and_has_its_own_colours():
-    html = Shown(make)._repr_html_()
+    html = Shown(make, 120)._repr_html_()
     assert html.startswith("<pre style=")
     assert "&lt;b&gt;[red]x" in html
     assert "<b>" not in html
@@ -162,7 +163,7 @@ def test_html_is_escaped_and_has_its_own_colours():
 
 def test_a_rich_console_gets_colours():
     console = Console(file=StringIO(), force_terminal=True, width=200, color_system="standard")
-    console.print(Shown(make))
+    console.print(Shown(make, 120))
     assert "\x1b[31m" in console.file.getvalue()
 
 

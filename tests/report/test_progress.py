@@ -1,6 +1,7 @@
 """Progress of a run in a log and on a terminal."""
 
 import io
+import re
 import time
 from types import SimpleNamespace
 
@@ -44,6 +45,23 @@ def test_a_terminal_shows_phase_cells_and_time(log):
         assert (task.completed, task.total) == (2, 6)
     assert "check of torch on a case" in log.getvalue()
     assert "cells, about 1 min 15 s left" in log.getvalue()
+
+
+def test_the_leader_so_far_is_shown(log, make_row):
+    rows = [make_row(name, us, low_us=us, high_us=us) for name, us in (("torch", 9.0), ("naive", 20.0))]
+    with progress.Progress(Console(file=log, width=200)) as watching:
+        watching.begin(PLAN, PACE, "run-1")
+        watching.follow(lambda: rows)
+        watching.advance(None)
+        watching.show()
+    assert "2 of 6 cells, about 1 min 15 s left; torch leads in 1 of 1 case; check of torch on a case" in log.getvalue()
+
+
+def test_a_narrow_terminal_cuts_what_runs_now(log):
+    with progress.Progress(Console(file=log, force_terminal=True, width=50)) as watching:
+        watching.begin(PLAN, PACE, "run-1")
+        watching.show()
+    assert "2/6 cells, about 1 min 15 s left; ch" in re.sub("\x1b\\[[0-9;]*m", "", log.getvalue())
 
 
 def test_a_closed_stderr_does_not_end_the_display(log):
