@@ -5,10 +5,10 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.colors import to_hex
+from svg import as_svg
 
 from softbench.report import axes, curves, dots, style
 from softbench.report.figure_data import KINDS, slices, speedup
-from softbench.report.page.figures import as_svg
 
 
 @pytest.fixture

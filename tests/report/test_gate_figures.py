@@ -1,12 +1,12 @@
 """The forest plot: a line for each cell with a ratio, and the ids of its points."""
 
 import pytest
+from svg import as_svg
 
 from softbench.core.errors import ResultsError
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.report import gate_figures, style
-from softbench.report.page.figures import as_svg
 
 
 def verdict(N, state, ratio, **changes):

@@ -5,12 +5,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from svg import as_svg
 
 from softbench.core.case import Direction
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Grade
 from softbench.report import plots
-from softbench.report.page.figures import as_svg
 from softbench.results import rows as results
 from softbench.results.csv import read_csv
 

@@ -1,98 +1,79 @@
-// The table of cells: sort by a heading, filter, and open a row to what lies under it.
-page.sortable = (table, key) => {
-  const body = table.tBodies[0];
-  const heads = [...table.tHead.rows[0].cells];
-  heads.forEach((head, column) => {
-    const button = page.make("button", head.textContent, { type: "button" });
-    head.replaceChildren(button);
-    button.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      heads.forEach((other) => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      table.dispatchEvent(new Event("sorting"));
-      const keyed = [...body.rows].map((row) => [key(row, column, head), row]);
-      const missing = (value) => value === null || value === "";
-      // Rows without a value stay at the end in both orders.
-      keyed.sort(([a], [b]) => missing(a) - missing(b) || (down ? -1 : 1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
-      body.append(...keyed.map(([, row]) => row));
-      page.say(`Sorted by ${button.textContent}, ${down ? "descending" : "ascending"}`);
-    });
-  });
-};
-
+// The table of cells: sort by a heading, filter, and open a row in the side panel.
 page.cells = (() => {
-  const table = page.find("#cell-table");
-  const rows = [...table.tBodies[0].rows];
-  const byCell = new Map(rows.map((row) => [Number(row.dataset.c), row]));
+  const number = (name, text) => ({ number: true, key: (cell) => page.value(cell, name), text: (cell) => { const found = page.value(cell, name); return found === null ? "" : text(found); } });
+  const word = (name) => ({ text: (cell) => page.value(cell, name) ?? "" });
+  /** The columns, those that a small screen shows first. */
+  const columns = () => {
+    const file = page.data.files.length > 1 ? [{ name: "file", text: (cell) => page.data.files[page.value(cell, "file")].name }] : [];
+    const every = [
+      { name: "backend", term: "backend", widest: innerWidth < 600 ? 14 : 28, ...word("backend") },
+      { name: "shape", term: "case", text: (cell) => page.size(page.data.cells.case[cell]), key: (cell) => page.ofCase(cell, "M") * 2 ** 24 + page.ofCase(cell, "N") },
+      { name: "GB/s", term: "bandwidth", number: true, key: (cell) => page.value(cell, "gbps"), text: page.bandwidth },
+      { name: "of copy", term: "fraction of copy", ...number("of_copy", page.percent) },
+      { name: "pass", term: "pass", text: (cell) => page.ofCase(cell, "pass") },
+      { name: "dtype", text: (cell) => page.ofCase(cell, "dtype") },
+      { name: "status", term: "status", ...word("status") },
+      { name: "class", term: "class", ...word("class") },
+      { name: "median", term: "median", ...number("median_us", page.micros) },
+      { name: "95 % interval", term: "interval", number: true, key: (cell) => page.value(cell, "low_us"), text: page.interval },
+      { name: "of peak", ...number("of_peak", page.percent) },
+      { name: "speed-up", term: "speed-up", ...number("speedup", (times) => `${page.ratio(times)}x`) },
+      { name: "device time", term: "device time", ...number("device_us", page.micros) },
+      { name: "error / bound", term: "bound", ...number("error_over_bound", page.digits) },
+      { name: "labels", term: "label", ...word("labels") },
+    ];
+    return [every[0], ...file, ...every.slice(1)].filter((column) => column === every[0] || column.name === "GB/s" || page.data.cells.case.some((_, cell) => column.text(cell) !== ""));
+  };
+  const kind = (cell) => {
+    const status = page.value(cell, "status");
+    if (["wrong", "failed", "timeout", "oom"].includes(status)) return "bad";
+    if (status !== "ok") return "plain";
+    return page.data.cells.doubtful?.[cell] || ["low-precision", "finite-only"].includes(page.value(cell, "class")) ? "warn" : "";
+  };
+  let list = null;
+  const form = () => page.find("#filters");
 
-  const number = (value) => value === "inf" ? Infinity : value;
-  const key = (row, column, head) => {
-    const cell = Number(row.dataset.c);
-    const name = head.dataset.sort;
-    if (name === "pass") return page.pass(cell);
-    if (name === "shape") return page.value(cell, "M") * 2 ** 24 + page.value(cell, "N");
-    return number(page.value(cell, name));
-  };
-
-  const close = (row) => {
-    if (row.nextElementSibling?.classList.contains("detail")) row.nextElementSibling.remove();
-    page.find("button.open", row)?.setAttribute("aria-expanded", "false");
-  };
-  const open = (row) => {
-    close(row);
-    const detail = page.make("tr", "", { class: "detail" });
-    const place = page.make("td", "", { colspan: row.cells.length });
-    place.append(page.detail(Number(row.dataset.c)));
-    detail.append(place);
-    row.after(detail);
-    page.find("button.open", row).setAttribute("aria-expanded", "true");
-  };
-  const opener = (row) => {
-    const first = row.cells[0];
-    const button = page.make("button", first.textContent, { type: "button", class: "open", "aria-expanded": "false" });
-    first.replaceChildren(button);
-  };
-  page.first.cells = () => rows.forEach(opener);
-  table.tBodies[0].addEventListener("click", (event) => {
-    const row = event.target.closest("tr[data-c]");
-    if (!row || getSelection().toString()) return;
-    if (row.nextElementSibling?.classList.contains("detail")) close(row); else open(row);
-  });
-  table.addEventListener("sorting", () => rows.forEach(close));
-  page.sortable(table, key);
-
-  const form = page.find("#filters");
-  const shown = page.find("#shown");
-  const doubtful = new Set(page.data.doubtful);
-  const text = (cell) => page.data.cells[cell].filter((value) => typeof value === "string").join(" ").toLowerCase() + ` ${page.size(cell)}`;
-  const filter = () => {
-    const words = page.find("#search").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const wanted = page.all("select[data-column]", form).filter((select) => select.value);
-    const only = page.find("#doubtful").checked;
-    let count = 0;
-    for (const row of rows) {
-      const cell = Number(row.dataset.c);
-      const of = (name) => name === "pass" ? page.pass(cell) : name === "file" ? page.data.files[page.value(cell, name)].name : String(page.value(cell, name));
-      const found = wanted.every((select) => of(select.dataset.column) === select.value) && (!only || doubtful.has(cell)) && (!words.length || words.every((word) => text(cell).includes(word)));
-      row.hidden = !found;
-      if (!found) close(row);
-      count += found;
+  page.first.cells = () => {
+    const root = page.find("#cell-list"), cells = page.data.cells.case;
+    const of = {
+      file: (cell) => page.data.files[page.value(cell, "file")].name, backend: (cell) => page.value(cell, "backend"), pass: (cell) => page.ofCase(cell, "pass"),
+      dtype: (cell) => page.ofCase(cell, "dtype"), status: (cell) => page.value(cell, "status"), class: (cell) => page.value(cell, "class") ?? "",
+    };
+    const places = [];
+    for (const [name, value] of Object.entries(of)) {
+      const choices = [...new Set(cells.map((_, cell) => value(cell)))].filter(Boolean);
+      if (choices.length < 2) continue;
+      if (name !== "file") choices.sort();
+      places.push(page.make("label", [`${name} `, page.make("select", [page.make("option", "all", { value: "" }), ...choices.map((choice) => page.make("option", choice))], { "data-column": name })]));
     }
-    shown.textContent = count === rows.length ? `${count} cells` : `${count} of ${rows.length} cells`;
+    page.find("#filter-places").replaceChildren(...places);
+    page.find(".more", form()).open = innerWidth > 640;
+    list = page.list(root, { label: "Cells", columns: columns(), count: cells.length, kind, open: page.panel.open });
+    const texts = new Map();
+    const text = (cell) => {
+      if (!texts.has(cell)) texts.set(cell, [...["backend", "labels", "reason", "status", "class", "device", "unit"].map((name) => page.value(cell, name) ?? ""), page.caseText(cells[cell])].join(" ").toLowerCase());
+      return texts.get(cell);
+    };
+    const filter = () => {
+      const words = page.find("#search").value.toLowerCase().split(/\s+/).filter(Boolean);
+      const wanted = page.all("select[data-column]", form()).filter((select) => select.value);
+      const only = page.find("#doubtful").checked;
+      const found = list.every.filter((cell) => wanted.every((select) => of[select.dataset.column](cell) === select.value)
+        && (!only || page.data.cells.doubtful?.[cell]) && (!words.length || words.every((one) => text(cell).includes(one))));
+      list.show(found);
+      page.find("#shown").textContent = found.length === cells.length ? `${cells.length} cells` : `${found.length} of ${cells.length} cells`;
+    };
+    page.find("#doubtful").parentElement.hidden = !page.data.cells.doubtful?.some(Boolean);
+    form().hidden = false;
+    form().addEventListener("input", filter);
+    form().addEventListener("submit", (event) => event.preventDefault());
+    form().addEventListener("reset", () => setTimeout(filter));
+    filter();
+    page.printers.push(() => {
+      const left = list.print(page.PRINTED_ROWS);
+      page.find("#not-printed").textContent = left ? `${left} more cells are not printed; filter the table, or use the CSV.` : "";
+      return () => list.print(0);
+    });
   };
-  form.hidden = false;
-  form.addEventListener("input", filter);
-  form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("reset", () => setTimeout(filter));
-
-  /** Show a cell, also if a filter hides it. */
-  const reveal = (cell) => {
-    const row = byCell.get(cell);
-    if (!row) return;
-    if (row.hidden) { form.reset(); rows.forEach((other) => { other.hidden = false; }); }
-    open(row);
-    row.scrollIntoView({ block: "center" });
-    page.find("button.open", row).focus({ preventScroll: true });
-  };
-  return { reveal };
+  return { list: () => list };
 })();

@@ -7,19 +7,14 @@ from dataclasses import dataclass
 
 from softbench.core import text as units
 from softbench.core.errors import InconclusiveError, ResultsError
+from softbench.core.json import JsonObject
 from softbench.gate import environment_match, run_files, unpaired
 from softbench.gate.samples import CellKey
-from softbench.gate.verdicts import GateReport, Rules, State, Verdict
+from softbench.gate.verdicts import GateReport, Rules, State
+from softbench.report.assets.embedded import column
 from softbench.report.page.source import Source
-from softbench.report.page.table import Line, Table
-from softbench.report.pair_table import pair_texts
-from softbench.results.compare import FASTER, ORDERS, SAME, SLOWER, cards_note, drift, pairs, summary
+from softbench.results.compare import ORDERS, YARDSTICK, Pair, cards_note, drift, summary
 from softbench.results.rows import Row
-
-HEAD = (
-    *(("backend", False), ("case", False), ("A, GB/s", True), ("B, GB/s", True)),
-    *(("B/A", True), ("without drift", True), ("verdict", False)),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +23,53 @@ class Comparison:
 
     a: str
     b: str
+    drift: str
+    """How the machine changed, as `copy` shows it; empty without copy."""
     summary: str
     notes: tuple[str, ...]
-    table: Table
-    """What changed most beyond noise first."""
 
 
-def compare(a: Source, b: Source) -> Comparison:
-    """Every cell with a bandwidth in one of the files."""
-    found, moved_by = pairs(a.rows, b.rows), drift(a.rows, b.rows).text
-    ordered = sorted(found, key=lambda pair: (pair.missing, not pair.changed, ORDERS["change"](pair)))
-    lines = [Line(pair_texts(pair), {SLOWER: "bad", FASTER: "good", SAME: ""}.get(pair.verdict, "plain")) for pair in ordered]
-    notes = [f"{moved_by}."] if moved_by else []
-    notes += [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
+def compare(a: Source, b: Source, found: Sequence[Pair]) -> Comparison:
+    """What is said about both files. `found` are their cells (`softbench.results.compare.pairs`)."""
+    notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
     if a.device == b.device:
         if apart := _environments_apart(a, b):
             notes.append(f"The environments differ: {'; '.join(apart)}.")
         if moved := cards_note(a.rows, b.rows):
             notes.append(f"{moved}.")
+    moved_by = drift(a.rows, b.rows).text
     return Comparison(
-        f"{a.name}, {a.device}", f"{b.name}, {b.device}", f"{summary(found)}." if found else "", tuple(notes), Table(HEAD, tuple(lines))
+        f"{a.name}, {a.device}",
+        f"{b.name}, {b.device}",
+        f"{moved_by}." if moved_by else "",
+        f"{summary(found)}." if found else "",
+        tuple(notes),
     )
+
+
+def pair_data(a: Source, b: Source, found: Sequence[Pair], start: int) -> JsonObject:
+    """The columns of every cell with a bandwidth in one of the files, what changed most beyond noise first.
+
+    `start` is the index of A's first row in the page's data, behind which B's rows follow; it is negative if the page lacks A's rows.
+    """
+    rows = [*a.rows, *b.rows]
+    cells = {(row.backend, row.case): start + i for i, row in enumerate(rows) if start + i >= 0}
+    ordered = sorted(found, key=lambda pair: (pair.missing, not pair.changed, ORDERS["change"](pair)))
+    ends = [pair.change if pair.verdict != YARDSTICK else None for pair in ordered]
+    found_: dict[str, list[object]] = {
+        "cell": [cells.get((pair.backend, pair.case)) for pair in ordered],
+        "backend": [pair.backend for pair in ordered],
+        "case": [str(pair.case) for pair in ordered],
+        "unit": [pair.unit for pair in ordered],
+        "a": [pair.a_gbps for pair in ordered],
+        "b": [pair.b_gbps for pair in ordered],
+        "ratio": [pair.ratio for pair in ordered],
+        "change": [one.value if one else None for one in ends],
+        "low": [one.low if one else None for one in ends],
+        "high": [one.high if one else None for one in ends],
+        "verdict": [pair.verdict for pair in ordered],
+    }
+    return {name: column(values) for name, values in found_.items()}
 
 
 def _environments_apart(a: Source, b: Source) -> list[str]:
@@ -57,29 +78,24 @@ def _environments_apart(a: Source, b: Source) -> list[str]:
     return environment_match.differences(first, second) if isinstance(first, dict) and isinstance(second, dict) else []
 
 
-VERDICT_HEAD = (
-    *(("state", False), ("backend", False), ("case", False), ("new/old", True)),
-    *(("95 % interval", True), ("n", False), ("reason", False)),
-)
-VERDICT_KIND = {
-    **dict.fromkeys((State.SLOWER, State.BROKEN, State.MISSING), "bad"),
-    **{State.AMBIGUOUS: "warn", State.FASTER: "good", State.NEW: "plain"},
-}
-
-
-def verdict_table(report: GateReport) -> Table:
-    """A row for each verdict, in the report's order: regressions first."""
-    lines = (
-        Line(_verdict_texts(verdict), VERDICT_KIND.get(verdict.state, "") if verdict.gated else "plain") for verdict in report.verdicts
-    )
-    return Table(VERDICT_HEAD, tuple(lines))
-
-
-def _verdict_texts(verdict: Verdict) -> tuple[str, ...]:
-    interval = f"{verdict.interval[0]:.3f} to {verdict.interval[1]:.3f}" if verdict.interval else ""
-    ratio = f"{verdict.ratio:.3f}" if verdict.ratio is not None else ""
-    state = verdict.state + ("" if verdict.gated else " (advisory)")
-    return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, verdict.reason
+def verdict_data(report: GateReport, rows: Sequence[Row], start: int) -> JsonObject:
+    """The columns of the verdicts, in the report's order: regressions first. `rows` are the page's last ones, from the index `start` on."""
+    cells = {CellKey(row.backend, *row.case): start + i for i, row in enumerate(rows)}
+    found = report.verdicts
+    columns: dict[str, list[object]] = {
+        "cell": [cells.get(one.cell) for one in found],
+        "state": [str(one.state) for one in found],
+        "gated": [int(one.gated) for one in found],
+        "backend": [one.cell.backend for one in found],
+        "case": [one.cell.case for one in found],
+        "ratio": [one.ratio for one in found],
+        "low": [one.interval[0] if one.interval else None for one in found],
+        "high": [one.interval[1] if one.interval else None for one in found],
+        "margin": [one.margin or report.rules.margin for one in found],
+        "n": [one.n for one in found],
+        "reason": [one.reason for one in found],
+    }
+    return {name: column(values) for name, values in columns.items()}
 
 
 def of_others(report: GateReport, rows: Sequence[Row]) -> str:

@@ -1,36 +1,35 @@
 """Makes the page: one HTML file with its style, script and data. Templates escape every text; a policy forbids every request.
 
-The template engine escapes texts in HTML, and in the data the characters that could end their element (`tojson`). The script sets texts
-as text only. The content security policy allows this page's style and script by their hash, and nothing else.
+The template engine escapes texts in HTML, and the data are compressed text of letters and digits. The script sets texts as text only. The
+content security policy allows this page's style and script by their hash, and nothing else.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from softbench import __version__
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
+from softbench.core.json import JsonObject
 from softbench.core.text import count, one_line
-from softbench.report import gate_figures, style
-from softbench.report.assets.embedded import asset
-from softbench.report.page import cells, comparison, details, figures, heat, overview, trend
+from softbench.report import glossary
+from softbench.report.assets.embedded import asset, embedded, source_hash
+from softbench.report.page import comparison, data as page_data, overview, trend, wrong
 from softbench.report.page.source import Source
+from softbench.results.compare import pairs
 from softbench.results.labels import MEANING
-from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
     from softbench.gate.verdicts import GateReport
 
-SCRIPTS = ("page.js", "charts.js", "detail.js", "cells.js", "tabs.js", "start.js")
-"""The parts of the script, in their order."""
+ASSETS = "softbench.report.assets"
+SCRIPTS = ("page.js", "tip.js", "chart.js", "map.js", "list.js", "panel.js", "pictures.js", "cells.js", "changes.js", "tabs.js", "start.js")
+"""The parts of the script, in their order, behind the shared ones."""
 POLICY = "default-src 'none'; style-src {style}; script-src {script}; img-src data:; base-uri 'none'; form-action 'none'"
 
 
@@ -44,7 +43,7 @@ class Part(NamedTuple):
 FIXED = (
     Part("overview", "Overview"),
     Part("curves", "Curves"),
-    Part("heat", "Heat map"),
+    Part("map", "Winner map"),
     Part("cells", "Cells"),
     Part("wrong", "Wrong and skipped"),
     Part("environment", "Environment"),
@@ -86,10 +85,11 @@ def html(sources: Sequence[Source], command: str, gate: GateReport | None = None
     """The page as text. `command` is the command line that made it."""
     if not sources:
         raise ResultsError("no results file is given, so there is nothing to show")
-    css, script = asset("base.css") + _asset("page.css"), "\n".join(map(_asset, SCRIPTS))
-    policy = POLICY.format(style=_hash(css), script=_hash(script))
     from markupsafe import Markup
 
+    css = "".join([*(asset(name, ASSETS) for name in ("uplot.min.css", "base.css")), asset("page.css", __package__)])
+    script = "\n".join([*(asset(name, ASSETS) for name in ("uplot.min.js", "unpack.js")), *(asset(name, __package__) for name in SCRIPTS)])
+    policy = POLICY.format(style=source_hash(css), script=source_hash(script))
     fixed = {"policy": policy, "style": Markup(css), "script": Markup(script), "version": __version__, "command": one_line(command, 500)}
     return _environment().get_template("page.html").render(fixed | _content(sources, gate))
 
@@ -97,18 +97,13 @@ def html(sources: Sequence[Source], command: str, gate: GateReport | None = None
 def _environment() -> Environment:
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    made = Environment(loader=FunctionLoader(_asset), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return made
-
-
-def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """The source expression of an inline element with this text."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    return Environment(
+        loader=FunctionLoader(lambda name: asset(name, __package__)),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
 
 
 def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
@@ -116,24 +111,22 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
     sources = _in_order(sources)
     shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
     every = [row for source in shown for row in source.rows]
-    data = details.data(shown)
-    data["doubtful"] = [i for i, row in enumerate(every) if row.median_us and row.doubtful]
-    more = _compared(sources, gate)
+    values, more = _compared(sources, gate)
+    used = {label for row in every for label in row.labels.split()}
     return {
         "title": f"softbench: {last.device}",
         "subtitle": f"{', '.join(source.name for source in shown)}: {count(len(every), 'cell')}",
-        "parts": [*FIXED, *(part for part in (COMPARISON, GATE, TREND) if part.id in more)],
-        "data": data,
-        "colours": colours(every),
-        "figures": figures.charts(shown),
+        "parts": [*(part for part in (COMPARISON, GATE, TREND) if part.id in values), *FIXED],
+        "data": embedded({**page_data.data(shown), **more, "terms": glossary.meanings()}),
         "of_file": last.name if len(sources) > 1 else "",
-        **_overview(last),
-        **_cells(shown),
-        "heat_maps": heat.heat_maps(last.rows, len(every) - len(last.rows)),
-        "competitors": list(dict.fromkeys(row.backend for row in last.rows if row.median_us)),
-        "groups": cells.wrong_and_skipped(shown),
+        "sentences": overview.sentences(last.rows),
+        "counts": overview.counts(last.rows),
+        "summary": overview.summary(last),
+        "missing": [source.missing for source in shown if source.missing],
+        "labels": [name for name in MEANING if name in used],
+        "groups": wrong.wrong_and_skipped(shown),
         "environment": [table for source in shown for table in overview.environment(source)],
-        **more,
+        **values,
     }
 
 
@@ -143,57 +136,25 @@ def _in_order(sources: Sequence[Source]) -> Sequence[Source]:
     return sorted(sources, key=lambda source: source.started) if known else sources
 
 
-def _compared(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
-    """The values of the parts that need several files or the gate's report."""
-    found: dict[str, Any] = {}
-    missing = ""
+def _compared(sources: Sequence[Source], gate: GateReport | None) -> tuple[dict[str, Any], JsonObject]:
+    """The values of the templates, and the data, of the parts that need several files or the gate's report."""
+    values: dict[str, Any] = {}
+    data: JsonObject = {}
+    start = 0
     if len(sources) >= COMPARED:
-        found["comparison"] = comparison.compare(*sources[-COMPARED:])
+        a, b = sources[-COMPARED:]
+        start = len(a.rows) if len(sources) == COMPARED else 0
+        found = pairs(a.rows, b.rows)
+        missing = ""
         if gate is None:
-            gate, missing = comparison.gate_report(*sources[-COMPARED:])
+            gate, missing = comparison.gate_report(a, b)
+        values |= {"comparison": comparison.compare(a, b, found), "gate_missing": missing}
+        data["pairs"] = comparison.pair_data(a, b, found, start - len(a.rows))
     if len(sources) > COMPARED:
-        found["trend"] = trend.make(sources)
-    if gate or missing:
-        found |= {"gate": gate, "gate_missing": missing, **(_of_gate(gate, sources[-1].rows) if gate else {})}
-    return found
-
-
-def _of_gate(gate: GateReport, rows: Sequence[Row]) -> dict[str, Any]:
-    """The values of the gate's part: its verdicts, the forest plot if a cell has a ratio, and what intervals cover."""
-    drawn = any(verdict.ratio is not None for verdict in gate.verdicts)
-    return {
-        "gate_table": comparison.verdict_table(gate),
-        "gate_svg": figures.picture(gate_figures.figure(gate), "gate-", {}) if drawn else "",
-        "gate_covers": sorted({verdict.covers for verdict in gate.verdicts} - {""}),
-        "gate_others": comparison.of_others(gate, rows),
-    }
-
-
-def colours(rows: Sequence[Row]) -> dict[str, int]:
-    """The number of each named backend's colour, as in the figures; other backends are grey."""
-    return {name: style.LINE_COLOURS.index(own.colour) for name, own in style.styles(rows).items() if own.named}
-
-
-def _overview(last: Source) -> dict[str, Any]:
-    rows = last.rows
-    return {
-        "sentences": overview.sentences(rows),
-        "counts": overview.counts(rows),
-        "regions": overview.regions(rows),
-        "summary": overview.summary(last),
-    }
-
-
-def _cells(sources: Sequence[Source]) -> dict[str, Any]:
-    rows = [row for source in sources for row in source.rows]
-    fields = {"backend": "backend", "pass": "of_pass", "dtype": "dtype", "status": "status", "class": "grade"}
-    choices = {name: sorted({getattr(row, field) for row in rows} - {""}) for name, field in fields.items()}
-    choices = {"file": list(dict.fromkeys(source.name for source in sources)), **choices}
-    used = {label for row in rows for label in row.labels.split()}
-    return {
-        "head": cells.columns(sources),
-        "cells": cells.lines(sources),
-        "filters": [{"name": name, "choices": found} for name, found in choices.items() if len(found) > 1],
-        "missing": [source.missing for source in sources if source.missing],
-        "labels": [(name, meaning) for name, meaning in MEANING.items() if name in used],
-    }
+        values["trend"] = trend.make(sources)
+        data["trend"] = {"runs": [label for label, *_ in values["trend"].runs], "panels": list(values["trend"].panels)}
+    if gate:
+        covers = sorted({verdict.covers for verdict in gate.verdicts} - {""})
+        values |= {"gate": gate, "gate_covers": covers, "gate_others": comparison.of_others(gate, sources[-1].rows)}
+        data["verdicts"] = comparison.verdict_data(gate, sources[-1].rows, start)
+    return values, data

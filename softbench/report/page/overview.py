@@ -5,38 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from statistics import median
 
-from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count, few, one_line, percent
-from softbench.report.figure_data import Slice, slices
 from softbench.report.page.source import Source
-from softbench.report.standings import Standing, names, standings
+from softbench.report.standings import Standing, standings
 from softbench.results.labels import DOUBTFUL
 from softbench.results.rows import IMPLAUSIBLE, Row
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Neighbouring shapes of a line with the same fastest backend, or one shape."""
-
-    where: str
-    """The N (or M) from the first to the last, or the shape."""
-    names: tuple[str, ...]
-    """The fastest backend, or the backends that may be the fastest."""
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A line of shapes, or shapes that make no line, with the fastest backends there."""
-
-    what: str
-    """The pass, the dtype and the fixed extent."""
-    axis: str
-    """`N`, `M` or `shape`."""
-    spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +87,6 @@ def counts(rows: Sequence[Row]) -> list[Count]:
     doubtful = sum(bool(row.median_us) and row.doubtful for row in rows)
     implausible = sum(IMPLAUSIBLE in row.labels.split() for row in rows)
     return found + [Count(name, number, "warn") for name, number in (("doubtful", doubtful), (IMPLAUSIBLE, implausible)) if number]
-
-
-def regions(rows: Sequence[Row]) -> list[Region]:
-    """Who is fastest along each line of shapes, and in each shape of no line. Neighbours with the same backends are one span."""
-    found = standings(rows)
-    return [region for what in slices(rows) if (region := _region(what, rows, found)).spans]
-
-
-def _region(what: Slice, rows: Sequence[Row], found: dict[CaseKey, Standing]) -> Region:
-    some = what.of(rows)
-    head = f"{some[0].of_pass} {what.dtype}"
-    cases = dict.fromkeys(row.case for row in some if row.case in found)
-    if not what.axis:
-        return Region(head, "shape", tuple(Span(case.size, names(found[case])) for case in cases))
-    along = sorted((getattr(case, what.axis), names(found[case])) for case in cases)
-    spans = []
-    for fastest, group in groupby(along, key=lambda item: item[1]):
-        places = [str(place) for place, _ in group]
-        spans.append(Span(places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}", fastest))
-    return Region(f"{head}, {what.fixed}", what.axis, tuple(spans))
 
 
 def summary(source: Source) -> list[tuple[str, str]]:

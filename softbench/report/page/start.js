@@ -1,7 +1,12 @@
-page.all("table.sortable").forEach((table) => page.sortable(table, (row, column) => {
-  const text = row.cells[column].textContent;
-  return text !== "" && Number.isFinite(Number(text)) ? Number(text) : text;
-}));
-page.all(".script").forEach((help) => { help.hidden = false; });
-addEventListener("hashchange", page.tabs.follow);
-page.tabs.follow();
+// Read the data, then show the part that the address names.
+page.find("main").classList.add("unread");
+unpack(page.find("#data").textContent).then((data) => {
+  page.data = data;
+  page.find("#data").remove();
+  addEventListener("hashchange", page.tabs.follow);
+  page.tabs.follow();
+  document.documentElement.dataset.ready = "true";
+}, (error) => {
+  page.find("#unread").textContent = `This browser cannot read the page's data (${error}). A browser of 2023 or later can.`;
+  page.find("#unread").hidden = false;
+});

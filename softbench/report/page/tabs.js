@@ -1,8 +1,14 @@
-// The parts of the report as tabs. Without a script they follow each other.
+// The parts of the report as tabs, the theme, and what a printer gets.
+page.PRINTED_ROWS = 1000;
+page.PRINTED_FIGURES = 24;
+/** Called before the page is printed. Each may return what undoes it. */
+page.printers = [];
+
 page.tabs = (() => {
   const links = page.all("#tabs a");
   const sections = page.all("main > section");
   const names = sections.map((section) => section.id);
+  let now = names[0];
   page.find("#tabs").setAttribute("role", "tablist");
   page.find("#tabs").setAttribute("aria-label", "Parts of the report");
   page.find("main").classList.add("tabbed");
@@ -16,29 +22,31 @@ page.tabs = (() => {
   });
 
   const show = (id) => {
-    page.first[id]?.();
-    delete page.first[id];
+    now = id;
     links.forEach((link, i) => {
       const chosen = names[i] === id;
       link.setAttribute("aria-selected", chosen);
       link.tabIndex = chosen ? 0 : -1;
       sections[i].hidden = !chosen;
-      if (chosen) link.scrollIntoView({ block: "nearest", inline: "nearest" });
     });
+    page.first[id]?.();
+    delete page.first[id];
     page.tip.hide();
   };
 
   const follow = () => {
     const wanted = location.hash.slice(1);
     const cell = /^cell-(\d+)$/.exec(wanted);
-    if (wanted === "main" && sections.some((section) => !section.hidden) && sections.some((section) => section.hidden)) return;  // the link to the content
-    if (cell) {
-      show("cells");
-      page.cells.reveal(Number(cell[1]));
+    if (wanted === "main" && !page.find("main").classList.contains("unread")) return;  // the link to the content
+    if (cell && Number(cell[1]) < page.count()) {
+      if (page.find("main").classList.contains("unread")) show(names.includes("cells") ? "cells" : names[0]);
+      page.panel.open(Number(cell[1]));
     } else {
+      page.panel.close();
       show(names.includes(wanted) ? wanted : names[0]);
       scrollTo(0, 0);
     }
+    page.find("main").classList.remove("unread");
   };
   page.find("#tabs").addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
@@ -49,16 +57,34 @@ page.tabs = (() => {
     links[next].focus();
     location.hash = links[next].hash;
   });
+
   const theme = page.find("#theme");
-  const dark = () => matchMedia("(prefers-color-scheme: dark)").matches;
-  let now = dark() ? "dark" : "light";
-  const name = () => { theme.textContent = now === "dark" ? "Light page" : "Dark page"; };
+  const name = () => { theme.textContent = page.dark() ? "Light page" : "Dark page"; };
   theme.hidden = false;
   name();
   theme.addEventListener("click", () => {
-    now = now === "dark" ? "light" : "dark";
-    document.documentElement.dataset.theme = now;
+    document.documentElement.dataset.theme = page.dark() ? "light" : "dark";
     name();
+    page.redraw();
   });
-  return { follow };
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { name(); page.redraw(); });
+
+  let undo = [];
+  addEventListener("beforeprint", () => {
+    page.printing = true;
+    sections.forEach((section) => { section.hidden = false; });
+    for (const id of names) {
+      page.first[id]?.();
+      delete page.first[id];
+    }
+    undo = page.printers.map((printer) => printer());
+    page.redraw();
+  });
+  addEventListener("afterprint", () => {
+    page.printing = false;
+    undo.forEach((one) => one?.());
+    show(now);
+    page.redraw();
+  });
+  return { follow, current: () => now };
 })();

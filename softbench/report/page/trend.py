@@ -10,22 +10,16 @@ from statistics import fmean
 
 from softbench.core.case import CaseKey
 from softbench.core.errors import ResultsError
+from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade
 from softbench.core.text import one_line
 from softbench.gate.inference import holm, moderate, t_upper
 from softbench.gate.unpaired import MARGIN, SITTING_SD
 from softbench.gate.verdicts import Rules
-from softbench.report import axes, style
-from softbench.report.page import figures
-from softbench.report.page.figures import Entry
 from softbench.report.page.source import Source
-from softbench.report.page.table import Line, Table
-from softbench.report.style import INK, OTHER, PAPER, Drawing
 from softbench.results.rows import Row
 
 MIN_CELLS = 3  # of a change point
-RUN_INCHES, PANEL_INCHES = 0.45, 2.2
-CHANGE_HEAD = (("backend", False), ("pass and dtype", False), ("from", False), ("to", False), ("fraction of copy", True), ("p", True))
 
 CellGroup = tuple[str, str, str]
 """A backend, an operation with its direction, and a dtype."""
@@ -101,65 +95,14 @@ def changes(
     return [Change(group, run, math.exp(fmean(ratios)), p) for (group, run, ratios), p in adjusted if p <= alpha]
 
 
-@style.look()
-def figure(runs: Runs, values: Mapping[CellGroup, Sequence[Mapping[CaseKey, float]]], found: Sequence[Change]) -> Drawing:
-    """A panel for each operation, direction and dtype, and a line for each backend: its geometric mean fraction of copy in each run.
-
-    `values` are the `logs` of the runs, and `found` their `changes`.
-    """
-    rows = [row for _, run in runs for row in run]
-    passes = list(dict.fromkeys(group[1:] for group in values))
-    styles, numbers = style.styles(rows), style.numbers(rows)
-    size = (max(3.5, 1 + RUN_INCHES * len(runs)), 0.6 + PANEL_INCHES * len(passes))
-    made, lines = style.subplots(len(passes), 1, size, sharex=True, gridspec_kw={"hspace": 0.25})
-    for place, ((panel,), of_pass) in enumerate(zip(lines, passes, strict=True)):
-        means = {
-            group[0]: {number: math.exp(fmean(cells.values())) for number, cells in enumerate(by_run) if cells}
-            for group, by_run in values.items()
-            if group[1:] == of_pass
-        }
-        axes.amounts(panel, [mean for by_run in means.values() for mean in by_run.values()], least=1.08)
-        panel.set_xlim(-0.3, len(runs) - 0.7)
-        panel.axhline(1, color=INK, linewidth=1)
-        ends = []
-        for name, by_run in means.items():
-            own, gid = styles.get(name, OTHER), f"series-{numbers[name]}-p{place}"
-            panel.plot(list(by_run), list(by_run.values()), color=own.colour, linestyle=own.dash, linewidth=1.3, gid=f"{gid}-line-0")
-            for number, mean in by_run.items():
-                panel.plot(number, mean, marker=own.marker, color=own.colour, markersize=4.5, gid=f"{gid}-point-{number}")
-            if own.named:
-                ends.append(axes.End(style.label(name, ()), *list(by_run.items())[-1], own, f"series-{numbers[name]}"))
-        for number, change in enumerate(found):
-            if change.group[1:] == of_pass:
-                at, up = (change.run, means[change.group[0]][change.run]), 12 if change.ratio > 1 else -12
-                arrow = {"arrowstyle": "-|>", "color": INK, "linewidth": 0.8}
-                mark = panel.annotate(f"{change.ratio - 1:+.0%}", at, (0, up), textcoords="offset points", arrowprops=arrow)
-                mark.set(
-                    bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
-                    fontsize=7,
-                    ha="center",
-                    va="bottom" if up > 0 else "top",
-                    gid=f"change-{number}",
-                )
-        axes.beside(panel, ends)
-        panel.set_title(f"{' '.join(of_pass)}, {rows[0].device}")
-        panel.set_ylabel("fraction of the yardstick", fontsize=8)
-    lines[-1][0].set_xticks(range(len(runs)), [label for label, _ in runs], rotation=35, ha="right", fontsize=7.5)
-    text = f"Geometric mean over the cells of all runs.\nArrow: changed by more than {MARGIN:.0%} from the run before."
-    lines[-1][0].set_xlabel(text, fontsize=7.5)
-    return Drawing("trend", made, {numbers[name]: style.label(name, ()) for name, *_ in values})
-
-
 @dataclass(frozen=True, slots=True)
 class Trend:
     """The runs of one machine, oldest first."""
 
-    svg: str
-    legend: tuple[Entry, ...]
-    changes: Table
-    """The change points."""
-    means: Table
-    """What the figure shows: a backend, pass and dtype, and its mean in each run; empty where a run lacks it."""
+    panels: tuple[JsonObject, ...]
+    """A pass and dtype each: its title, the mean of each backend in each run, or None where the run lacks it, and its change points."""
+    changes: tuple[tuple[str, ...], ...]
+    """The texts of the change points: backend, pass and dtype, the run before, the run, the change of the fraction of copy, and p."""
     runs: tuple[tuple[str, str, str], ...]
     """Label, start and file of each run."""
     note: str
@@ -173,28 +116,27 @@ def make(sources: Sequence[Source]) -> Trend:
     left = len(sources) - len(kept)
     note = f"Of {len(sources)} files, {left} are of another device and left out." if left else ""
     about = tuple((label, source.started, source.name) for label, source in zip(labels, kept, strict=True))
-    runs = [(label, source.rows) for label, source in zip(labels, kept, strict=True)]
     try:
-        values = logs(runs)
+        values = logs([(label, source.rows) for label, source in zip(labels, kept, strict=True)])
     except ResultsError as error:
-        note = f"{note} There is no trend: {one_line(str(error))}.".strip()
-        return Trend("", (), Table(CHANGE_HEAD, ()), Table((), ()), about, note)
-    rows = [row for source in kept for row in source.rows]
+        return Trend((), (), about, f"{note} There is no trend: {one_line(str(error))}.".strip())
     found = changes(values)
-    lines = [Line(_texts(change, labels), "good" if change.ratio > 1 else "bad") for change in found]
-    drawing = figure(runs, values, found)
-    means = [
-        Line((backend, " ".join(of_pass), *(f"{math.exp(fmean(cells.values())):.3f}" if cells else "" for cells in by_run)))
-        for (backend, *of_pass), by_run in values.items()
-    ]
-    head = (("backend", False), ("pass and dtype", False), *((label, True) for label in labels))
-    return Trend(
-        svg=figures.picture(drawing.figure, "trend-", {}),
-        legend=figures.legend(drawing, rows, style.styles(rows)),
-        changes=Table(CHANGE_HEAD, tuple(lines)),
-        means=Table(head, tuple(means)),
-        runs=about,
-        note=note,
+    return Trend(panels(values, found), tuple(_texts(change, labels) for change in found), about, note)
+
+
+def panels(values: Mapping[CellGroup, Sequence[Mapping[CaseKey, float]]], found: Sequence[Change]) -> tuple[JsonObject, ...]:
+    """What the figures show, one for each pass and dtype: the geometric mean of each backend's fraction of copy in each run."""
+    return tuple(
+        {
+            "title": " ".join(of_pass),
+            "means": {
+                backend: [math.exp(fmean(cells.values())) if cells else None for cells in by_run]
+                for (backend, *group), by_run in values.items()
+                if tuple(group) == of_pass
+            },
+            "changes": [[change.group[0], change.run, f"{change.ratio - 1:+.0%}"] for change in found if change.group[1:] == of_pass],
+        }
+        for of_pass in dict.fromkeys(group[1:] for group in values)
     )
 
 

@@ -64,12 +64,6 @@ def test_sentences_without_results(rows):
     ]
 
 
-def test_regions_join_neighbours_with_the_same_fastest(rows):
-    (region,) = overview.regions(rows)
-    assert (region.what, region.axis) == ("forward fp32, M = 4096", "N")
-    assert [(span.where, span.names) for span in region.spans] == [("256 to 512", ("a",)), ("1024 to 2048", ("b", "c"))]
-
-
 def test_crossover_needs_intervals_that_part(rows):
     found = list(standings(rows).values())
     assert crossover(found[1], found[2])  # b beats a there, although c may be as fast

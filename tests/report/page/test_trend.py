@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from softbench.core.errors import ResultsError
-from softbench.report.page import figures, trend
+from softbench.report.page import trend
 
 
 @pytest.fixture
@@ -55,17 +55,12 @@ def test_a_group_keeps_the_cells_that_all_runs_have(runs):
     assert {case.N for cells in trend.logs(noisy).values() for case in cells[0]} == {512, 1024, 2048}
 
 
-def test_the_figure_has_a_point_for_each_run(runs):
-    made = runs(1, 1, 0.8)
-    values = trend.logs(made)
-    drawing = trend.figure(made, values, trend.changes(values))
-    assert drawing.series == {0: "ours", 1: "torch"}
-    (panel,) = drawing.figure.axes
-    points = [line.get_gid() for line in panel.lines if "-point-" in (line.get_gid() or "")]
-    assert points == [f"series-{number}-p0-point-{run}" for number in (0, 1) for run in range(3)]
-    assert [text.get_text() for text in panel.texts if text.get_gid() == "change-0"] == ["-20%"]
-    assert [text.get_text() for text in panel.get_xticklabels()] == ["c0", "c1", "c2"]
-    assert 'id="change-0"' in figures.as_svg(drawing.figure)
+def test_a_panel_has_the_mean_of_each_run(runs):
+    values = trend.logs(runs(1, 1, 0.8))
+    (panel,) = trend.panels(values, trend.changes(values))
+    assert {name: len(means) for name, means in panel["means"].items()} == {"ours": 3, "torch": 3}
+    assert panel["means"]["ours"][2] == pytest.approx(0.4, rel=0.01)
+    assert panel["changes"] == [["ours", 2, "-20%"]]
 
 
 def test_runs_without_a_trend_are_refused(runs):
