@@ -7,7 +7,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -148,18 +148,18 @@ def interruptible() -> Iterator[None]:
         end(stop.exit_code, "interrupted")
 
 
-def read(file: Path) -> list[Row]:
-    """The rows of a results CSV, or of stdin if the file is `-`; warnings go to stderr."""
+def read(file: Path, keep: Collection[str] | None = None) -> Sequence[Row]:
+    """The rows of a results CSV, or of stdin if the file is `-`; warnings go to stderr. `keep`: the fields that rows have; None for all."""
     from softbench.results.csv import read_csv
 
     if str(file) != "-":
-        rows, warnings = read_csv(file)
+        rows, warnings = read_csv(file, keep)
     else:
         with TemporaryDirectory() as folder:
             copy = Path(folder) / "stdin.csv"
             copy.write_bytes(sys.stdin.buffer.read())
             try:
-                rows, warnings = read_csv(copy)
+                rows, warnings = read_csv(copy, keep)
             except ResultsError as error:
                 raise ResultsError(str(error).replace(str(copy), "stdin")) from None
             warnings = [text.replace(str(copy), "stdin") for text in warnings]

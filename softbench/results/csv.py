@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import csv
 import io
-import math
-from collections.abc import Iterable
-from dataclasses import MISSING, fields
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import MISSING
+from itertools import islice
 from pathlib import Path
+from typing import TextIO
 
-from softbench.core.case import DTYPES, MAX_CELLS, NAME, Direction, parse_op, valid_shape
+from softbench.core.case import MAX_CELLS
 from softbench.core.errors import ResultsError
-from softbench.core.json import JsonObject
-from softbench.core.outcome import Grade, Status
-from softbench.core.text import one_line, size
+from softbench.core.text import count, one_line, size
+from softbench.results.columns import FIELDS, FORMULA, Columns
 from softbench.results.document import GZIP
-from softbench.results.records import unit_text
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import Row
 
-FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
-"""A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
 MAX_BYTES = 2**30
 """A larger file is not read. A cell takes 270 bytes."""
-COLUMNS = tuple("class" if field.name == "grade" else field.name for field in fields(Row))
-REQUIRED = tuple("class" if field.name == "grade" else field.name for field in fields(Row) if field.default is MISSING)
+COLUMNS = tuple(FIELDS)
+REQUIRED = tuple(name for name, field in FIELDS.items() if field.default is MISSING)
 """Columns that a file must have. A column with a default may be younger than the file."""
-TYPES = {field.name: field.type for field in fields(Row)}
-ONE_OF = {
-    "dtype": set(DTYPES),
-    "grade": {grade.value for grade in Grade} | {""},
-    "status": {status.value for status in Status},
-    "direction": {direction.value for direction in Direction},
-}
+LINES = 4096
+"""Lines that are read together."""
 
 
 def to_csv(rows: Iterable[Row], *, header: bool = True) -> str:
@@ -41,7 +33,7 @@ def to_csv(rows: Iterable[Row], *, header: bool = True) -> str:
     if header:
         writer.writerow(COLUMNS)
     for item in rows:
-        writer.writerow([_cell(getattr(item, name)) for name in TYPES])
+        writer.writerow([_cell(getattr(item, field.name)) for field in FIELDS.values()])
     return out.getvalue()
 
 
@@ -54,8 +46,8 @@ def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def read_csv(path: Path) -> tuple[list[Row], list[str]]:
-    """Rows of a results file, and warnings. A torn last line is dropped with a warning.
+def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, list[str]]:
+    """Rows of a results file, and warnings. A torn last line is dropped with a warning. `keep`: the fields that rows have; None for all.
 
     Raises:
         ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason.
@@ -63,89 +55,67 @@ def read_csv(path: Path) -> tuple[list[Row], list[str]]:
     if path.exists() and not path.is_file():
         raise ResultsError(f"{path}: is not a file")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ResultsError(f"{path}: is larger than {size(MAX_BYTES)}, so it is no results file")
-        content = path.read_bytes()
-        if content.lstrip().startswith((b"{", GZIP)):
-            raise ResultsError(f"{path}: is JSON; give the .csv beside it")
-        text = content.decode("utf-8-sig")
+        with path.open("rb") as file:
+            if (length := path.stat().st_size) > MAX_BYTES:
+                raise ResultsError(f"{path}: is larger than {size(MAX_BYTES)}, so it is no results file")
+            if file.read(2**10).lstrip().startswith((b"{", GZIP)):
+                raise ResultsError(f"{path}: is JSON; give the .csv beside it")
+            file.seek(max(0, length - 1))
+            torn = file.read() != b"\n"
+        with path.open(encoding="utf-8-sig", newline="") as text:
+            return _read(path, text, keep, torn=torn)
     except OSError as error:
         hint = "; softbench run writes it" if path.name == "latest.csv" and isinstance(error, FileNotFoundError) else ""
         raise ResultsError(f"{path}: {error.strerror}{hint}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
-    if (lines := text.count("\n")) > MAX_CELLS + 1:
-        raise ResultsError(f"{path}: has {lines} lines, and softbench reads at most {MAX_CELLS} cells; split the file")
-    if not text.strip():
-        raise ResultsError(f"{path}: is empty; give the .csv that softbench run wrote")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    rows: list[Row] = []
+
+
+def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool) -> tuple[Columns, list[str]]:
+    """`torn`: the last line has no end, so it may be a part of one."""
+    reader = csv.reader(text, strict=True)
+    rows = None
     try:
         header = next(reader, [])
-        missing = [column for column in REQUIRED if column not in header]
-        if missing:
+        if not "".join(header).strip():
+            raise ResultsError(f"{path}: is empty; give the .csv that softbench run wrote")
+        if missing := [column for column in REQUIRED if column not in header]:
             raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
-        seen = set()
-        for values in reader:
-            row = _row_of(dict(zip(header, values, strict=True)))
-            if (row.unit, row.backend, row.case) in seen:
-                raise ValueError(f"{row.backend} has this case twice")
-            seen.add((row.unit, row.backend, row.case))
-            rows.append(row)
+        rows = Columns(header, keep)
+        for lines in _chunks(reader):
+            _add(rows, lines)
+            if len(rows) > MAX_CELLS:
+                raise ResultsError(f"{path}: has more than {count(MAX_CELLS, 'cell')}, and softbench reads no more; split the file")
     except (ValueError, csv.Error) as error:
-        if not text.endswith("\n") and reader.line_num >= len(text.splitlines()):
-            return rows, [f"{path}: the last line is torn and was dropped; the run that wrote it may have been interrupted"]
-        reason = "has another number of values than the header" if "zip()" in str(error) else str(error)
-        raise ResultsError(f"{path}: line {reader.line_num}: {reason}") from None
+        if isinstance(error, UnicodeDecodeError):
+            raise
+        line = reader.line_num if rows is None or isinstance(error, csv.Error) else len(rows) + 2
+        if not (torn and rows is not None and line >= reader.line_num and next(reader, None) is None):
+            raise ResultsError(f"{path}: line {line}: {error}") from None
+        return rows.close(), [f"{path}: the last line is torn and was dropped; the run that wrote it may have been interrupted"]
     if not rows:
         raise ResultsError(f"{path}: holds no cells")
-    return rows, []
+    return rows.close(), []
 
 
-def _row_of(values: dict[str, str]) -> Row:
-    found: JsonObject = {}
-    for name, kind in TYPES.items():
-        column = "class" if name == "grade" else name
-        if (text := values.get(column)) is None:
-            continue
-        if name in ONE_OF and text not in ONE_OF[name]:
-            raise ValueError(f"{column}: unknown '{text[:40]}'")
+def _chunks(reader: Iterator[list[str]]) -> Iterator[list[list[str]]]:
+    """The lines in lists; those before an invalid line before its error."""
+    while True:
+        lines: list[list[str]] = []
         try:
-            found[name] = _value(text, str(kind))
-        except ValueError:
-            raise ValueError(f"{column}: '{text[:40]}' is not a number") from None
-    row = Row(**found)
-    if not NAME.fullmatch(row.backend):
-        raise ValueError(f"backend: '{row.backend[:40]}' is no name of one")
-    try:
-        parse_op(row.op)
-    except ValueError as error:
-        raise ValueError(f"op: {error}") from None
-    if not (0 < row.M < 2**63 and 0 < row.N < 2**63):
-        raise ValueError("M and N must be positive")
-    if not valid_shape(row.shape, row.M, row.N):
-        raise ValueError(f"shape: '{row.shape[:40]}' is no shape of {row.M} rows and {row.N} columns")
-    try:
-        unit_text(row.unit)
-    except ValueError as error:
-        raise ValueError(f"unit: {error}") from None
-    times = (row.median_us, row.p20_us, row.p80_us, *(() if row.timer == "host" or IMPLAUSIBLE in row.labels else (row.gbps,)))
-    if row.status == Status.OK and (row.grade in (Grade.WRONG, Grade.UNVERIFIED) or not all(f and 0 < f < math.inf for f in times)):
-        raise ValueError("status is ok, but there is no bandwidth, or a class that has none")
-    for name in ("low_us", "high_us", "device_us", "host_us", "do_bench_us"):
-        if not (getattr(row, name) is None or 0 <= getattr(row, name) < math.inf):
-            raise ValueError(f"{name}: {getattr(row, name):g} is no time")
-    if not all(ratio is None or 0 < ratio < math.inf for ratio in (row.of_copy, row.speedup, row.of_peak)):
-        raise ValueError("of_copy, speedup and of_peak must be positive numbers")
-    if row.gbps and row.of_peak and not 0 < row.gbps / row.of_peak < math.inf:
-        raise ValueError(f"of_peak: {row.of_peak:g} is no fraction of a datasheet bandwidth")
-    return row
+            lines.extend(islice(reader, LINES))  # keeps what came before an error
+        except csv.Error:
+            yield lines
+            raise
+        if not lines:
+            return
+        yield lines
 
 
-def _value(text: str, kind: str) -> str | int | float | None:
-    if kind == "str":
-        unquoted = text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
-        return one_line(unquoted)  # a foreign file may hold escape sequences
-    if not text and "None" in kind:
-        return None
-    return int(text) if kind.startswith("int") else float(text)
+def _add(rows: Columns, lines: list[list[str]]) -> None:
+    """Add lines to the rows. Raises the ValueError of the first invalid line, when those before it are added."""
+    try:
+        rows.add(lines)
+    except ValueError:
+        for line in lines:
+            rows.add([line])

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from softbench.core.case import MAX_CELLS, Case, Direction
+from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError, StorageError
 from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profile, Record, Skipped, Status, Telemetry
-from softbench.results import writer
+from softbench.results import csv, writer
 from softbench.results.csv import read_csv
 from softbench.results.document import load
 from softbench.results.records import merge, record_from_json, record_to_json
@@ -336,11 +336,13 @@ def test_the_lock_of_another_user_is_read_or_named(tmp_path, monkeypatch, make_r
     assert (tmp_path / "latest.csv").is_file()
 
 
-def test_a_file_with_too_many_cells_is_refused_at_once(tmp_path):
-    path = tmp_path / "many.csv"
-    path.write_text("backend\n" + "x\n" * (MAX_CELLS + 1))
-    with pytest.raises(ResultsError, match="has 1000002 lines, and softbench reads at most 1000000 cells"):
-        read_csv(path)
+def test_a_file_with_too_many_cells_is_refused(tmp_path, make_record, monkeypatch):
+    run = writer.start(tmp_path, header())
+    run.add(0, [make_record("ours", [20.0]), make_record("copy", [10.0])])
+    assert len(read_csv(run.csv)[0]) == 2
+    monkeypatch.setattr(csv, "MAX_CELLS", 1)
+    with pytest.raises(ResultsError, match="has more than 1 cell, and softbench reads no more; split the file"):
+        read_csv(run.csv)
 
 
 def test_a_huge_file_is_refused_unread(tmp_path):
