@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING
 from typing import Any, cast, overload
 
 from softbench.core.case import DTYPES, NAME, CaseKey, Direction, parse_op, valid_shape
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line
 from softbench.results.records import unit_text
-from softbench.results.rows import IMPLAUSIBLE, Row
+from softbench.results.rows import FIELDS, FORMULA, IMPLAUSIBLE, Row
 
-FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
-"""A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
-FIELDS = {"class" if field.name == "grade" else field.name: field for field in fields(Row)}
-"""The fields of a row by the names of their columns."""
 NUMBERS = frozenset(name for name, field in FIELDS.items() if str(field.type).startswith("float"))
 """The columns of floating-point numbers; the others repeat few values."""
 ONE_OF = {

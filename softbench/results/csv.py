@@ -8,14 +8,16 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from softbench.core.case import MAX_CELLS
 from softbench.core.errors import ResultsError
 from softbench.core.text import count, one_line, size
-from softbench.results.columns import FIELDS, FORMULA, Columns
 from softbench.results.document import GZIP
-from softbench.results.rows import Row
+from softbench.results.rows import FIELDS, FORMULA, Row
+
+if TYPE_CHECKING:
+    from softbench.results.columns import Columns
 
 MAX_BYTES = 2**30
 """A larger file is not read. A cell takes 270 bytes."""
@@ -73,6 +75,8 @@ def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, 
 
 def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool) -> tuple[Columns, list[str]]:
     """`torn`: the last line has no end, so it may be a part of one."""
+    from softbench.results.columns import Columns  # not to write a file
+
     reader = csv.reader(text, strict=True)
     rows = None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -156,6 +156,10 @@ class Row:
         return L2_RESIDENT in self.labels.split()
 
 
+FIELDS = {"class" if field.name == "grade" else field.name: field for field in fields(Row)}
+"""The fields of a row by the names of their columns."""
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
+"""A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
 L2_RESIDENT = "L2-resident"
 IMPLAUSIBLE = "implausible"
 """Cells with this label publish no bandwidth."""
