@@ -34,6 +34,8 @@ EVERYDAY = ("operation", "parameter", "direction", "override")
 """Longer terms that are such words too."""
 
 
+SEARCHED = {"glossary.md": 3, "measuring.md": 2, "troubleshooting.md": 2}
+"""Pages that come earlier in a search, since they explain what others name."""
 BOARD = ("results/h200", "results/h100")
 """The folders of which `softbench board` makes the demonstration."""
 
@@ -70,6 +72,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = page.file.src_uri
     if here == "index.md":
         page.meta["hide"] = ["navigation"]  # it has no neighbours
+    page.meta["search"] = {"boost": SEARCHED.get(here, 1)}
 
     def moved(match: re.Match[str]) -> str:
         return os.path.relpath(_place(_in_repository(here, match[1])), PurePosixPath(here).parent)
