@@ -33,7 +33,8 @@ def softmax(x): pass
 
 COMPLETED = {
     "softbench ": [
-        *("run", "check", "show", "runs", "plot", "report", "compare", "merge", "gate", "baseline", "judge", "list", "doctor", "inspect")
+        *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge"),
+        *("gate", "baseline", "judge", "list", "doctor", "inspect"),
     ],
     "softbench run --dev": ["--device", "--devices"],
     "softbench run --backends nai": ["naive"],

@@ -1,0 +1,1 @@
+"""The board: a static site of many runs."""
