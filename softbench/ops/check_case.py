@@ -41,11 +41,14 @@ class CheckCase:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The random values of a check case."""
+    """The random values of a case's inputs."""
 
     generator: torch.Generator
+    """The generator, with the seed of the case."""
     dtype: str
+    """`fp32`, `fp16` or `bf16`."""
     device: torch.device
+    """The device of the inputs."""
     most_rows: int | None
     """Maximum rows of an interpreted backend; None without a limit."""
 
@@ -54,7 +57,7 @@ class Draw:
         return M if self.most_rows is None else min(M, self.most_rows, max(1, MAX_INTERPRETED // max(1, N)))
 
     def normal(self, *shape: int) -> torch.Tensor:
-        """Standard normal values in the dtype of the case."""
+        """A tensor of this shape, standard normal, in the dtype and on the device of the case."""
         return torch.randn(shape, generator=self.generator, dtype=self.torch_dtype, device=self.device)
 
     @property

@@ -46,7 +46,9 @@ class Bounded:
     """Some rows of one output: float64 reference and the two bounds, all of its shape."""
 
     expected: torch.Tensor
+    """The float64 reference."""
     tight: torch.Tensor
+    """The bound of `pass`: the largest error of each element."""
     loose: torch.Tensor
     """The bound of `low-precision`."""
     high: torch.Tensor | None = None

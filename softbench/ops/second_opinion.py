@@ -50,6 +50,7 @@ class Again:
     """A row of an output as numpy computes it; arrays have its shape."""
 
     expected: Array
+    """The output in float64."""
     size: Array
     """The size of its terms."""
     floor: float

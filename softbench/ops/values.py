@@ -38,11 +38,14 @@ class Values(ABC):
 
     @abstractmethod
     def draw(self, case: Case, random: Draw) -> Sequence[torch.Tensor]:
-        """The inputs of a case, in the order of its pass; `random.normal(M, N)` is standard normal in the case's dtype."""
+        """The inputs of a case, in the order, shapes and dtypes of its pass. The same `random` must give the same values."""
 
     @abstractmethod
     def reference(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The outputs for these inputs. Floating inputs come in float64, and `case.M` is the number of their rows."""
+        """The outputs for these inputs in float64, in the order of the pass: tensors of (M, N) or the axes that the pass declares.
+
+        Floating inputs come in float64, integers in their dtype, and `case.M` is the number of their rows.
+        """
 
     @abstractmethod
     def bound(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor | Bounded]:
@@ -54,7 +57,10 @@ class Values(ABC):
 
     @abstractmethod
     def structured_rows(self, case: Case) -> Mapping[str, Change]:
-        """Rows on which wrong kernels differ from right ones, by name: constant, large, tiny, one element far from the others."""
+        """Rows on which wrong kernels differ from right ones: constant, large, tiny, one element far from the others.
+
+        By name, functions that get the inputs of some rows and change them in place. An input without rows comes whole and must stay.
+        """
 
     def low_precision(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor] | None:
         """The largest errors of the class `low-precision`; None if the operation has no such class. Arguments as in `bound`."""

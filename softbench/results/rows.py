@@ -120,6 +120,7 @@ class Row:
 
     @property
     def case(self) -> CaseKey:
+        """The case, whose text is its name, such as `forward-bf16-4096x1024`."""
         return CaseKey(self.direction, self.dtype, self.M, self.N, self.op, self.shape)
 
     @property
