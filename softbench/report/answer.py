@@ -42,12 +42,15 @@ Tied = Mapping[CaseKey, Mapping[str, Row]]
 """The backends that may be the fastest in each case, with their rows."""
 
 
-def lines(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> list[Line]:
-    """Three to six lines. `found`: the standings of these rows, which are of one card or of cards that shared a sweep."""
+def lines(rows: Sequence[Row], found: Mapping[CaseKey, Standing], why: str = "--long says why") -> list[Line]:
+    """Three to six lines. `found`: the standings of these rows, which are of one card or of cards that shared a sweep.
+
+    `why` tells where the reasons of many unavailable backends stand.
+    """
     tied = {case: {row.backend: row for row in one.tied} for case, one in found.items()}
     where = _Places(list(found))
     made = [_fastest(found, tied, where), _speedup(rows, found, tied, where), _of_copy(rows, found), _correct(rows, where)]
-    return [line for line in [*made, _missing(rows), _doubtful(rows, found)] if line]
+    return [line for line in [*made, _missing(rows, why), _doubtful(rows, found)] if line]
 
 
 def leader(found: Mapping[CaseKey, Standing]) -> str:
@@ -218,13 +221,13 @@ def _few(texts: Sequence[str], many: str) -> str:
     return joined if len(joined) <= LONGEST else many
 
 
-def _missing(rows: Sequence[Row]) -> Line | None:
+def _missing(rows: Sequence[Row], hint: str) -> Line | None:
     """The backends that could not run here, or not in some cases."""
     gone = dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE)
     skipped = Counter(row.backend for row in rows if row.status == Status.SKIPPED)
     cells = [f"{name} ({count(number, 'cell')})" for name, number in skipped.most_common()]
     many = f"{count(skipped.total(), 'cell')} of {count(len(cells), 'backend')}"
-    why = " (--long says why)" if len(gone) > FEW else ""
+    why = f" ({hint})" if len(gone) > FEW else ""
     texts = [f"unavailable: {_few(list(gone), count(len(gone), 'backend'))}{why}"] if gone else []
     texts += [f"skipped: {_few(cells, many)}"] if skipped else []
     return Line("missing", "; ".join(texts)) if texts else None

@@ -44,7 +44,11 @@ def embedded(data: JsonObject) -> str:
     A page has it in `<script type="application/octet-stream" id="data">`, and its script reads it with
     `await unpack(document.getElementById("data").textContent)`: then each column is an array of its values.
     """
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return compressed(json.dumps(data, separators=(",", ":"), allow_nan=False))
+
+
+def compressed(text: str) -> str:
+    """A text as letters and digits. In the browser, `await (await inflate(it)).text()` is the text again."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 

@@ -1,7 +1,12 @@
-/** The data of `softbench.report.assets.embedded`: decompresses the text, and turns each column into an array of its values. */
-async function unpack(text) {
+/** What `compressed` of `softbench.report.assets.embedded` made of a text. */
+async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const json = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).json();
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")));
+}
+
+/** The data of `embedded`: decompresses the text, and turns each column into an array of its values. */
+async function unpack(text) {
+  const json = await (await inflate(text)).json();
   const columns = (value) => {
     if (value === null || typeof value !== "object") return value;
     if (value.words && value.of) return value.of.map((i) => value.words[i]);

@@ -6,6 +6,7 @@ content security policy allows this page's style and script by their hash, and n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,10 +16,11 @@ from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
 from softbench.core.json import JsonObject
 from softbench.core.text import count, one_line
-from softbench.report import glossary
-from softbench.report.assets.embedded import asset, embedded, source_hash
+from softbench.report import answer, glossary
+from softbench.report.assets.embedded import asset, compressed, embedded, source_hash
 from softbench.report.page import comparison, data as page_data, overview, trend, wrong
 from softbench.report.page.source import Source
+from softbench.report.standings import standings
 from softbench.results.compare import pairs
 from softbench.results.labels import MEANING
 
@@ -85,13 +87,28 @@ def html(sources: Sequence[Source], command: str, gate: GateReport | None = None
     """The page as text. `command` is the command line that made it."""
     if not sources:
         raise ResultsError("no results file is given, so there is nothing to show")
+    content = _content(sources, gate)
+    return (
+        _environment().get_template("page.html").render(_look(drawn=content.pop("drawn")) | content | {"command": one_line(command, 500)})
+    )
+
+
+def _look(*, drawn: bool) -> dict[str, Any]:
+    """The style and the script of the page, and the policy that allows them. `drawn`: it has curves, so it needs the library."""
     from markupsafe import Markup
 
-    css = "".join([*(asset(name, ASSETS) for name in ("uplot.min.css", "base.css")), asset("page.css", __package__)])
-    script = "\n".join([*(asset(name, ASSETS) for name in ("uplot.min.js", "unpack.js")), *(asset(name, __package__) for name in SCRIPTS)])
-    policy = POLICY.format(style=source_hash(css), script=source_hash(script))
-    fixed = {"policy": policy, "style": Markup(css), "script": Markup(script), "version": __version__, "command": one_line(command, 500)}
-    return _environment().get_template("page.html").render(fixed | _content(sources, gate))
+    base, load = asset("base.css", ASSETS), asset("unpack.js", ASSETS) + asset("load.js", __package__)
+    style = asset("uplot.min.css", ASSETS) * drawn + asset("page.css", __package__)
+    script = asset("uplot.min.js", ASSETS) * drawn + "".join(_short(asset(name, __package__)) for name in SCRIPTS)
+    hashes = {"style": (base, style), "script": (load, script)}
+    policy = POLICY.format(**{name: " ".join(map(source_hash, texts)) for name, texts in hashes.items()})
+    packed = {"packed_style": compressed(style), "packed_script": compressed(script)}
+    return {"policy": policy, "style": Markup(base), "script": Markup(load), "version": __version__, **packed}
+
+
+def _short(script: str) -> str:
+    """A script without lines of comments, and without indentation."""
+    return re.sub(r"^\s*(//.*\n)?", "", script, flags=re.MULTILINE)
 
 
 def _environment() -> Environment:
@@ -113,13 +130,15 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
     every = [row for source in shown for row in source.rows]
     values, more = _compared(sources, gate)
     used = {label for row in every for label in row.labels.split()}
+    data = page_data.data(shown)
     return {
         "title": f"softbench: {last.device}",
         "subtitle": f"{', '.join(source.name for source in shown)}: {count(len(every), 'cell')}",
         "parts": [*(part for part in (COMPARISON, GATE, TREND) if part.id in values), *FIXED],
-        "data": embedded({**page_data.data(shown), **more, "terms": glossary.meanings()}),
+        "data": embedded({**data, **more, "terms": terms()}),
+        "drawn": any(line["axis"] for line in data["lines"]) or "trend" in more,
         "of_file": last.name if len(sources) > 1 else "",
-        "sentences": overview.sentences(last.rows),
+        "answer": answer.lines(last.rows, standings(last.rows), why="see Wrong and skipped"),
         "counts": overview.counts(last.rows),
         "summary": overview.summary(last),
         "missing": [source.missing for source in shown if source.missing],
@@ -128,6 +147,13 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         "environment": [table for source in shown for table in overview.environment(source)],
         **values,
     }
+
+
+def terms() -> dict[str, str]:
+    """The meanings that the page may show: those of the terms that its templates and scripts name, and of labels."""
+    names = (*SCRIPTS, *(f"{part.id}.html" for part in (*FIXED, COMPARISON, GATE, TREND)))
+    text = "".join(asset(name, __package__) for name in names)
+    return {name: meaning for name, meaning in glossary.meanings().items() if f'"{name}"' in text or name in MEANING}
 
 
 def _in_order(sources: Sequence[Source]) -> Sequence[Source]:

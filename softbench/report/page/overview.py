@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from softbench.core.outcome import FAILURES, Grade, Status
-from softbench.core.text import count, few, one_line, percent
+from softbench.core.outcome import FAILURES, Status
+from softbench.core.text import few, one_line
 from softbench.report.page.source import Source
-from softbench.report.standings import Standing, standings
-from softbench.results.labels import DOUBTFUL
 from softbench.results.rows import IMPLAUSIBLE, Row
 
 
@@ -23,58 +19,6 @@ class Count:
     number: int
     kind: str
     """`good`, `bad`, `warn` or `plain`: how it is shown."""
-
-
-def sentences(rows: Sequence[Row]) -> list[str]:
-    """Three sentences: the fastest backend, how close it is to the yardstick, and which cells are wrong or doubtful."""
-    found = list(standings(rows).values())
-    return [_fastest(found), _closeness([standing.rows[0] for standing in found if standing.rows[0].of_copy]), _trouble(rows)]
-
-
-def _fastest(found: Sequence[Standing]) -> str:
-    if not found:
-        return "No case has a fastest backend, because none but the yardstick has a result."
-    clear = Counter(standing.rows[0].backend for standing in found if len(standing.tied) == 1 and not standing.unknown)
-    unknown = sum(standing.unknown for standing in found)
-    ties = len(found) - clear.total() - unknown
-    parts = [f"{name} in {number}" for name, number in clear.most_common()]
-    tail = f"; in {unknown} the file has no interval, so the fastest is uncertain" if unknown else ""
-    if not parts:
-        return f"In none of {count(len(found), 'case')} is one backend ahead of all others beyond noise{tail}."
-    alone = sum(len(standing.rows) == 1 for standing in found)
-    tail = (f"; in {alone} no other backend has a result" if alone else "") + tail
-    tail = (f"; in {ties} several tie for the fastest" if ties else "") + tail
-    return f"Of {count(len(found), 'case')}, the fastest backend is {few(parts)}{tail}."
-
-
-def _closeness(best: Sequence[Row]) -> str:
-    if not best:
-        return "No cell has a fraction of the yardstick."
-    sure = [row for row in best if not row.doubtful]
-    ordered = sorted(sure or best, key=lambda row: row.of_copy or 0)
-    low, high = ordered[0], ordered[-1]
-    middle = percent(median(row.of_copy or 0 for row in ordered))
-    which = f"in {count(len(ordered), 'case')}" + (" without doubtful labels" if sure else ", all with doubtful labels")
-    return (
-        f"The fastest backend reaches a median of {middle} of the yardstick's speed {which}: "
-        f"from {percent(low.of_copy or 0)} ({low.backend}, {low.case}) to {percent(high.of_copy or 0)} ({high.backend}, {high.case})."
-    )
-
-
-def _trouble(rows: Sequence[Row]) -> str:
-    statuses = Counter(row.status for row in rows if row.status in FAILURES or row.status == Status.UNVERIFIED)
-    parts = [f"{number} {status}" for status, number in statuses.most_common()] or ["none is wrong"]
-    limits = ((Grade.FINITE_ONLY, " (NaN in rows that hold -inf)"), (Grade.LOW_PRECISION, ""))
-    parts += [f"{number} {grade}{what}" for grade, what in limits if (number := sum(row.grade == grade for row in rows))]
-    without = [
-        f"{number} {status}" for status in (Status.SKIPPED, Status.UNAVAILABLE) if (number := sum(row.status == status for row in rows))
-    ]
-    doubtful = [row for row in rows if row.median_us and row.doubtful]
-    names = Counter(label for row in doubtful for label in row.labels.split() if label in DOUBTFUL)
-    head = f"Of {count(len(rows), 'cell')}, {', '.join(parts)}"
-    tail = f"; {', '.join(without)}" if without else ""
-    listed = ", ".join(f"{name} {number}" for name, number in names.most_common())
-    return f"{head}{tail}; " + (f"{len(doubtful)} doubtful ({listed})." if doubtful else "none is doubtful.")
 
 
 def counts(rows: Sequence[Row]) -> list[Count]:

@@ -6,7 +6,4 @@ unpack(page.find("#data").textContent).then((data) => {
   addEventListener("hashchange", page.tabs.follow);
   page.tabs.follow();
   document.documentElement.dataset.ready = "true";
-}, (error) => {
-  page.find("#unread").textContent = `This browser cannot read the page's data (${error}). A browser of 2023 or later can.`;
-  page.find("#unread").hidden = false;
 });
