@@ -108,7 +108,7 @@ Mismatch = Annotated[
     option(RARE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),
 ]
 Folder = Annotated[Path, option(WHERE, "Folder of the baselines.")]
-ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, such as results/latest.csv; - is stdin.")]
+ResultsFile = Annotated[Path, typer.Argument(help="A results CSV, or a folder for its latest run; - is stdin.")]
 
 
 def _of_case(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from softbench.cli.actions import note, read, reject_folders, try_file
+from softbench.cli.actions import note, read, results_file, try_file
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import UsageError
 from softbench.core.files import replace_file
@@ -29,7 +29,7 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="One results CSV, two to compare, or three and more runs of one device, the oldest first.",
+            help="One results CSV or folder, two to compare, or three and more runs of one device, the oldest first.",
             show_default="results/latest.csv",
         ),
     ] = None,
@@ -54,7 +54,7 @@ def report(
     files = files or [LATEST]
     if "-" in map(str, files):
         raise UsageError("report -: reads files only, because the samples lie beside the CSV; name the file")
-    reject_folders(files)
+    files = [results_file(file) for file in files]
     target = out or files[-1].with_suffix(".html")
     if str(target) == "-":
         raise UsageError("report -o -: writes a file only; name it")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softbench.cli import completion, options
-from softbench.cli.actions import note, printed, read, reject_folders, wrote_to_stdout
+from softbench.cli.actions import note, printed, read, results_file, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
@@ -121,6 +121,7 @@ def show(
     _reject_two_for_stdout([*to_stdout, *(tables if to_stdout else [])])
     if long and costs:
         raise UsageError("show: --long and --costs are two tables; give one of them")
+    file = results_file(file)
     rows = select(
         read(file),
         [name.strip() for name in names.split(",")] if (names := joined(backends)) else (),
@@ -180,7 +181,7 @@ def _show(rows: Sequence[Row], source: str, *, wide: bool, long: bool, costs: bo
 def plot(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="Results CSVs; several are overlaid; - is stdin.", show_default="results/latest.csv"),
+        typer.Argument(help="Results CSVs or folders; several are overlaid; - is stdin.", show_default="results/latest.csv"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -223,7 +224,7 @@ def plot(
     from softbench.plan.grammar import split
     from softbench.report import plots
 
-    files = files or [LATEST]
+    files = [results_file(file) for file in files or [LATEST]]
     if costs and kind not in ("", "costs"):
         raise UsageError(f"plot: --costs and --kind {kind} are two figures; give one of them")
     kind = "costs" if costs else kind or plots.KINDS[0]
@@ -238,10 +239,9 @@ def plot(
 
 
 def _named(file: Path, out: Path | None) -> Path:
-    """The results file that names the pictures if `out` does not. Raises UsageError for stdin and ResultsError for a folder."""
+    """The results file that names the pictures if `out` does not. Raises UsageError for stdin."""
     if out is None and str(file) == "-":
         raise UsageError("plot -: name the picture with -o")
-    reject_folders([file])
     return file
 
 
@@ -281,6 +281,7 @@ def compare(
     if threshold is not None and not 0 <= threshold < math.inf:
         raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
     least, margin = (0.0, MARGIN) if threshold is None else (threshold / 100, threshold / 100)
+    a, b = results_file(a), results_file(b)
     first, second = read(a), read(b)
     names = (one_line(str(a)), one_line(str(b)))
     compared = pairs(first, second, least)

@@ -57,7 +57,7 @@ def runs(folders: Folders = None, json: Json = None) -> None:
         numbers = [count(len(counted), "run"), *([f"{len(left)} unfinished"] if left else [])]
         typer.echo(f"{shown}: {', '.join(numbers)}; newest first, times in UTC")
         output.show(listing.runs(counted, left, places), output.console())
-    else:
+    elif not problems:
         note(f"{shown}: no results; softbench run writes them there, or into the folder of --output")
     warn(problems)
 

@@ -49,6 +49,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise
 
 
+def reject_folder(path: Path) -> None:
+    """Raises ResultsError for what is not a file of results."""
+    if path.is_dir():
+        raise ResultsError(f"{path}: is a folder; name a file in it: softbench runs {path} lists them")
+    if path.exists() and not path.is_file():
+        raise ResultsError(f"{path}: is not a file")
+
+
 def no_link(path: str, flags: int) -> int:
     """An opener for `open` that raises OSError for a symbolic link, which may name a file of another folder."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

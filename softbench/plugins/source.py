@@ -88,8 +88,8 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
         raise UsageError(f"{at} {path}: {error.strerror}") from None
     if not there:
         other = place.parent / f"{place.name}.py"
-        hint = "; it is a folder" if place.is_dir() else f"; did you mean {other}?" if other.is_file() else ""
-        raise UsageError(f"{at} {path}: no such file{hint}")
+        what = "is a folder; name a Python file in it" if place.is_dir() else "no such file"
+        raise UsageError(f"{at} {path}: {what}{f'; did you mean {other}?' if other.is_file() else ''}")
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function)
 
 

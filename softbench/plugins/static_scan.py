@@ -43,8 +43,8 @@ def at(source: PluginSource) -> list[BackendInfo]:
     except OSError as error:
         return [BackendInfo(source.label, source, broken=f"import: {error.strerror}", loaded=False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # errors of `ast.parse` for other texts than Python
-        place = f"{error.msg} ({file.name}:{error.lineno})" if isinstance(error, SyntaxError) else f"({file.name})"
-        line = f"{type(error).__name__}: {place}" if isinstance(error, SyntaxError) else f"{type(error).__name__} {place}"
+        at = f"{file.name}:{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else file.name
+        line = f"{type(error).__name__}{f': {error.msg}' if isinstance(error, SyntaxError) else ''} ({at})"
         return [BackendInfo(source.label, source, broken=f"import: {one_line(line)}", loaded=False)]
     if source.function:
         return [BackendInfo(source.label, source, summary=f"{_summary(tree, source.function)} ({LOAD})".strip(), loaded=False)]

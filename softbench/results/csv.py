@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from softbench.core.case import MAX_CELLS
 from softbench.core.errors import ResultsError
+from softbench.core.files import reject_folder
 from softbench.core.text import count, one_line, size
 from softbench.results.document import GZIP
 from softbench.results.rows import FIELDS, FORMULA, Row
@@ -54,8 +55,7 @@ def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, 
     Raises:
         ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason.
     """
-    if path.exists() and not path.is_file():
-        raise ResultsError(f"{path}: is not a file")
+    reject_folder(path)
     try:
         with path.open("rb") as file:
             if (length := path.stat().st_size) > MAX_BYTES:
@@ -67,8 +67,8 @@ def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, 
         with path.open(encoding="utf-8-sig", newline="") as text:
             return _read(path, text, keep, torn=torn)
     except OSError as error:
-        hint = "; softbench run writes it" if path.name == "latest.csv" and isinstance(error, FileNotFoundError) else ""
-        raise ResultsError(f"{path}: {error.strerror}{hint}") from None
+        hint = "softbench run writes it" if path.name == "latest.csv" else f"softbench runs {path.parent} lists what is there"
+        raise ResultsError(f"{path}: {error.strerror}{f'; {hint}' if isinstance(error, FileNotFoundError) else ''}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
 

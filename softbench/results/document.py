@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from softbench.core.errors import ResultsError
+from softbench.core.files import reject_folder
 from softbench.core.json import JsonObject
 from softbench.core.text import one_line
 
@@ -65,8 +66,7 @@ def load(path: Path) -> JsonObject:
         raise ValueError(f"{text} is not a number")
 
     try:
-        if path.exists() and not path.is_file():
-            raise ResultsError(f"{path}: is not a file")
+        reject_folder(path)
         document = json.loads(_content(path).decode("utf-8-sig"), parse_constant=reject)
     except OSError as error:
         raise ResultsError(f"{path}: {error.strerror}") from None

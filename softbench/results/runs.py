@@ -88,14 +88,19 @@ def look(file: Path) -> FoundRun:
     """
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
-            first = next(csv.DictReader(lines), {})
+            reader = csv.DictReader(lines)
+            first = next(reader, dict.fromkeys(reader.fieldnames or (), ""))
     except OSError as error:
         raise ResultsError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{file}: is not text") from None
     except (ValueError, csv.Error) as error:
         raise ResultsError(f"{file}: is not a CSV: {one_line(str(error), 80)}") from None
     if missing := [column for column in REQUIRED if first.get(column) is None]:
-        lack = f"is not a softbench results file: column {missing[0]} is missing" if first else "holds no cells"
+        lack = f"is not a softbench results file: column {missing[0]} is missing" if first else "is empty"
         raise ResultsError(f"{file}: {lack}")
+    if not first["backend"]:
+        raise ResultsError(f"{file}: holds no cells")
     run, device, unit = (one_line(first.get(name) or "", 300) for name in ("run", "device", "unit"))
     stamp = STAMP.match(run)
     started = "{}-{}-{}T{}:{}:{}+00:00".format(*stamp.groups()) if stamp else ""

@@ -257,7 +257,7 @@ BAD = {
     "a damaged run": (("gate", "run.csv", "--baseline", "nan.json"), "is damaged"),
     "a torn gzip file": (("gate", "run.csv", "--baseline", "torn.json.gz"), "torn.json.gz: is a damaged gzip file: "),
     "a gzip file without JSON": (("gate", "run.csv", "--baseline", "text.json.gz"), "text.json.gz: is damaged or not JSON: "),
-    "a folder": (("gate", ".", "--baseline", "run.csv"), "is not a file"),
+    "a folder": (("gate", ".", "--baseline", "run.csv"), ".: is a folder; name a file in it: softbench runs . lists them"),
     "another ending": (("gate", "run.csv", "--baseline", "./x.yaml"), "ends in .json or .csv"),
     "a margin of zero": (("gate", "run.csv", "--baseline", "run.csv", "--margin", "0"), "give the percentage"),
     "a negative margin": (("gate", "run.csv", "--baseline", "run.csv", "--margin=-3"), "must be a percentage"),

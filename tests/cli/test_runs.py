@@ -1,9 +1,12 @@
 """`softbench runs`: which results lie in a folder."""
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
+
+import pytest
 
 EXHIBIT = Path(__file__).parents[2] / "results" / "h200"
 HEADER = {"run": "run-20261129-020812", "started": "2026-11-29T02:08:12+00:00", "device_name": "card", "backends": ["copy"]}
@@ -11,10 +14,8 @@ HEADER = {"run": "run-20261129-020812", "started": "2026-11-29T02:08:12+00:00", 
 
 def test_runs_are_listed_newest_first_with_what_is_left_and_unreadable(main, tmp_path):
     folder = tmp_path / "results"
-    folder.mkdir()
     for name in ("losses", "odd"):
-        for suffix in (".csv", ".json.gz"):
-            shutil.copy(EXHIBIT / (name + suffix), folder)
+        copy(name, folder)
     (folder / "binary.csv").write_bytes(b"\xff\x00")
     journal = {**HEADER, "command": "softbench run --M 8", "fingerprint": {"cases": "12 (hash 1)"}}
     (folder / "run-20261129-020812.jsonl").write_text(json.dumps(journal) + "\n{}\n")
@@ -26,7 +27,7 @@ def test_runs_are_listed_newest_first_with_what_is_left_and_unreadable(main, tmp
     assert lines[2].endswith("2026-11-29 01:03  NVIDIA H200")
     assert lines[3].startswith("  96 cells (2 noisy): softmax forward,backward bf16,fp32; copy, torch, cuda")
     assert lines[5].startswith("  195 cells (3 failed, 1 wrong; 42 noisy, 10 launch-bound): cross_entropy,logprob ")
-    assert err.startswith("softbench: results/binary.csv: is not a CSV") and err.count("\n") == 1
+    assert err.startswith("softbench: results/binary.csv: is not text") and err.count("\n") == 1
     document = json.loads(main("runs", "results", "--json")[1])
     assert [one["file"] for one in document["runs"]] == ["results/odd.csv", "results/losses.csv"]
     assert document["runs"][1]["status"]["failed"] == 3
@@ -49,3 +50,62 @@ def test_two_hundred_runs_take_a_moment(main, tmp_path):
     code, out, _ = main("runs", ".")
     assert (code, out.count("\n")) == (0, 401)
     assert time.process_time() - begin < 5  # 0.6 s on a quiet machine; reading all cells would take 12 s
+
+
+def copy(name, folder, new=""):
+    folder.mkdir(exist_ok=True)
+    for suffix in (".csv", ".json.gz"):
+        shutil.copy(EXHIBIT / (name + suffix), folder / ((new or name) + suffix))
+
+
+@pytest.mark.parametrize(
+    "words", [("show", "--csv", "-"), ("compare", "odd.csv", "--json", "-"), ("plot", "-o", "x.svg"), ("report", "-o", "x.html")]
+)
+def test_a_folder_is_its_latest_run(main, tmp_path, words):
+    copy("odd", tmp_path)
+    for name in ("masked", "odd"):
+        copy(name, tmp_path / "many")
+    code, out, err = main(*words, "many")
+    assert code == 0, err
+    assert "softbench: many/odd.csv is the newest of 2 runs in many; softbench runs many lists them" in err.splitlines()
+    if words[-1] == "-":
+        assert out == main(*words, "many/odd.csv")[1]
+    copy("masked", tmp_path / "many", "latest")
+    assert "the newest of" not in main(*words, "many")[2]
+
+
+READERS = {
+    "show": ("show", "X"),
+    "plot": ("plot", "X"),
+    "report": ("report", "X"),
+    "compare": ("compare", "odd.csv", "X"),
+    "gate": ("gate", "X", "--baseline", "odd.csv"),
+    "gate --self-test": ("gate", "--self-test", "X"),
+    "merge": ("merge", "odd.csv", "X", "-o", "m.csv"),
+    "baseline": ("baseline", "save", "X", "--name", "x"),
+    "list": ("list", "--long", "--costs", "X"),
+    "verify": ("judge", "--verify", "X"),
+}
+WRONG = {
+    "empty": "a folder without results|is a folder|Is a directory",
+    ".": "is a folder|Is a directory|odd.csv",
+    "empty.csv": "is empty|is not the JSON",
+    "binary.csv": "is not text|is not the JSON",
+    "none.csv": "No such file or directory",
+    "text.csv": "not a softbench results file|is not the JSON",
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_what_is_no_results_file_is_one_line_for_every_command(main, tmp_path, command):
+    copy("odd", tmp_path)
+    (tmp_path / "empty").mkdir()
+    for name, content in (("empty.csv", b""), ("binary.csv", b"\xff\x00"), ("text.csv", b"hello\n")):
+        (tmp_path / name).write_bytes(content)
+    for given, said in WRONG.items():
+        if given == "." and command in ("show", "plot", "report", "compare"):
+            continue  # they take the newest run of the folder
+        code, out, err = main(*(given if word == "X" else word for word in READERS[command]))
+        last = err.splitlines()[-1]
+        assert code in (2, 3) and out == "" and "Traceback" not in err, (given, err)
+        assert re.search(said, last) or "a baseline needs 5 processes" in last, (given, err)
