@@ -134,7 +134,7 @@ def show(
     )
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
-        _show(rows, "stdin" if str(file) == "-" else str(file), wide=wide, long=long, costs=costs, markdown=markdown)
+        _show(rows, "stdin" if str(file) == "-" else one_line(str(file)), wide=wide, long=long, costs=costs, markdown=markdown)
 
 
 def joined(values: list[str] | None) -> str:
