@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os.path
+import os
 import re
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -36,8 +35,9 @@ EVERYDAY = ("operation", "parameter", "direction", "override")
 
 SEARCHED = {"glossary.md": 3, "measuring.md": 2, "troubleshooting.md": 2}
 """Pages that come earlier in a search, since they explain what others name."""
-BOARD = ("results/h200", "results/h100")
-"""The folders of which `softbench board` makes the demonstration."""
+RESULTS = ("results/h200", "results/h100")
+BOARD = "board/demo/"
+"""Where the site has the board of these folders, below the page that explains boards."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -54,17 +54,17 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_nav(nav: Any, **_: Any) -> Any:
-    """The board stands beside the sections. It is no page of mkdocs."""
-    if find_spec("softbench.cli.board"):
-        nav.items.append(Link("Board", "board/"))
+    """The board and the repository (`$REPO_URL`) beside the sections. mkdocs' own `repo_url` would make each page ask GitHub for stars."""
+    nav.items.append(Link("Board", BOARD))
+    if repository := os.environ.get("REPO_URL"):
+        nav.items.append(Link("Source", repository))
     return nav
 
 
 def on_post_build(config: Any) -> None:
     """Make the board of the committed results. A board that fails ends the build."""
-    if find_spec("softbench.cli.board"):
-        command = [sys.executable, "-m", "softbench", "board", *BOARD, "-o", str(Path(config.site_dir).resolve() / "board")]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    out = str(Path(config.site_dir).resolve() / BOARD)
+    subprocess.run([sys.executable, "-m", "softbench", "board", *RESULTS, "-o", out], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -72,6 +72,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     here = page.file.src_uri
     if here == "index.md":
         page.meta["hide"] = ["navigation"]  # it has no neighbours
+    if here == "board.md":
+        markdown = markdown.replace("\n\n", "\n\n<a href='demo/'>The board of this repository's results</a>\n\n", 1)
     page.meta["search"] = {"boost": SEARCHED.get(here, 1)}
 
     def moved(match: re.Match[str]) -> str:
