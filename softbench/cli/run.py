@@ -263,6 +263,10 @@ def _dry_run_of_cards(several: How, request: RunRequest, json: Path | None) -> N
         typer.echo(f"{hand.name} ({hand.plan.unit}): {count(len(keys), 'case')}, about {duration(own)}{what}")
 
 
+LISTED = 100
+"""Cases of a plan that are listed without `--verbose`."""
+
+
 def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None:
     from softbench.cli import output
     from softbench.core.text import count, duration, few, size
@@ -270,13 +274,20 @@ def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None
     from softbench.report import answer, tables
 
     available, left = [info.name for info in plan.infos if info.able], plan.left(stored)
+    cases = [*left]
+    hidden = 0 if verbosity.verbose() or len(cases) <= LISTED else len(cases) - LISTED
     pairs = [
         (
             *(case.key, size(operation(case.op).largest_bytes(case))),
             plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""),
         )
-        for case in left
+        for case in cases[: len(cases) - hidden]
     ]
+    if hidden:
+        large = sum(not cells for cells in left.values())
+        pairs.append(
+            (f"and {count(hidden, 'more case')}", "", "--verbose shows each" + (f"; {large} of all are too large" if large else ""))
+        )
     unable = [info for info in plan.infos if not info.able]
     folded = len(unable) > answer.FEW and not verbosity.verbose()
     output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())

@@ -51,7 +51,8 @@ class TensorSpec:
 
     def bytes(self, case: Case) -> int:
         """The tensor's bytes in a case."""
-        return prod(self.shape(case)) * ELEMENT_BYTES[self.dtype_of(case)]
+        elements = case.M * case.N if self.has_columns else prod(self.shape(case))
+        return elements * ELEMENT_BYTES[self.dtype_of(case)]
 
     @property
     def has_rows(self) -> bool:
@@ -66,7 +67,7 @@ class TensorSpec:
     @property
     def has_columns(self) -> bool:
         """True if it has rows, and its second axis is N."""
-        return self.axes == ("M", "N")
+        return self.axes == AXES
 
     def at(self, values: Mapping[str, Value]) -> TensorSpec:
         """The tensor for these values of the operation's parameters."""

@@ -75,7 +75,7 @@ def operation(text: str) -> Operation:
         ValueError: it has no such parameters.
     """
     name = text.partition("(")[0]
-    return _at(declared(name if name in names() else parse_op(text)[0]), text)
+    return _at(declared(name if name in NAMES or name in _added else parse_op(text)[0]), text)
 
 
 @lru_cache(maxsize=1024)

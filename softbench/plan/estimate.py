@@ -7,19 +7,23 @@ documents: on the GPU of an H200, on the CPU of a machine with two cores.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from softbench.core.case import DTYPES, YARDSTICK, Case, Direction
 from softbench.ops.registry import operation
 from softbench.plan.plan import Plan, Stored, nothing_stored
 from softbench.plan.settings import WORKER
+from softbench.plugins.info import BackendInfo
 
+PROCESSORS = os.cpu_count() or 1
 PHASES = ("load", "first build", "build", "check", "time", "profile", "judge")
 """A first build is the first of a dtype and direction in its worker: it may compile what later ones use again."""
 
 Seconds = dict[str, float]
 """Seconds by phase."""
+Supported = Callable[[str, Case], bool]
+"""Whether a backend has a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +119,16 @@ def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool, p
 
     The judge judges the cells of the first process set.
     """
+    return _seconds(plan, case, _able(plan, names), first=first, process=process)
+
+
+def _able(plan: Plan, names: Iterable[str]) -> list[BackendInfo]:
     chosen = {*names}
-    able = [info for info in plan.infos if info.able and info.name in chosen]
+    return [info for info in plan.infos if info.able and info.name in chosen]
+
+
+def _seconds(plan: Plan, case: Case, able: Sequence[BackendInfo], *, first: bool, process: int) -> Seconds:
+    """`case_seconds` of backends that can run here."""
     if not able or plan.too_large(case):
         return {}
     settings, rates, cells = plan.settings, RATES[plan.device], len(able)
@@ -127,7 +139,7 @@ def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool, p
     build = "first build" if first else "build"
     calls = FEWEST_CALLS[plan.device] * CALL_ELEMENT[plan.device] * elements
     batch = OVERHEAD * (settings.warmup_ms + settings.batch_ms) / 1e3 + calls
-    share = 1 / min(cells, os.cpu_count() or 1) if plan.device == "cpu" and together else 1  # workers check at the same time
+    share = 1 / min(cells, PROCESSORS) if plan.device == "cpu" and together else 1  # workers check at the same time
     check = rates["check"].seconds(cells * share, elements, work * _checked(case))
     alone = rates["round"].seconds(1, elements, work * _verified(case))
     each = rates["round"].seconds(cells, elements, work * _verified(case))
@@ -150,14 +162,13 @@ def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool, p
 
 def load_seconds(plan: Plan, names: Iterable[str], *, later: bool) -> Seconds:
     """The start of the workers of these backends; `later`: in a process set that is not the first."""
-    chosen = {*names}
     rates = RATES[plan.device]["later load" if later else "load"]
-    return {"load": rates.seconds(sum(info.able and info.name in chosen for info in plan.infos), 0)}
+    return {"load": rates.seconds(len(_able(plan, names)), 0)}
 
 
 def set_seconds(
     plan: Plan,
-    supported: Callable[[str, Case], bool] = lambda *_: True,
+    supported: Supported | None = None,
     process: int = 0,
     stored: Stored = nothing_stored,
     *,
@@ -165,29 +176,28 @@ def set_seconds(
 ) -> list[tuple[Case, tuple[str, ...], Seconds]]:
     """The cases of one process set in their order, each with its backends and its phases; the first of each group has its import.
 
-    `supported`: whether a backend has a case, as far as that is known. Cases that are `stored` are left out. `loaded`: the workers of the
-    first process set have imported the backends already, if all are alive at once.
+    `supported`: whether a backend has a case, as far as that is known; None: each has all. Cases that are `stored` are left out.
+    `loaded`: the workers of the first process set have imported the backends already, if all are alive at once.
     """
     found: list[tuple[Case, tuple[str, ...], Seconds]] = []
     for names in plan.groups:
         built: set[tuple[str, str, Direction]] = set()
+        able = _able(plan, names)
         for case in plan.cases:
             if stored(process, names, case):
                 continue
             kind = (case.op, case.dtype, case.direction)
-            chosen = [name for name in names if supported(name, case)]
+            chosen = able if supported is None else [info for info in able if supported(info.name, case)]
             over = built or (loaded and process == 0 and len(plan.groups) == 1)
             loading = {} if over else load_seconds(plan, names, later=process > 0)
             if plan.settings.judge != WORKER and process == 0 and not found:
                 loading["load"] = loading.get("load", 0.0) + JUDGE_START
-            found.append((case, names, {**loading, **case_seconds(plan, case, chosen, first=kind not in built, process=process)}))
+            found.append((case, names, {**loading, **_seconds(plan, case, chosen, first=kind not in built, process=process)}))
             built.add(kind)
     return found
 
 
-def run_seconds(
-    plan: Plan, supported: Callable[[str, Case], bool] = lambda *_: True, stored: Stored = nothing_stored, *, loaded: bool = False
-) -> float:
+def run_seconds(plan: Plan, supported: Supported | None = None, stored: Stored = nothing_stored, *, loaded: bool = False) -> float:
     """Wall time of what is left of a run; `supported`, `stored` and `loaded`: as in `set_seconds`."""
     sets = (set_seconds(plan, supported, process, stored, loaded=loaded) for process in range(plan.settings.processes))
     return sum(sum(seconds.values()) for one in sets for _, _, seconds in one)

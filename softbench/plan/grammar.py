@@ -9,6 +9,7 @@ from softbench.core.case import (
     AT_DIM,
     DTYPES,
     LONGEST_OP,
+    MAX_CELLS,
     MAX_EXTENT,
     PRESET,
     Direction,
@@ -22,7 +23,6 @@ from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import declared, names
 
-MAX_VALUES = 10_000  # of one axis: more is a slip of the pen, and would be weeks of measuring
 DTYPE_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 """torch's names of the dtypes."""
 Given = tuple[tuple[str, Value], ...]
@@ -42,8 +42,8 @@ def parse_axis(text: str, name: str) -> tuple[int, ...]:
     for part in text.split(","):
         for value in _part(part.strip(), name):
             values[value] = None
-            if len(values) > MAX_VALUES:
-                raise UsageError(f"{name} {text}: more than {MAX_VALUES} values; take a larger step, or a factor as in 256:65536:*2")
+            if len(values) > MAX_CELLS:
+                raise UsageError(f"{name} {text}: more than {MAX_CELLS} values; take a larger step, or a factor as in 256:65536:*2")
     return tuple(values)
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
-from softbench.core.case import CPU_TIMER, TIMERS, Case
+from softbench.core.case import CPU_TIMER, MAX_CELLS, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.json import JsonObject
 from softbench.core.machine import Gpu, Machine, unit_of
 from softbench.core.outcome import Status
-from softbench.core.text import size, unknown
+from softbench.core.text import count, size, unknown
 from softbench.ops.registry import operation
 from softbench.plan.deal import Shard, of_shard
 from softbench.plan.sweep import cases as cases_of_sweeps
@@ -124,6 +124,18 @@ class Plan:
             status = Status.OOM.value
         axes = case.identity._asdict()
         return {"backend": info.name, **axes, "tensor_bytes": operation(case.op).largest_bytes(case), "status": status, "reason": reason}
+
+
+def require_few_cells(cases: int, backends: int, shard: Shard | None, cards: int = 1) -> None:
+    """Raises a UsageError if a run has more cells than a results file may have. Each of the `cards` measures all cases."""
+    cells = cases * backends * cards
+    if cells > MAX_CELLS:
+        product = " x ".join([count(cases, "case"), count(backends, "backend"), *([count(cards, "card")] if cards > 1 else [])])
+        parts = -(-cells * (shard.of if shard else 1) // MAX_CELLS)
+        raise UsageError(
+            f"{product} = {cells} cells, and a results file has at most {MAX_CELLS}: "
+            f"take fewer --backends or shapes, or measure a part with softbench run --shard 1/{parts}"
+        )
 
 
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:

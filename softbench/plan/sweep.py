@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 from os import PathLike
 
-from softbench.core.case import AT_DIM, DIMS, DTYPES, OPERATION, PRESET, Case, CaseKey, Direction, Value, shape_of
+from softbench.core.case import AT_DIM, DIMS, DTYPES, MAX_CELLS, OPERATION, PRESET, Case, CaseKey, Direction, Value, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import NAMES as BUILT_IN, operation
@@ -27,7 +27,6 @@ from softbench.plan.grammar import (
     with_parameters,
 )
 
-MAX_CASES = 100_000
 LAST = -1
 """The dimension of the rows unless `--dim` gives another."""
 
@@ -136,15 +135,15 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
     """Every case of the sweeps once: by operation, direction, dtype and M, and N in the order written.
 
     Raises:
-        UsageError: an operation is unknown or lacks a parameter, a pass or a dtype, or there are more than MAX_CASES.
+        UsageError: an operation is unknown or lacks a parameter, a pass or a dtype, or there are more than MAX_CELLS.
     """
     found: dict[Case, None] = {}
     for sweep in sweeps:
         ops = dict.fromkeys(with_parameters(op, given) for op in sweep.op for given in sweep.set)
         axes = (ops, sweep.direction, sweep.dtype)
         of_shape = (sweep.shape, sweep.dim) if sweep.shape else (sweep.M, sweep.N)
-        if prod(map(len, (*axes, *of_shape))) > MAX_CASES:
-            raise UsageError(f"the sweep has more than {MAX_CASES} cases; split it into several runs")
+        if len(found) + prod(map(len, (*axes, *of_shape))) > MAX_CELLS:  # before they are made
+            raise UsageError(f"the sweep has more than {MAX_CELLS} cases, and a run has at most so many cells; split it into several runs")
         for op in ops:
             require_passes(op, sweep.direction)
             require_dtypes(op, sweep.dtype)
@@ -153,9 +152,11 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
                 extents = tuple(_of_scores(op, *one) for one in extents)
             elif any(shape for _, _, shape in extents) and not operation(op).any_dim:
                 raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N, or a shape of two sizes")
-            for direction, dtype, (M, N, shape) in product(*axes[1:], extents):
-                if direction in operation(op).passes and dtype in operation(op).dtypes:
-                    found[Case(M, N, dtype, direction, device, op, shape)] = None
+            there = operation(op)
+            directions = [direction for direction in sweep.direction if direction in there.passes]
+            dtypes = [dtype for dtype in sweep.dtype if dtype in there.dtypes]
+            for direction, dtype, (M, N, shape) in product(directions, dtypes, extents):
+                found[Case(M, N, dtype, direction, device, op, shape)] = None
     return tuple(found)
 
 

@@ -203,7 +203,7 @@ def _as_journal(document: JsonObject, file: Path) -> bytes:
 
 def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> tuple[Journal, int]:
     """A journal without a torn last line, and the bytes before that. Raises ValueError with the reason if it does not fit or is damaged."""
-    lines = _lines(file)
+    lines, planned = _lines(file), None if cases is None else frozenset(cases)
     number, size = 1, 0
     try:
         first_line = next(lines)
@@ -223,7 +223,7 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
                 cells.join({**facts, **units_of(header)})
                 continue
             process, record = int(entry["process"]), record_from_json(entry)
-            if difference is None and (reason := _not_planned(process, record, header, cases)):
+            if difference is None and (reason := _not_planned(process, record, header, planned)):
                 raise ValueError(reason)
             cells.put(process, record, Stored(at, len(line), digest_of(line), record.status, record.source))
     except StopIteration:
@@ -244,7 +244,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
         yield from (line + b"\n" for line in whole)
 
 
-def _not_planned(process: int, record: Record, header: JsonObject, cases: Collection[Case] | None) -> str:
+def _not_planned(process: int, record: Record, header: JsonObject, cases: frozenset[Case] | None) -> str:
     """Why a cell cannot be of a run with this header; empty if it can."""
     settings = header["fingerprint"]
     if record.backend not in header["backends"]:

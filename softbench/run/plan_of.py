@@ -10,7 +10,7 @@ from softbench.core.case import YARDSTICK
 from softbench.core.errors import SoftbenchError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.text import few
-from softbench.plan.plan import Plan, cases_of, make
+from softbench.plan.plan import Plan, cases_of, make, require_few_cells
 from softbench.plan.settings import WORKER
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.select import all_or_all_but, not_loaded, not_loaded_text, select
@@ -36,6 +36,7 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
             f"nothing is measured: no backend but {YARDSTICK} has {ops}; give its backends with --plugin FILE, "
             f"or measure the copy alone with --backends {YARDSTICK}"
         )
+    require_few_cells(len(cases), len(selected), request.shard)
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
 

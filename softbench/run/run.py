@@ -72,7 +72,7 @@ def dry_run(request: RunRequest) -> Plan:
         device, gpu = choose_device(settings.device, known.machine)
         return plan_of(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
     with open_session(settings) as session:
-        return prepare(session, request).plan
+        return _planned(session, request)[0]
 
 
 def interrupted_run(request: RunRequest, plan: Plan, head: JsonObject | None = None) -> tuple[writer.Run | None, str]:
@@ -115,19 +115,24 @@ def prepare(session: Session, request: RunRequest) -> Prepared:
     Raises:
         UsageError: a device, backend, reference backend or timer does not exist.
     """
-    settings = request.settings(session.device)
-    cases_of(settings, session.device, request.shard)  # an error of the sweep comes before any plugin is imported
-    opened = session.open_for(settings.backends)
-    infos = [slot.info for slot in opened]
-    info_cache.write(settings.device, session.machine, session.sources, infos)
-    info_cache.write_machine(session.machine)
-    plan = plan_of(request, session.machine, session.device, session.gpu, infos)
+    plan, opened = _planned(session, request)
     slots = [slot for info in plan.infos for slot in opened if slot.info is info]
     skipped = unsupported(session.pool, plan, opened)
     session.drop([slot for slot in opened if slot not in slots])
     if len(plan.groups) > 1:
         session.drop(slots)
     return Prepared(plan, slots, skipped)
+
+
+def _planned(session: Session, request: RunRequest) -> tuple[Plan, list[WorkerSlot]]:
+    """The plan of a run, and the slots of the plugin sources that it loaded. Raises as `prepare`."""
+    settings = request.settings(session.device)
+    cases_of(settings, session.device, request.shard)  # an error of the sweep comes before any plugin is imported
+    opened = session.open_for(settings.backends)
+    infos = [slot.info for slot in opened]
+    info_cache.write(settings.device, session.machine, session.sources, infos)
+    info_cache.write_machine(session.machine)
+    return plan_of(request, session.machine, session.device, session.gpu, infos), opened
 
 
 def prepare_yardstick(session: Session, request: RunRequest) -> Prepared:
@@ -245,7 +250,7 @@ def _expected(session: Session, request: RunRequest) -> Plan:
     settings = request.settings(session.device)
     known = info_cache.read(settings.device, session.sources)
     if known is None:
-        return prepare(session, request).plan
+        return _planned(session, request)[0]
     given = session.open([source for source in session.sources if not source.own])
     return plan_of(request, session.machine, session.device, session.gpu, [*known.infos, *(slot.info for slot in given)])
 

@@ -187,6 +187,9 @@ def test_a_quiet_dry_run_prints_its_plan_without_notes(without_compilers):
     assert quiet.stdout.splitlines()[0].split()[0] == "forward-fp32-8x16"
     assert "2 cases x 2 backends (copy, torch) = 4 cells" in quiet.stdout
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, plain.stdout, "")
+    many = ("run", "--backends", "torch", "--device", "cpu", "--M", "8", "--N", "1:150:1", "--dry-run")
+    assert "and 50 more cases" in without_compilers(*many).stdout
+    assert "forward-fp32-8x150 " in without_compilers(*many, "-v").stdout
 
 
 def test_a_quiet_check_prints_errors_only(cli):

@@ -15,7 +15,6 @@ from softbench.ops.registry import operation
 from softbench.plan.config_file import load as load_config
 from softbench.plan.deal import CASE_BYTES, Shard, deal, of_shard, parse_shard
 from softbench.plan.grammar import (
-    MAX_VALUES,
     parameters_from_toml,
     parse_axis,
     parse_dims,
@@ -26,6 +25,7 @@ from softbench.plan.grammar import (
     parse_parameters,
     parse_shapes_or_presets,
 )
+from softbench.plan.plan import require_few_cells
 from softbench.plan.settings import Settings, from_flags as layer_of
 from softbench.plan.sweep import Sweep, cases, only, thinned
 
@@ -53,7 +53,7 @@ def test_lists_and_ranges_are_read_as_written(text, values):
         ("-4", "out of range"),
         ("8:4:2", "stops before it starts"),
         ("1:1e9:1", "'1e9' is not a whole number"),
-        ("1:1000000000:1", f"more than {MAX_VALUES} values"),
+        ("1:1000000000:1", "more than 1000000 values"),
         ("", "a number is missing; lists and ranges look like 256,1024"),
         ("a", "not a whole number"),
         ("1:2", "a range is start:stop:step"),
@@ -362,6 +362,17 @@ def test_every_case_is_dealt_once_in_the_sweeps_order(cases, parts):
 def test_parts_differ_by_at_most_the_largest_case(cases, parts):
     work = [sum(map(cost, part)) for part in deal(cases, parts)]
     assert max(work) - min(work) <= max(map(cost, cases), default=0)
+
+
+def test_a_run_of_more_cells_than_a_file_may_have_is_refused_before_it_starts():
+    many = Sweep(M=tuple(range(1, 1001)), N=tuple(range(1, 601)))
+    with pytest.raises(UsageError, match="the sweep has more than 1000000 cases, and a run has at most so many cells; split it"):
+        cases([many, many], "cpu")
+    require_few_cells(500_000, 2, None)
+    with pytest.raises(UsageError, match=r"500001 cases x 2 backends = 1000002 cells, and .* at most 1000000: .* --shard 1/2$"):
+        require_few_cells(500_001, 2, None)
+    with pytest.raises(UsageError, match=r"1 backend x 8 cards = 2400000 cells, .* --shard 1/8$"):
+        require_few_cells(300_000, 1, Shard(1, 3), 8)
 
 
 def test_a_shard_without_cases_is_refused():

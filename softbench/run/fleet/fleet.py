@@ -21,7 +21,7 @@ from softbench.core.outcome import Failed, Record, Status
 from softbench.core.text import count
 from softbench.plan.deal import deal
 from softbench.plan.estimate import run_seconds
-from softbench.plan.plan import Plan
+from softbench.plan.plan import Plan, require_few_cells
 from softbench.results import writer
 from softbench.results.document import common, environments, units_of
 from softbench.results.journal import SHARD
@@ -91,6 +91,7 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[w
         members.open(staged=len(members.all) > 1)
         comparison.compare_or_refuse(members, observer, alike=how.spread == SHARD and not how.force)
         members.load()
+        _require_few_cells(members.alive, request, how.spread)
         head = _header(members.alive, request, how.spread)
         kept = _store(request, head, members.alive, observer)
         on_start(kept)
@@ -128,6 +129,7 @@ def dry_run(how: How, request: RunRequest, observer: Observer) -> list[Hand]:
     with closing(how.cards(request)) as opened:
         members = Members(opened, request, observer)
         members.open(wait=False)
+        _require_few_cells(members.alive, request, how.spread)
         hands = []
         for team in _teams(members.alive, how.spread):
             cases = deal(team.members[0].known.cases, len(team.members))
@@ -172,6 +174,11 @@ def _teams(members: Sequence[Member], spread: str) -> list[Team]:
     for member in members:
         models.setdefault(member.known.device_name if spread == SHARD else member.unit, []).append(member)
     return [Team(some, []) for some in models.values()]
+
+
+def _require_few_cells(members: Sequence[Member], request: RunRequest, spread: str) -> None:
+    plan = members[0].known
+    require_few_cells(len(plan.cases), len(plan.infos), request.shard, len(_teams(members, spread)))
 
 
 def _seconds(member: Member, cases: Sequence[Case]) -> float:

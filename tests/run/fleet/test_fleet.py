@@ -72,6 +72,15 @@ def test_a_dry_run_tells_what_each_card_would_measure(tmp_path):
         fleet.dry_run(How(lambda asked: FakeCards(unopened={0: "no driver", 1: "no driver"})), asked, Note())
 
 
+def test_the_cells_of_all_cards_are_counted_before_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("softbench.plan.plan.MAX_CELLS", 20)
+    measured(FakeCards(), request(tmp_path))
+    for start in (measured, lambda cards, asked, spread: fleet.dry_run(How(lambda asked: cards, spread), asked, Note())):
+        with pytest.raises(UsageError, match="5 cases x 3 backends x 2 cards = 30 cells"):
+            start(FakeCards(), request(tmp_path / "all"), "replicate")
+    assert not (tmp_path / "all").exists()
+
+
 def test_cards_that_differ_share_no_sweep(tmp_path):
     with pytest.raises(UsageError, match=r"cuda:1 and cuda:0 \(H200\) are 3% apart: .* or add --force"):
         measured(FakeCards(us=(100, 103)), request(tmp_path))
