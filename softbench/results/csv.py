@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -44,9 +45,14 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        text = one_line(value)
-        return f"'{text}" if text.startswith(FORMULA) else text
+        return _text(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@lru_cache(maxsize=1024)  # most texts of a file are few words
+def _text(value: str) -> str:
+    text = one_line(value)
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, list[str]]:

@@ -36,6 +36,7 @@ from softbench.results.journal import Cells, Stored, digest_of, line_of, newest,
 from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import Row, rows_of_case
 
+ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
 
 
@@ -381,7 +382,7 @@ def _resuming(run: Run) -> str:
 
 
 def _line(data: JsonObject) -> bytes:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return ENCODER.encode(data).encode() + b"\n"
 
 
 def _append(journal: IO[bytes], data: bytes) -> None:
