@@ -212,9 +212,10 @@ def h200() -> str:
         averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
         "Two of the tables of `softbench show results/h200/frontier.csv --wide`:",
         frontier_tables("h200/frontier", FRONTIER),
-        "`softbench plot results/h200/frontier.csv` draws these figures, the second with `--kind heatmap`:",
-        f"![Bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
-        f"![The fastest backend of each M and N, forward bf16]({FIGURE}-heatmap-forward-bf16.png)",
+        "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
+        "with `--kind heatmap` it draws the second:",
+        f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
+        f"![The fastest backend of each shape, forward bf16]({FIGURE}-heatmap-forward-bf16.png)",
         "## Inside compilers",
         "The same cases in operators and compiled graphs, in the newest run of the kernels themselves. Packages of AOTInductor have\n"
         "traced kernels there. In `packages-shims` C functions launch those of the kernels that compilers cannot.",

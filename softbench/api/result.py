@@ -163,8 +163,8 @@ class Result:
         """Draw the figures of `softbench plot`. A notebook shows them.
 
         Args:
-            out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Each of several figures adds to it.
-            kind: `curves`, `heatmap`, `speedup` or `costs`, as `--kind`.
+            out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Each of several files adds to it.
+            kind: `curves`, `bandwidth`, `heatmap`, `speedup` or `costs`, as `--kind`.
             over: the backend that speed-ups compare with; the default is the reference backend.
 
         Raises:
@@ -177,7 +177,7 @@ class Result:
             raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
         target = options.path(out, "out") if out is not None else self.csv.with_suffix(".png")
         with options.as_arguments():
-            return Pictures(plots.write([(self.csv, self.rows)], [target], kind, over))
+            return Pictures([written.file for written in plots.write([(self.csv, self.rows)], [target], kind, over)])
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page of `softbench report`: curves, heat maps, and cells down to their samples. It needs no network.

@@ -28,13 +28,22 @@ COMPARE_EPILOG = (
     "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
 )
 
-KIND = completion.one(completion.fixed("curves", "heatmap", "speedup", "costs"))
+KIND = completion.one(completion.fixed("curves", "bandwidth", "heatmap", "speedup", "costs"))
 FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
+Backends = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Names or patterns such as torch,compile:*; '!torch' excludes one. The yardstick stays.",
+        rich_help_panel=WHAT,
+        autocompletion=options.BACKENDS,
+    ),
+]
 Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
 Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
 Shapes = Annotated[
     list[str] | None, typer.Option("--shape", help="Shapes, as names of cases have them: 4096x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
 ]
+Dtypes = Annotated[list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)]
 Directions = Annotated[
     list[str] | None,
     typer.Option(help="forward, backward, both, fused, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION),
@@ -42,6 +51,37 @@ Directions = Annotated[
 Operations = Annotated[
     list[str] | None,
     typer.Option("--op", help="One operation or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
+]
+Picture = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--out",
+        "--output",
+        help="The file: .png, .svg or .pdf; with --format, its name without suffix. Several files are OUT-forward.png, ...",
+        show_default="FILE.png, or FILE-KIND.png",
+    ),
+]
+Kind = Annotated[
+    str,
+    typer.Option(
+        help="curves: fraction of copy; bandwidth; heatmap: the fastest; speedup over a backend; costs: time, host, build, memory.",
+        autocompletion=KIND,
+        show_default="curves",
+    ),
+]
+Formats = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="png, svg, pdf, or several: png,svg.", autocompletion=FORMATS, show_default="of -o"),
+]
+Over = Annotated[
+    str | None,
+    typer.Option(
+        "--over",
+        help="With --kind speedup: the backend that the others are compared with.",
+        autocompletion=options.BACKEND,
+        show_default="of the run",
+    ),
 ]
 Threshold = Annotated[
     float | None,
@@ -77,20 +117,11 @@ def register(app: typer.Typer) -> None:
 
 def show(
     file: ResultsFile = LATEST,
-    backends: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Names or patterns such as torch,compile:*; '!torch' excludes one. The yardstick stays.",
-            rich_help_panel=WHAT,
-            autocompletion=options.BACKENDS,
-        ),
-    ] = None,
+    backends: Backends = None,
     M: Rows = None,
     N: Columns = None,
     shape: Shapes = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)
-    ] = None,
+    dtype: Dtypes = None,
     direction: Directions = None,
     op: Operations = None,
     wide: Annotated[bool, typer.Option("--wide", help="Every N and backend, and every note.", rich_help_panel=OUTPUT)] = False,
@@ -111,10 +142,7 @@ def show(
     ] = None,
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
-    from softbench.core.case import shape_of
-    from softbench.plan.grammar import parse_axis, parse_directions, parse_dtypes, parse_shapes, split
     from softbench.results.csv import to_csv
-    from softbench.results.select import select
 
     to_stdout = [flag for flag, file in (("--csv -", csv), ("--json -", json)) if str(file) == "-"]
     tables = [flag for flag, given in (("--long", long), ("--costs", costs), ("--markdown", markdown)) if given]
@@ -122,8 +150,29 @@ def show(
     if long and costs:
         raise UsageError("show: --long and --costs are two tables; give one of them")
     file = results_file(file)
-    rows = select(
-        read(file),
+    rows = _selected(read(file), backends, M, N, shape, dtype, direction, op)
+    in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
+    if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
+        _show(rows, "stdin" if str(file) == "-" else one_line(str(file)), wide=wide, long=long, costs=costs, markdown=markdown)
+
+
+def _selected(
+    rows: Sequence[Row],
+    backends: list[str] | None,
+    M: list[str] | None,
+    N: list[str] | None,
+    shape: list[str] | None,
+    dtype: list[str] | None,
+    direction: list[str] | None,
+    op: list[str] | None,
+) -> list[Row]:
+    """The rows that the options select. Raises UsageError if there is none."""
+    from softbench.core.case import shape_of
+    from softbench.plan.grammar import parse_axis, parse_directions, parse_dtypes, parse_shapes, split
+    from softbench.results.select import select
+
+    return select(
+        rows,
         [name.strip() for name in names.split(",")] if (names := joined(backends)) else (),
         M=parse_axis(joined(M), "--M") if M else (),
         N=parse_axis(joined(N), "--N") if N else (),
@@ -132,9 +181,6 @@ def show(
         ops=split(joined(op)) if op else (),
         shapes=[str(shape_of(text)) for text in parse_shapes(joined(shape), "--shape")] if shape else (),
     )
-    in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
-    if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
-        _show(rows, "stdin" if str(file) == "-" else one_line(str(file)), wide=wide, long=long, costs=costs, markdown=markdown)
 
 
 def joined(values: list[str] | None) -> str:
@@ -183,43 +229,23 @@ def plot(
         list[Path] | None,
         typer.Argument(help="Results CSVs or folders; several are overlaid; - is stdin.", show_default="results/latest.csv"),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            "--output",
-            help="The file: .png, .svg or .pdf; with --format, its name without suffix. Several figures are OUT-forward-fp32-M8.png, ...",
-            show_default="FILE.png, or FILE-KIND.png",
-        ),
-    ] = None,
-    kind: Annotated[
-        str,
-        typer.Option(
-            help="curves over N or M; heatmap of the fastest at M and N; speedup over a backend; costs, one bar per backend.",
-            autocompletion=KIND,
-            show_default="curves",
-        ),
-    ] = "",
-    format: Annotated[
-        list[str] | None,
-        typer.Option("--format", help="png, svg, pdf, or several: png,svg.", autocompletion=FORMATS, show_default="of -o"),
-    ] = None,
-    over: Annotated[
-        str | None,
-        typer.Option(
-            "--over",
-            help="With --kind speedup: the backend that the others are compared with.",
-            autocompletion=options.BACKEND,
-            show_default="of the run",
-        ),
-    ] = None,
+    out: Picture = None,
+    kind: Kind = "",
+    format: Formats = None,
+    over: Over = None,
     costs: Annotated[bool, typer.Option("--costs", help="The same as --kind costs.")] = False,
+    backends: Backends = None,
+    M: Rows = None,
+    N: Columns = None,
+    shape: Shapes = None,
+    dtype: Dtypes = None,
+    direction: Directions = None,
+    op: Operations = None,
 ) -> None:
-    """Draw bandwidth and fraction of copy over N or M, or another kind of figure.
+    """Draw how close each backend comes to copy over N or M, or another kind of figure.
 
-    Hollow points are doubtful. Of more than nine backends, the best, torch and compile have a colour; the others are grey. Powers of two
-    and other N have a line each. Shapes that make no line have a row per backend. A heat map says `tie` within noise.
+    One M, dtype and direction is a large figure with the bandwidth below; several are small panels of one file. Of more than 14 backends,
+    the best, torch and compile have a colour; the others are grey. Hollow points are doubtful. A heat map says `tie` within noise.
     """
     from softbench.plan.grammar import split
     from softbench.report import plots
@@ -234,8 +260,13 @@ def plot(
         raise UsageError(f"--over {over}: goes with --kind speedup, not with {kind}")
     _reject_two_stdins(files)
     targets = plots.targets(out, split(joined(format)) if format else (), _named(files[0], out), kind)
-    for written in plots.write([(file, read(file)) for file in files], targets, kind, over or ""):
-        typer.echo(printable(str(written)))
+    runs = [(file, _selected(read(file), backends, M, N, shape, dtype, direction, op)) for file in files]
+    for written in plots.write(runs, targets, kind, over or ""):
+        typer.echo(printable(str(written.file)))
+        if written.note:
+            note(written.note)
+    others = [name for name in plots.KINDS if name != kind]
+    note(f"other figures: --kind {', '.join(others[:-1])} or {others[-1]}; --M, --N, --dtype, --direction or --backends draw a part")
 
 
 def _named(file: Path, out: Path | None) -> Path:

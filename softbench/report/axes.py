@@ -1,15 +1,13 @@
-"""The axes of the figures: scales and ticks, names of lines beside them, and legends below."""
+"""The axes of the figures: scales and ticks, names of lines beside them, and entries of keys."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from math import log, log2, log10
+from math import log2, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from softbench.core.text import count
-from softbench.report.style import GREY, INK, PAPER, Style
+from softbench.report.style import GREY, INK, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,12 +24,15 @@ DIGIT, BLANK = 0.0165, 0.02
 FEWEST, MOST = 2, 7
 """Ticks of a ratio: an axis with so few has others, and one with more has powers of ten only."""
 LABEL = 0.15  # inches between two labels
-PER_LINE = 3  # entries of a legend
+NUMBER = 0.095  # of the axes; the width of the numbers before the names
 MARK, LONG_MARK = 0.025, 0.055  # of the axes; half the length of a mark beside a name
 
 
-def places(panel: Axes, values: Sequence[int]) -> None:
-    """The axis of N or M. A wide range is logarithmic, with ticks at powers of two; a short sweep has a tick at each value."""
+def places(panel: Axes, values: Sequence[int], scale: float = 1.0) -> None:
+    """The axis of N or M. A wide range is logarithmic, with ticks at powers of two; a short sweep has a tick at each value.
+
+    `scale`: how many times as broad as usual the numbers are, as a part of the axis.
+    """
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
     panel.tick_params(axis="x", labelsize=7.5)
@@ -41,7 +42,7 @@ def places(panel: Axes, values: Sequence[int]) -> None:
         panel.set_xscale("log", base=2)
     if short or wide:
         powers = [2**i for i in range(int(log2(values[0])), int(log2(values[-1])) + 1) if 2**i >= values[0]]
-        panel.xaxis.set_major_locator(FixedLocator(ticks(values if short else powers, wide=wide)))
+        panel.xaxis.set_major_locator(FixedLocator(ticks(values if short else powers, wide=wide, scale=scale)))
         panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
 
@@ -59,11 +60,11 @@ def amounts(panel: Axes, values: Sequence[float], *, least: float = 0.0) -> None
 
 def powers(axis: Any, low: float, high: float) -> None:
     """Numbers such as 0.1 and 1000 on a logarithmic axis. Matplotlib's own are formulas, and no text of a figure is one."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(subs=(1.0,) if high > 30 * low else (1.0, 2.0, 5.0), numticks=5))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axis.set_minor_formatter(NullFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def ratios(axis: Any, set_limits: Any, values: Sequence[float]) -> None:
@@ -87,21 +88,13 @@ def crowded(values: Sequence[float]) -> bool:
     return bool(values) and median(values) < max(values) / CROWDED
 
 
-def apart(panel: Axes, a: float, b: float) -> float:
-    """The distance of two values as a part of the panel's height."""
-    low, high = panel.get_ylim()
-    if panel.get_yscale() == "log":
-        return abs(log(a / b)) / log(high / low)
-    return abs(a - b) / (high - low)
-
-
-def ticks(values: Sequence[int], *, wide: bool) -> list[int]:
+def ticks(values: Sequence[int], *, wide: bool, scale: float = 1.0) -> list[int]:
     """The values that have room for their text: powers of two first."""
     at = {value: log2(value) if wide else float(value) for value in values}
     length = max(at.values()) - min(at.values())
 
     def room(value: int, other: int) -> float:
-        return length * (BLANK + DIGIT * len(f"{value}{other}") / 2)
+        return length * scale * (BLANK + DIGIT * len(f"{value}{other}") / 2)
 
     chosen: list[int] = []
     for value in sorted(values, key=lambda value: (value & (value - 1) != 0, -value)):
@@ -135,7 +128,10 @@ class End(NamedTuple):
     x: float
     y: float
     style: Style
-    gid: str
+    number: str = ""
+    """What stands before the name."""
+    joined: bool = True
+    """True if a thin line joins the name and the end."""
 
 
 def beside(panel: Axes, ends: Sequence[End], *, long: bool = False) -> list[End]:
@@ -149,60 +145,39 @@ def beside(panel: Axes, ends: Sequence[End], *, long: bool = False) -> list[End]
     height = panel.get_window_extent().height / panel.get_figure(root=True).dpi  # type: ignore[union-attr]
     room = int(height / LABEL) + 1
     half = LONG_MARK if long else MARK
+    numbers = NUMBER if any(end.number for end in ends) else 0.0
+    if numbers:
+        panel.text(1.03 + 2 * half + numbers, 1.03, "median", transform=panel.transAxes, fontsize=7, ha="right")
     inside = panel.transData + panel.transAxes.inverted()
     placed = sorted(((float(inside.transform((end.x, end.y))[1]), end) for end in ends[:room]), key=lambda item: item[0])
     for y, (_, end) in zip(spread([place for place, _ in placed], LABEL / height), placed, strict=True):
         own, at = end.style, panel.transAxes
-        arrow = {"arrowstyle": "-", "color": own.colour, "linewidth": 0.7, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3}
-        panel.annotate("", (end.x, end.y), (1.03, y), textcoords=at, arrowprops=arrow, annotation_clip=False)
+        if end.joined:
+            arrow = {"arrowstyle": "-", "color": own.colour, "linewidth": 0.7, "alpha": 0.6, "shrinkA": 0, "shrinkB": 3}
+            panel.annotate("", (end.x, end.y), (1.03, y), textcoords=at, arrowprops=arrow, annotation_clip=False)
         (mark,) = panel.plot(
             [1.03, 1.03 + half, 1.03 + 2 * half], [y] * 3, color=own.colour, linestyle=own.dash, transform=at, clip_on=False
         )
-        mark.set(marker=own.marker or "", markersize=4.5, markevery=[1], gid=f"{end.gid}-name")
-        panel.text(1.05 + 2 * half, y, end.text, transform=at, fontsize=8.5, va="center")
+        mark.set(marker=own.marker or "", markersize=4.5, markevery=[1])
+        panel.text(1.05 + 2 * half + numbers, y, end.text, transform=at, fontsize=8.5, va="center")
+        panel.text(1.03 + 2 * half + numbers, y, end.number, transform=at, fontsize=8.5, va="center", ha="right")
     return list(ends[room:])
 
 
-def legend(panel: Axes, handles: Sequence[Any], below: float, *, long: bool = False) -> None:
-    """The legend under the panel, `below` inches from it. `long`: as in `beside`."""
-    height = panel.get_window_extent().height / panel.get_figure(root=True).dpi  # type: ignore[union-attr]
-    place = (0.5, -below / height)
-    columns, length = min(PER_LINE, len(handles)), 3.5 if long else 2.0
-    panel.legend(handles=handles, loc="upper center", bbox_to_anchor=place, ncols=columns, frameon=False, handlelength=length)
-
-
 def sign(label: str, **settings: Any) -> Any:
-    """An entry of the legend."""
+    """An entry of a key."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{"color": INK, "markersize": 4.5, "linestyle": "", **settings})
 
 
-def entry(end: End) -> Any:
-    """The legend's entry of a line without a name beside it."""
-    return sign(end.text, color=end.style.colour, marker=end.style.marker, linestyle=end.style.dash)
-
-
-def signs(*, spread: str, segment: bool, doubtful: bool, missing: bool, others: int) -> list[Any]:
-    """The entries for the signs that a figure has."""
+def patch(label: str) -> Any:
+    """An entry of a key for a shade."""
     from matplotlib.patches import Patch
 
-    found: list[Any] = []
-    if spread:
-        found.append(sign(spread, linestyle="-") if segment else Patch(color=INK, alpha=0.2, linewidth=0, label=spread))
-    if doubtful:
-        found.append(sign("doubtful: see the labels", marker="o", markerfacecolor=PAPER))
-    if missing:
-        found.append(sign("no result", marker="x"))
-    if others:
-        found.append(sign(count(others, "other backend"), color=GREY, marker="."))
-    return found
+    return Patch(color=GREY, alpha=0.2, linewidth=0, label=label)
 
 
-def texts_below(panel: Axes, texts: Sequence[str], lines_above: int) -> None:
-    """Texts below a legend of so many lines."""
-    if not texts:
-        return
-    wrapped = "\n".join(line for text in texts for line in textwrap.wrap(text, 100, break_on_hyphens=False))
-    place = -44 - 13 * lines_above
-    panel.annotate(wrapped, (0, 0), (0, place), "axes fraction", "offset points", fontsize=6.5, va="top", annotation_clip=False)
+def entry(end: End) -> Any:
+    """The key's entry of a line without a name beside it."""
+    return sign(end.text, color=end.style.colour, marker=end.style.marker, linestyle=end.style.dash)

@@ -1,275 +1,324 @@
-"""Draws lines over N or M: the bandwidth, and below it the fraction of copy; or the speed-up. Lines have their names beside them.
+"""Draws lines over N or M, and points over other shapes: the fraction of copy, the bandwidth or the speed-up.
 
-A backend has a line for each kind of length (`softbench.report.figure_data.kinds`). Of one run, kinds differ in dash and width. If
-several runs or cards are overlaid, kinds differ in width alone: each run has a dash, and a marker unless two backends share a colour.
-Where named lines lie on each other, the lower ones are wider and have larger points: each shows as a border of its colour. No point
-is moved.
+One set of shapes has a large figure: the fraction of copy, and below it the bandwidth, with the names of the lines beside them. Several
+have a small panel each, and one key. A backend has a line for each kind of length (`softbench.report.figure_data.kinds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from math import nan
-from statistics import median
-from typing import TYPE_CHECKING
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
 
-from softbench.core.outcome import Grade
-from softbench.core.text import few
-from softbench.report import axes, style
-from softbench.report.figure_data import ANY, FRACTION, WHOLE, Quantity, Slice, bandwidth, kinds
-from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Drawing, Style
-from softbench.results.rows import Row
+from softbench.core.case import YARDSTICK
+from softbench.core.outcome import Grade, Status
+from softbench.core.text import count, few, percent
+from softbench.report import answer, axes, style
+from softbench.report.figure_data import ANY, POWER, WHOLE, Quantity, Slice, kinds, shape
+from softbench.report.standings import standings
+from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Style
+from softbench.results.rows import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-PANEL_INCHES = (3.2, 2.2)
-WIDTH_INCHES = 5.6
+WIDE, HIGH, LOW = 5.4, 3.3, 1.6
+"""Inches of the panels of a large figure: width, and the heights of the first and of the second."""
+SMALL = (3.05, 1.8)
+"""Inches of a small panel."""
+GAP_ACROSS, GAP_DOWN = 0.72, 0.9
+"""Inches between small panels: for the numbers of an axis, and for a title and an axis."""
+TITLE = 46  # characters in a line of a small panel's title
+LINE, LETTER = 0.15, 0.025  # inches of a title's line, and of a letter of a shape's name, which is oblique
+BETWEEN = 0.1  # inches between the panels of a large figure
+MEANING = {"N": "N, columns of a row", "M": "M, rows", "": ""}
+LINES = {"": (1.8, "-"), POWER: (1.8, "-"), WHOLE: (0.8, "-"), ANY: (0.8, ":")}
+"""Width and dash of the line of each kind of length. Where runs are overlaid, the dash is that of the run."""
+ALIKE = 0.03
+"""Of the axis from 0. Two lines lie on each other if half of their points are less apart."""
 NEAR = 3  # times the largest bandwidth; a datasheet peak further away is left out, as is one of several devices
-PEAK = Style(GREY, "", "--", named=False)
-MEANING = {"N": "N, columns of a row", "M": "M, rows"}
-OTHER_DASH = {WHOLE: ":", ANY: "--"}
-"""The dash of a kind of length that is not the first of its figure."""
-WIDTHS, SIZES = (1.5, 0.9), (4.5, 3.5)
-"""Widths of lines and sizes of points: of the first kind, and of the others."""
-OVERLAID_WIDTHS = (2.0, 1.1, 0.5)
-"""Widths of lines of each kind, where runs are overlaid."""
-ALIKE = 0.015  # of the axis; two lines whose points differ by less, in half of their places, lie on each other
-DEEPEST = 3
-MANY = 300
-"""Points of a line, up to which each has a part of its own. More parts would take minutes."""
+MANY = 30  # points of a line, from which they are small
+MIN_ALIKE = 4  # values of lines that lie on each other, from which they are shown apart
+LOWEST = 0.3  # fraction from which an axis is worth to be cut
+ROOM = 0.06  # below the lines of a cut axis
+DODGE = 0.7  # of the room of a shape that forms no line, over which its points are spread
+ANSWERS = ("fastest", "speed-up", "of copy")
+"""The lines of the answer that a figure has above it (`softbench.report.answer`)."""
 LEAP = 8
 """The largest factor between two places that a line of a kind joins. What lies between is another kind's."""
+Quantities = Callable[[Sequence[Row]], Sequence[Quantity]]
+"""The quantities of some rows, the first of which a small panel shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One backend of one run."""
+    """One backend of one run, over the shapes of one panel."""
 
-    number: int
-    """Its place in `Drawing.series`."""
+    backend: str
+    label: str
     rows: list[Row]
     style: Style
-    label: str
-
-    overlaid: bool = False
-    """True if there are several runs; then the dash is that of the run for every kind of length."""
-
-    def dash(self, number: int, kind: str) -> str:
-        """The dash of a kind of length, the first of which has the number 0."""
-        return OTHER_DASH[kind] if number and self.style.dash == "-" and not self.overlaid else self.style.dash
-
-    def width(self, number: int) -> float:
-        """The width of its line of a kind of length."""
-        return OVERLAID_WIDTHS[number] if self.overlaid else WIDTHS[number > 0]
 
     @property
     def yardstick(self) -> bool:
         return self.rows[0].grade == Grade.YARDSTICK
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The rows of the runs that a figure overlays, and how their backends look."""
+
+    rows: Sequence[Mapping[Slice, Sequence[Row]]]
+    """The rows of each run by panel."""
+    styles: Mapping[str, Style]
+    sources: Mapping[int, str]
+    """What a label says about each run."""
+
+    def of(self, *panels: Slice) -> list[Row]:
+        """The rows of these panels."""
+        return [row for run in self.rows for what in panels for row in run.get(what, ())]
+
+    def curves(self, *panels: Slice) -> list[Curve]:
+        """The backends of each run in these panels: the yardstick first, then the grey ones, the best one last, so that it lies on top."""
+        found = []
+        order = {name: place for place, name in enumerate(style.ranked(self.of(*panels)))}
+        for source, run in enumerate(self.rows):
+            some = [row for what in panels for row in run.get(what, ())]
+            for name, rows in grouped(some, lambda row: row.backend).items():
+                own = self.styles.get(name, OTHER)
+                if rows[0].grade == Grade.YARDSTICK:
+                    own = Style(INK, "" if all(what.axis for what in panels) else "_", "-", named=True)
+                if len(self.sources) > 1:
+                    marker = MARKERS[source % len(MARKERS)] if own.marker and own.named else own.marker
+                    own = Style(own.colour, marker, DASHES[source % len(DASHES)], own.named)
+                found.append(Curve(name, style.label(name, rows, self.sources[source]), rows, own))
+        return sorted(found, key=lambda curve: (not curve.yardstick, curve.style.named, -order.get(curve.backend, len(order))))
+
+
 @style.look()
-def figure(
-    runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str], shown: Quantity | None = None
-) -> Drawing:
-    """The lines of bandwidth, and in a second panel of the fraction of copy if there is one; or the lines of `shown`.
+def figure(runs: Runs, panels: Sequence[Slice], quantities: Quantities) -> Figure:
+    """One panel of shapes with the names of the lines beside it, or a sheet of small panels with a key below."""
+    return _large(runs, panels[0], quantities) if len(panels) == 1 else _sheet(runs, panels, quantities)
 
-    The named backends have colours, and the others are grey. Hollow points are doubtful.
-    """
-    quantities = [shown] if shown else [bandwidth([row for rows in runs for row in what.of(rows)]), FRACTION]
-    first = quantities[0]
-    every = _curves(runs, what, styles, sources)
-    curves = [curve for curve in every if any(map(first.value, curve.rows))]
-    failed = [f"{curve.label} ({lost})" for curve in every if (lost := style.lost(curve.rows))]
-    curves = [curve for curve in curves if not (first.over and curve.rows[0].backend == first.over)]
-    rows = [row for curve in curves for row in curve.rows if first.value(row)]
-    if not any(map(quantities[-1].value, rows)):
-        quantities.pop()
-    heights = PANEL_INCHES[: len(quantities)]
-    made, lines = style.subplots(
-        len(heights), 1, (WIDTH_INCHES, sum(heights)), sharex=True, height_ratios=heights, gridspec_kw={"hspace": 0.07}
-    )
-    panels: list[Axes] = [panel for (panel,) in lines]
-    named = [curve for curve in curves if curve.style.named or curve.yardstick]
-    places = sorted({getattr(row, what.axis) for row in rows})
-    lengths = kinds(places, what.dtype, what.axis)
-    points: dict[str, Row] = {}
-    peak = None if shown else _peak(rows, [value for curve in named for row in curve.rows if (value := first.value(row))], first)
-    for number, (panel, quantity) in enumerate(zip(panels, quantities, strict=True)):
-        values = [value for curve in named for row in curve.rows if (value := quantity.value(row))]
-        if quantity.over:
-            panel.set_yscale("log")
-            axes.ratios(panel.yaxis, panel.set_ylim, values)
+
+def _large(runs: Runs, what: Slice, quantities: Quantities) -> Figure:
+    rows, curves = runs.of(what), runs.curves(what)
+    shown = quantities(rows)
+    made = style.canvas()
+    panels: list[Axes] = []
+    top = 0.0
+    for number, (quantity, height) in enumerate(zip(shown, (HIGH, LOW), strict=False)):
+        panels.append(panel := style.panel(made, 0, top, WIDE, height, sharex=panels[0] if panels else None))
+        if number:
+            _draw(panel, curves, what, replace(quantity, ends=lambda _: None), second=True)
         else:
-            axes.amounts(panel, [*values, *([peak] if peak and not number else [])], least=1.08 if number else 0)
-        depths = _depths([curve for curve in named if curve.style.named], what.axis, quantity, panel)
-        for curve in curves:
-            points |= _draw(panel, f"series-{curve.number}-p{number}", curve, what.axis, quantity, lengths, depths.get(curve.number, 0))
+            far = _draw(panel, curves, what, quantity, zoomed=len(shown) > 1)
         panel.set_ylabel(quantity.label)
-        if number or quantity.over:
-            panel.axhline(1, color=INK, linewidth=1, zorder=1.9)
-    _missing(panels[0], named, what.axis)
-    axes.places(panels[-1], places)
-    if not shown:
-        _shade_l2(panels[0], {getattr(row, what.axis) for row in rows if row.in_l2}, places)
-    panels[0].set_title(title(what, rows))
+        panel.tick_params(axis="x", labelsize=7.5, labelbottom=number == len(shown) - 1)
+        top += height + BETWEEN
     panels[-1].set_xlabel(MEANING[what.axis])
-    _name(panels, curves, what.axis, first, lengths, peak, failed)
-    return Drawing(what.name, made, {curve.number: curve.label for curve in curves}, points)
+    key = _beside(panels[0], curves, what, shown[0], far)
+    style.head(made, f"{_title(what)}, {style.devices(rows)}", _answer(runs, rows))
+    _below(made, top + (0.45 if what.axis else 0.8), runs, [what], shown[0], key)
+    return made
 
 
-def title(what: Slice, rows: Sequence[Row]) -> str:
-    """What the figure shows, and on which device."""
-    return f"{what.op} {what.direction}, {what.dtype}, {what.fixed}, {style.devices(rows)}"
-
-
-def _curves(runs: Sequence[Sequence[Row]], what: Slice, styles: Mapping[str, Style], sources: Mapping[int, str]) -> list[Curve]:
-    """The backends of each run that have rows, in the order of their numbers."""
-    numbers, found = style.numbers([row for rows in runs for row in rows]), []
-    overlaid, colours = len(sources) > 1, [one.colour for one in styles.values() if one.named]
-    marked = overlaid and len(set(colours)) == len(colours)  # a colour shows the backend without its marker
-    for source, rows in enumerate(map(what.of, runs)):
-        for name, number in numbers.items():
-            some = sorted((row for row in rows if row.backend == name), key=lambda row: int(getattr(row, what.axis)))
-            if some:
-                own = styles.get(name, OTHER)
-                dash = DASHES[source % len(DASHES)] if overlaid else own.dash
-                marker = MARKERS[source % len(MARKERS)] if marked and own.named else own.marker
-                yardstick = some[0].grade == Grade.YARDSTICK
-                styled = Style(INK, "", dash, named=False) if yardstick else Style(own.colour, marker, dash, own.named)
-                found.append(Curve(source * len(numbers) + number, some, styled, style.label(name, some, sources[source]), overlaid))
-    return found
-
-
-def _draw(
-    panel: Axes, gid: str, curve: Curve, axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]], depth: int
-) -> dict[str, Row]:
-    """A line for each kind of length, thin across missing points. Then its points, of which the doubtful ones are hollow."""
-    own, by_place = curve.style, {getattr(row, axis): row for row in curve.rows}
-    values = {place: value for place, row in by_place.items() if (value := shown.value(row))}
-    over_others = 2 + own.named - 0.1 * depth
-    for number, (kind, members) in enumerate(lengths.items()):
-        dash = curve.dash(number, kind)
-        width = curve.width(number) * (1 if own.named else 0.7) + (0.8 if number else 1.3) * depth
-        for part, xs in enumerate(_stretches([place for place in members if place in by_place], first=number == 0)):
-            ys = [values.get(place, nan) for place in xs]
-            name = f"{gid}-line-{number}" + (f"-{part}" if part else "")
-            panel.plot(xs, ys, color=own.colour, linestyle=dash, linewidth=width, zorder=over_others, gid=name)
-            known = [i for i, y in enumerate(ys) if y == y]
-            for left, right in pairwise(known):
-                if right > left + 1:  # a thin line joins what a missing point parts
-                    panel.plot([xs[left], xs[right]], [ys[left], ys[right]], color=own.colour, linewidth=0.5, zorder=over_others)
-    if own.named or curve.yardstick:
-        if shown.over:
-            _intervals(panel, curve, axis, shown)
-        else:
-            _bands(panel, curve, axis, shown, lengths)
-    return _points(panel, gid, curve, values, by_place, lengths, depth)
-
-
-def _points(
-    panel: Axes,
-    gid: str,
-    curve: Curve,
-    values: Mapping[int, float],
-    rows: Mapping[int, Row],
-    lengths: Mapping[str, Sequence[int]],
-    depth: int,
-) -> dict[str, Row]:
-    """A part for each point, with its row. Many points have few parts: the full and the hollow ones of each kind of length."""
-    own = curve.style
-    single = len(values) <= MANY
-    kinds_of = {place: number for number, members in enumerate(lengths.values()) for place in members}
-    groups: dict[tuple[str, bool, int], list[int]] = {}
-    for number, place in enumerate(sorted(values)):
-        kind = kinds_of[place]
-        hollow = own.named and rows[place].doubtful
-        part = f"point-{number}" if single else f"points-{kind}" + "-hollow" * hollow
-        groups.setdefault((f"{gid}-{part}", hollow, kind), []).append(place)
-    for (name, hollow, kind), places in groups.items():
-        panel.plot(
-            places,
-            [values[place] for place in places],
-            color=own.colour,
-            marker=own.marker or ".",
-            linestyle="",
-            zorder=3.5 + own.named - 0.1 * depth,
-            gid=name,
-            markersize=SIZES[kind > 0] + 2.2 * depth if own.named else 3 if own.marker else 1,
-            markerfacecolor=PAPER if hollow else own.colour,
-            markeredgewidth=1,
+def _sheet(runs: Runs, panels: Sequence[Slice], quantities: Quantities) -> Figure:
+    across = 2 if len(panels) <= 4 else 3 if len(panels) <= 9 else 4
+    made = style.canvas()
+    every = runs.of(*panels)
+    several, yardstick = len({what.op for what in panels}) > 1, False
+    titles = [textwrap.wrap(_title(what, op=several), TITLE, break_on_hyphens=False) for what in panels]
+    title = LINE * (max(map(len, titles)) - 1)
+    longest = max((len(name) for what in panels if not what.axis for name in _names(what)), default=0)
+    step = SMALL[1] + GAP_DOWN + title + LETTER * longest
+    for number, what in enumerate(panels):
+        line, column = divmod(number, across)
+        rows = runs.of(what)
+        (quantity, *_) = quantities(rows)
+        yardstick |= not quantity.linear and quantity.over != YARDSTICK
+        panel = style.panel(made, column * (SMALL[0] + GAP_ACROSS), title + line * step, *SMALL)
+        _draw(panel, runs.curves(what), what, quantity)
+        panel.set_ylabel(quantity.label, fontsize=7.5)
+        panel.set_xlabel(what.axis, fontsize=7.5, labelpad=0)
+        panel.tick_params(labelsize=6.5)
+        panel.set_title("\n".join(titles[number]), fontsize=8.5, loc="left", fontweight="bold", pad=15)
+        panel.annotate(
+            "" if len(runs.sources) > 1 else answer.leader(standings(rows)),
+            (0, 1),
+            (0, 4),
+            "axes fraction",
+            "offset points",
+            fontsize=7.5,
+            annotation_clip=False,
         )
-    return {name: rows[places[0]] for (name, _, _), places in groups.items()} if single else {}
+    ops = few(list(dict.fromkeys(what.op.partition("(")[0] for what in panels)))
+    shown = quantities(every)[0]
+    style.head(made, f"{ops}: {shown.label}, {style.devices(every)}", _answer(runs, every), up=0.4)
+    best = style.ranked(every)
+    curves = [curve for curve in runs.curves(*panels) if curve.style.named and (not curve.yardstick or yardstick)]
+    curves = [curve for curve in curves if curve.backend != shown.over or curve.yardstick]
+    curves.sort(key=lambda curve: best.index(curve.backend) if curve.backend in best else len(best))
+    key = [axes.sign(one.label, color=one.style.colour, marker=one.style.marker, linestyle=one.style.dash) for one in curves]
+    _below(made, -(-len(panels) // across) * step - 0.25, runs, panels, shown, key)
+    return made
 
 
-def _intervals(panel: Axes, curve: Curve, axis: str, shown: Quantity) -> None:
-    """The interval of each point."""
-    found = [(getattr(row, axis), *ends) for row in curve.rows if shown.value(row) and (ends := shown.ends(row))]
-    if found:
-        places, lows, highs = zip(*found, strict=True)
-        panel.vlines(places, lows, highs, colors=curve.style.colour, linewidth=1, zorder=2)
+def _title(what: Slice, *, op: bool = True) -> str:
+    name = f"{what.direction} {what.dtype}" + (f", {what.fixed}" if what.axis else "")
+    return f"{what.op} {name}" if op else name
 
 
-def _bands(panel: Axes, curve: Curve, axis: str, shown: Quantity, lengths: Mapping[str, Sequence[int]]) -> None:
-    """The spread of the samples around each line."""
-    ends = {getattr(row, axis): found for row in curve.rows if (found := shown.ends(row))}
-    for number, members in enumerate(lengths.values()):
-        for xs in _stretches([place for place in members if place in ends], first=number == 0):
-            lows, highs = [ends[x][0] for x in xs], [ends[x][1] for x in xs]
-            if len(xs) == 1:
-                panel.plot([*xs, *xs], [*lows, *highs], color=curve.style.colour, alpha=0.4, linewidth=1, zorder=1)
-            panel.fill_between(xs, lows, highs, color=curve.style.colour, alpha=0.12, linewidth=0, zorder=1)
+def _draw(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, *, zoomed: bool = False, second: bool = False) -> list[Curve]:
+    """The lines of one quantity with their intervals, its axes, and the shade of the shapes that fit L2.
+
+    The `second` panel of a figure has the places of the first one, and finer lines.
+
+    Returns:
+        The curves that lie far from 1 and are not drawn, because a `zoomed` axis shows those near 1 apart.
+    """
+    from matplotlib.lines import Line2D
+
+    drawn = [curve for curve in curves if curve.backend != shown.over and any(map(shown.value, curve.rows))]
+    rows = [row for curve in drawn for row in curve.rows if shown.value(row)]
+    place = _places(what)
+    _scale(panel, drawn, shown)
+    far = _zoom(panel, drawn, shown) if zoomed else []
+    drawn = [curve for curve in drawn if curve not in far]
+    size, places = 0.75 if second else 1.0, sorted({place(row) for row in rows})
+    if not second:
+        _axis(panel, what, places)
+    _shade(panel, what, {place(row) for row in rows if row.in_l2}, places)
+    lengths = kinds({getattr(row, what.axis) for row in rows}, what.dtype, what.axis) if what.axis else {}
+    named = list(dict.fromkeys(curve.backend for curve in reversed(drawn) if curve.style.named))
+    for level, curve in enumerate(drawn):
+        # Points of other shapes stand beside each other, the best backend first.
+        shift = DODGE * (named.index(curve.backend) / len(named) - 0.5) if not what.axis and curve.style.named else 0.0
+        by_place = {place(row): row for row in curve.rows}
+        for kind, members in lengths.items():
+            width, dash = LINES[kind]
+            width *= size * (1 if curve.style.named and not curve.yardstick else 0.5)
+            for xs in _stretches([x for x in members if x in by_place], all_joined=kind in ("", POWER)):
+                ys = [shown.value(by_place[x]) or nan for x in xs]
+                dash = dash if curve.style.dash == "-" else curve.style.dash
+                look: dict[str, Any] = {"color": curve.style.colour, "linestyle": dash, "linewidth": width}
+                panel.add_line(Line2D(xs, ys, zorder=2 + level / 1000, **look))
+        _points(panel, curve, {x + shift: row for x, row in by_place.items()}, shown, size, 3 + level / 1000)
+    return far
 
 
-def _stretches(places: Sequence[int], *, first: bool) -> list[list[int]]:
-    """The places that a line joins: all of the first kind, and else those without a leap between them."""
+def _points(panel: Axes, curve: Curve, by_place: Mapping[float, Row], shown: Quantity, size: float, level: float) -> None:
+    """The points with their intervals. Doubtful ones are hollow."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.lines import Line2D
+
+    own = curve.style
+    known = {x: value for x, row in by_place.items() if (value := shown.value(row))}
+    ends = {x: found for x, row in by_place.items() if own.named and x in known and (found := shown.ends(row))}
+    if ends:
+        bars = [((x, low), (x, high)) for x, (low, high) in ends.items()]
+        panel.add_collection(LineCollection(bars, colors=own.colour, linewidth=0.9, alpha=0.55, zorder=level - 1), autolim=False)
+    size *= (2.6 if len(known) > MANY else 4.2) if own.named else 2.0
+    for hollow in (False, True):
+        xs = [x for x in known if (own.named and by_place[x].doubtful) == hollow]
+        if xs and own.marker:
+            point: dict[str, Any] = {
+                "marker": own.marker,
+                "markersize": size,
+                "markeredgewidth": 0.8,
+                "markerfacecolor": PAPER if hollow else own.colour,
+            }
+            panel.add_line(Line2D(xs, [known[x] for x in xs], color=own.colour, linestyle="", zorder=level, **point))
+
+
+def _places(what: Slice) -> Callable[[Row], float]:
+    """Where a row stands along the axis: at N or M, or at the place of its shape."""
+    if what.axis:
+        return lambda row: getattr(row, what.axis)
+    order = {shape: float(place) for place, shape in enumerate(what.shapes)}
+    return lambda row: order[shape(row)]
+
+
+def _axis(panel: Axes, what: Slice, places: Sequence[float]) -> None:
+    if what.axis:
+        axes.places(panel, [int(place) for place in places], scale=WIDE / panel.get_window_extent().width * panel.figure.dpi)
+        first, last = places[0], places[-1]
+        room = (last / first) ** 0.03 if panel.get_xscale() == "log" else 0.03 * (last - first)
+        panel.set_xlim(*((first / room, last * room) if panel.get_xscale() == "log" else (first - room, last + room)))
+        return
+    names = _names(what)
+    panel.set_xlim(-0.5, len(names) - 0.5)
+    panel.set_xticks(range(len(names)), names, rotation=30, ha="right", rotation_mode="anchor", fontsize=6.5)
+    panel.grid(visible=False, axis="x")
+
+
+def _names(what: Slice) -> list[str]:
+    return [text or f"{M}x{N}" for M, N, text in what.shapes]
+
+
+def _scale(panel: Axes, drawn: Sequence[Curve], shown: Quantity) -> None:
+    """The axis of the quantity, with a line at 1 or at the datasheet's bandwidth."""
+    values = [value for curve in drawn if curve.style.named for row in curve.rows if (value := shown.value(row))]
+    if shown.over and not shown.linear:
+        panel.set_yscale("log")
+        axes.ratios(panel.yaxis, panel.set_ylim, values)
+    else:
+        peak = None if shown.over else _peak([row for curve in drawn for row in curve.rows], values, shown)
+        axes.amounts(panel, [*values, *([peak] if peak else [])], least=1.08 if shown.over else 0)
+        if peak:
+            panel.axhline(peak, color=GREY, linewidth=1, linestyle="--", zorder=1.9)
+            where = panel.get_yaxis_transform()
+            panel.annotate("datasheet peak", (1, peak), (-2, 2), where, "offset points", fontsize=6.5, ha="right")
+    if shown.linear:
+        panel.yaxis.set_major_formatter(lambda value, _: percent(value) if value else "0")
+    if shown.over:
+        panel.axhline(1, color=INK, linewidth=0.9, zorder=1.9)
+
+
+def _zoom(panel: Axes, drawn: Sequence[Curve], shown: Quantity) -> list[Curve]:
+    """Show the lines near 1 apart, if two lie on each other on an axis from 0, where 1 is a line too. Returns those further away."""
+    lines = [{row.case: value for row in curve.rows if (value := shown.value(row))} for curve in drawn if curve.style.named]
+    even = dict.fromkeys({case for line in lines for case in line}, 1.0)
+    alike: list[float] = []
+    for one, other in combinations([*lines, even], 2):
+        apart = [abs(one[case] - other[case]) / panel.get_ylim()[1] for case in one.keys() & other.keys()]
+        if apart and median(apart) < ALIKE:
+            alike += [*one.values(), *other.values()]
+    low = min(quantiles(alike, n=10)[0], 1.0) - ROOM if len(alike) >= MIN_ALIKE else 0.0
+    if low < LOWEST or panel.get_yscale() != "linear":
+        return []
+    medians = {curve.label: median(value for row in curve.rows if (value := shown.value(row))) for curve in drawn}
+    low = min([low, *(value - ROOM / 2 for value in medians.values() if value > low - ROOM)])
+    panel.set_ylim(low, max(*alike, 1.0) + ROOM / 2)
+    return [curve for curve in drawn if medians[curve.label] < low]
+
+
+def _shade(panel: Axes, what: Slice, inside: Collection[float], places: Sequence[float]) -> None:
+    """Shade the shapes whose tensors fit L2, up to halfway to the next place. Their bandwidth is not the memory's."""
+    if not inside:
+        return
+    first, last = panel.get_xlim()
+    beyond = [place for place in places if place > max(inside)]
+    spans = [(first, (max(inside) + beyond[0]) / 2 if beyond else last)] if what.axis else [(place - 0.5, place + 0.5) for place in inside]
+    for span in spans:
+        panel.axvspan(*span, color=GREY, alpha=0.1, linewidth=0, zorder=0.5)
+
+
+def _stretches(places: Sequence[int], *, all_joined: bool) -> list[list[int]]:
+    """The places that a line joins: all, or those without a leap between them."""
     found: list[list[int]] = []
     for place in places:
-        if found and (first or place <= LEAP * found[-1][-1]):
+        if found and (all_joined or place <= LEAP * found[-1][-1]):
             found[-1].append(place)
         else:
             found.append([place])
     return found
-
-
-def _depths(curves: Sequence[Curve], axis: str, shown: Quantity, panel: Axes) -> dict[int, int]:
-    """How many later lines lie on each line, at most DEEPEST."""
-    found = [{getattr(row, axis): value for row in curve.rows if (value := shown.value(row))} for curve in curves]
-    depths = {}
-    for i, curve in enumerate(curves):
-        above = 0
-        for later, other in zip(curves[i + 1 :], found[i + 1 :], strict=True):
-            if later.style.colour == curve.style.colour:  # the same backend of another run, which a border of its colour would not show
-                continue
-            common = [axes.apart(panel, value, other[place]) for place, value in found[i].items() if place in other]
-            above += bool(common) and median(common) < ALIKE
-        depths[curve.number] = min(above, DEEPEST)
-    return depths
-
-
-def _missing(panel: Axes, named: Sequence[Curve], axis: str) -> None:
-    """A cross at the bottom for each cell of a named backend that has no result."""
-    stacked: dict[int, int] = {}
-    for curve in named:
-        for row in curve.rows:
-            if not row.gbps:
-                place = getattr(row, axis)
-                y = 0.025 + 0.04 * stacked.get(place, 0)
-                stacked[place] = stacked.get(place, 0) + 1
-                panel.plot(place, y, marker="x", color=curve.style.colour, markersize=4.5, transform=panel.get_xaxis_transform(), zorder=5)
-
-
-def _shade_l2(panel: Axes, inside: Collection[int], places: Sequence[int]) -> None:
-    """Shade the places whose tensors fit L2, up to halfway to the next place: their bandwidth is not the memory's."""
-    if inside:
-        first, last = panel.get_xlim()
-        beyond = [place for place in places if place > max(inside)]
-        end = (max(inside) + beyond[0]) / 2 if beyond else last
-        panel.axvspan(first, end, color=GREY, alpha=0.1, linewidth=0, zorder=0.5, gid="l2")
-        panel.set_xlim(first, last)
-        panel.text(0.01, 0.02, "the tensors fit L2", transform=panel.transAxes, fontsize=6.5)
 
 
 def _peak(rows: Sequence[Row], values: Sequence[float], shown: Quantity) -> float | None:
@@ -278,45 +327,57 @@ def _peak(rows: Sequence[Row], values: Sequence[float], shown: Quantity) -> floa
     return max(peaks) if peaks and max(peaks) < min(1.01 * min(peaks), NEAR * max(values, default=0)) else None
 
 
-def _name(
-    panels: Sequence[Axes],
-    curves: Sequence[Curve],
-    axis: str,
-    shown: Quantity,
-    lengths: Mapping[str, Sequence[int]],
-    peak: float | None,
-    failed: Sequence[str],
-) -> None:
-    """The names of the lines, the legend with the signs, the names of the grey lines, and the `failed` labels."""
-    rows = [row for curve in curves for row in curve.rows if shown.value(row)]
-    best = style.ranked(rows)
-    others = [curve for curve in curves if not (curve.style.named or curve.yardstick)]
-    named = sorted(
-        (curve for curve in curves if curve not in others), key=lambda curve: not curve.yardstick and best.index(curve.rows[0].backend)
-    )
-    ends = []
-    for curve in named:
-        last = [row for row in curve.rows if shown.value(row)][-1]
-        ends.append(axes.End(curve.label, getattr(last, axis), shown.value(last) or 0, curve.style, f"series-{curve.number}"))
-    if peak:
-        panels[0].axhline(peak, color=GREY, linewidth=1, linestyle="--")
-        ends.append(axes.End("datasheet peak", panels[0].get_xlim()[1], peak, PEAK, "peak"))
-    overlaid = any(curve.overlaid for curve in curves)
-    entries = [axes.entry(end) for end in axes.beside(panels[0], ends, long=overlaid)]
-    of_named = [row for curve in named for row in curve.rows]
-    entries += axes.signs(
-        spread=shown.spread if any(map(shown.ends, rows)) else "",
-        segment=bool(shown.over),
-        doubtful=any(row.gbps and row.doubtful for row in of_named),
-        missing=any(not row.gbps for row in of_named),
-        others=len(others),
-    )
-    if len(lengths) > 1:
-        for number, kind in enumerate(lengths):
-            dash, wide = OTHER_DASH[kind] if number and not overlaid else "-", curves[0].width(number)
-            entries.append(axes.sign(f"N: {kind}", linestyle=dash, linewidth=wide))
-    axes.legend(panels[-1], entries, 0.42, long=overlaid)
-    names = sorted(dict.fromkeys(curve.rows[0].backend for curve in others), key=best.index)
-    texts = [f"grey, best first: {', '.join(names)}"] if others else []
-    texts += [f"without any result: {few(failed)}"] if failed else []
-    axes.texts_below(panels[-1], texts, -(-len(entries) // axes.PER_LINE))
+def _beside(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, far: Sequence[Curve]) -> list[Any]:
+    """The name of each line with the median of its values. Names of lines below the axis stand at its lower end.
+
+    Returns:
+        The entries of a key for the lines that have no room.
+    """
+    place, ends, overlaid = _places(what), list[axes.End](), len({curve.style.dash for curve in curves}) > 1
+    low, high = panel.get_ylim()
+    for curve in curves:
+        rows = [row for row in curve.rows if shown.value(row)]
+        if not rows or curve.backend == shown.over or not curve.style.named:
+            continue
+        middle = median(shown.value(row) or 0 for row in rows)
+        below = curve in far
+        y = low + (middle - 1) * (high - low) / 100 if below else min(max(shown.value(rows[-1]) or 0, low), high)
+        ends.append(axes.End(curve.label, place(rows[-1]), y, curve.style, number=shown.text(middle), joined=not below))
+    if far:
+        panel.text(0.99, 0.015, "lines below this axis: see the bandwidth", transform=panel.transAxes, fontsize=6.5, ha="right")
+    return [axes.entry(end) for end in axes.beside(panel, ends[::-1], long=overlaid)]
+
+
+def _answer(runs: Runs, rows: Sequence[Row]) -> str:
+    """Who is fastest, by how much, and how close to copy; empty for several runs, whose cells are not compared with each other."""
+    if len(runs.sources) > 1:
+        return ""
+    return "\n".join(f"{line.name}: {line.text}" for line in answer.lines(rows, standings(rows)) if line.name in ANSWERS)
+
+
+def _below(made: Figure, top: float, runs: Runs, panels: Sequence[Slice], shown: Quantity, key: Sequence[Any]) -> None:
+    """The key of the colours, the signs, and what has no line."""
+    rows = runs.of(*panels)
+    others = {curve.backend for curve in runs.curves(*panels) if not curve.style.named and any(map(shown.value, curve.rows))}
+    handles = list(key)
+    if others:
+        handles.append(axes.sign(count(len(others), "other backend"), color=GREY, marker="."))
+    if any(map(shown.ends, rows)):
+        handles.append(axes.sign(shown.spread, marker="|", markersize=8))
+    if any(row.doubtful and row.gbps for row in rows):
+        handles.append(axes.sign("doubtful: see its labels", marker="o", markerfacecolor=PAPER))
+    if any(row.in_l2 for row in rows):
+        handles.append(axes.patch("shaded: the tensors fit L2"))
+    lengths = {kind for what in panels if what.axis for kind in kinds({N for _, N, _ in what.shapes}, what.dtype, what.axis)}
+    for kind in (POWER, WHOLE, ANY) if lengths - {""} else ():
+        if kind in lengths:
+            handles.append(axes.sign(f"N: {kind}", linestyle=LINES[kind][1], linewidth=LINES[kind][0]))
+    lost = [f"{name}{_lost(some)}" for name, some in grouped(rows, lambda row: row.backend).items() if _lost(some)]
+    texts = [f"No result: {', '.join(lost)}"] if lost else []
+    style.foot(made, top, handles, texts)
+
+
+def _lost(rows: Sequence[Row]) -> str:
+    """How many cells of a backend have no result, by status; empty if it was not available."""
+    found = Counter(str(row.status) for row in rows if row.status not in (Status.OK, Status.UNAVAILABLE))
+    return f" ({', '.join(f'{number} {status}' for status, number in found.items())})" if found else ""

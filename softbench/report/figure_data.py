@@ -5,54 +5,52 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from softbench.core.case import DTYPES, pass_name
 from softbench.core.errors import UsageError
-from softbench.core.outcome import Grade
-from softbench.core.text import bandwidth_unit, percent, ratio, unknown
+from softbench.core.outcome import Grade, Status
+from softbench.core.text import bandwidth_unit, percent, ratio, three_digits, unknown
 from softbench.results.rows import Row, grouped
 
 Shape = tuple[int, int, str]
 """M, N, and the shape of an N-D case, which is a point of no line."""
 Ends = tuple[float, float]
 MIN_POINTS = 3  # fewer points make no line
-PANELS = 4  # cases of one figure without lines
+SHAPES = 24
+"""The most shapes without a line that a panel holds."""
 KINDS = POWER, WHOLE, ANY = "powers of two", "other multiples of 16 bytes", "other lengths"
 VECTOR_BYTES = 16  # of the widest load of a thread
 
 
 class Group(NamedTuple):
-    """The cells of one heatmap."""
+    """The cells of one map of the fastest."""
 
     op: str
     direction: str
     dtype: str
     shaped: bool = False
     """True for the N-D cases."""
-
-    def of(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows of this group."""
-        return [row for row in rows if _group(row) == self[:3] and bool(row.shape) == self.shaped]
+    size: int = 0
+    """The number of cases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The shapes of one figure."""
+    """The shapes of one panel."""
 
     op: str
     direction: str
     dtype: str
     shapes: tuple[Shape, ...]
     axis: str = ""
-    """`N` or `M`: the axis of the lines. Empty: each shape has its own panel with a row per backend."""
+    """`N` or `M`: the axis of the lines. Empty: the shapes form no line."""
 
     @property
-    def name(self) -> str:
-        """The figure's part of a file name."""
-        M, N, _ = self.shapes[0]
-        fixed = {"N": f"-M{M}", "M": f"-N{N}", "": ""}[self.axis]
-        return f"{_name(self.op, self.direction, self.dtype)}{fixed}"
+    def size(self) -> int:
+        """The number of shapes."""
+        return len(self.shapes)
 
     @property
     def fixed(self) -> str:
@@ -60,34 +58,48 @@ class Slice:
         M, N, _ = self.shapes[0]
         return f"N = {N}" if self.axis == "M" else f"M = {M}"
 
-    def of(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows of these shapes."""
-        shapes = set(self.shapes)
-        return [row for row in rows if _group(row) == (self.op, self.direction, self.dtype) and shape(row) in shapes]
-
 
 def groups(rows: Sequence[Row]) -> list[Group]:
     """The groups with a result, in the order of the rows."""
-    return list(dict.fromkeys(Group(*_group(row), bool(row.shape)) for row in rows if row.median_us))
-
-
-def group_name(group: Group) -> str:
-    """The group's part of a file name."""
-    return _name(*group[:3]) + "-shapes" * group.shaped
-
-
-def _name(op: str, direction: str, dtype: str) -> str:
-    return f"{pass_name(re.sub(r'[(),=]+', '-', op).rstrip('-'), direction, '-')}-{dtype}"
+    found = grouped((row for row in rows if row.median_us), lambda row: (*_group(row), bool(row.shape)))
+    return [Group(*key, len({row.case for row in some})) for key, some in found.items()]
 
 
 def slices(rows: Sequence[Row]) -> list[Slice]:
-    """The figures that together show every shape with a bandwidth, in the order of the rows."""
+    """The panels that together show every shape with a bandwidth, in the order of the rows."""
     found = []
     for group, some in grouped((row for row in rows if row.gbps), _group).items():
         lines, rest = _lines(list(dict.fromkeys(map(shape, some))))
         found += [Slice(*group, tuple(line), axis) for axis, line in lines]
-        found += [Slice(*group, tuple(rest[i : i + PANELS])) for i in range(0, len(rest), PANELS)]
+        found += [Slice(*group, tuple(rest[i : i + SHAPES])) for i in range(0, len(rest), SHAPES)]
     return found
+
+
+def by_group(groups: Sequence[Group], rows: Sequence[Row]) -> list[tuple[Group, list[Row]]]:
+    """The groups with their rows."""
+    found = grouped(rows, lambda row: (*_group(row), bool(row.shape)))
+    return [(group, found[group[:4]]) for group in groups]
+
+
+def by_slice(panels: Sequence[Slice], rows: Sequence[Row]) -> dict[Slice, list[Row]]:
+    """The rows of each panel, in the order of its shapes. One may belong to two panels."""
+    found: dict[Slice, list[Row]] = {what: [] for what in panels}
+    at: dict[object, list[Slice]] = {}
+    for what in panels:
+        for one in what.shapes:
+            at.setdefault((what.op, what.direction, what.dtype, one), []).append(what)
+    for row in rows:
+        for what in at.get((*_group(row), shape(row)), ()):
+            found[what].append(row)
+    for what, some in found.items():
+        order = {one: place for place, one in enumerate(what.shapes)}
+        some.sort(key=lambda row, order=order: order[shape(row)])  # type: ignore[misc]
+    return found
+
+
+def pass_of(what: Slice | Group) -> str:
+    """The operation and the direction in a file's name."""
+    return pass_name(re.sub(r"[(),=]+", "-", what.op).rstrip("-"), what.direction, "-")
 
 
 def shape(row: Row) -> Shape:
@@ -105,13 +117,20 @@ def _lines(shapes: Sequence[Shape]) -> tuple[list[tuple[str, list[Shape]]], list
     candidates = {("N", M): some for M, some in grouped(plain, lambda shape: shape[0]).items()}
     candidates |= {("M", N): some for N, some in grouped(plain, lambda shape: shape[1]).items()}
     left, found = dict.fromkeys(shapes), []
-    while candidates:
-        key = max(candidates, key=lambda key: sum(shape in left for shape in candidates[key]))
-        line = candidates.pop(key)
-        if sum(shape in left for shape in line) < MIN_POINTS:
+    heap = [(-len(line), place, key) for place, (key, line) in enumerate(candidates.items())]
+    heapify(heap)
+    while heap:
+        size, place, key = heappop(heap)
+        line = candidates[key]
+        now = -sum(shape in left for shape in line)
+        if now > size:  # an earlier line has some of its shapes
+            heappush(heap, (now, place, key))
+        elif -now < MIN_POINTS:
             break
-        found.append((key[0], sorted(line)))
-        left = {shape: None for shape in left if shape not in line}
+        else:
+            found.append((key[0], sorted(line)))
+            for shape in line:
+                left.pop(shape, None)
     order = {shape: i for i, shape in enumerate(shapes)}
     return sorted(found, key=lambda line: min(order[shape] for shape in line[1])), sorted(left)
 
@@ -150,29 +169,55 @@ class Quantity:
     spread: str = ""
     """What the ends are; empty if there are none."""
     over: str = ""
-    """The backend that a speed-up is over. Its axis is logarithmic around 1."""
+    """The backend that a ratio is over. Its axis is logarithmic around 1."""
+    linear: bool = False
+    """True for a ratio on an axis from 0: the fraction of copy."""
+
+    def text(self, value: float) -> str:
+        """The value beside a name."""
+        return percent(value) if self.linear else f"{ratio(value)}x" if self.over else three_digits(value)
 
 
 def bandwidth(rows: Sequence[Row]) -> Quantity:
-    """The bandwidth in the unit that fits the rows, with the 20th and 80th percentile of its samples."""
-    unit, factor = bandwidth_unit([row.gbps for row in rows if row.gbps])
+    """The bandwidth in the unit that fits the rows, with the 20th and 80th percentile of its samples.
+
+    As in the tables, cells whose tensors fit L2 have none; if that holds for all, it is the time.
+    """
+    if rows and all(row.in_l2 for row in rows if row.gbps):
+        return Quantity("time (us), median", lambda row: row.median_us if row.timed else None, lambda row: row.ends, "95 % interval")
+    unit, factor = bandwidth_unit([row.gbps for row in rows if row.gbps and not row.in_l2])
 
     def ends(row: Row) -> Ends | None:
-        if not (row.gbps and row.median_us):
+        if not (row.gbps and row.median_us and not row.in_l2):
             return None
         low, high = (factor * row.gbps * row.median_us / (us or row.median_us) for us in (row.p80_us, row.p20_us))
         return low, high
 
-    return Quantity(f"bandwidth ({unit}), median", lambda row: factor * row.gbps if row.gbps else None, ends, "p20 to p80")
+    return Quantity(
+        f"bandwidth ({unit}), median", lambda row: factor * row.gbps if row.gbps and not row.in_l2 else None, ends, "p20 to p80"
+    )
 
 
-FRACTION = Quantity("fraction of the yardstick", lambda row: row.of_copy if row.gbps and row.grade != Grade.YARDSTICK else None)
+def fraction(rows: Sequence[Row]) -> Quantity:
+    """The fraction of copy with the 95 % interval of the ratio."""
+    copies = {(row.run, row.unit, row.case): row for row in rows if row.grade == Grade.YARDSTICK}
+
+    def value(row: Row) -> float | None:
+        return row.of_copy if row.status == Status.OK and row.grade != Grade.YARDSTICK else None
+
+    def ends(row: Row) -> Ends | None:
+        copy = copies.get((row.run, row.unit, row.case))
+        found = row.times_as_fast(copy) if copy and value(row) else None
+        return (found.low, found.high) if found else None
+
+    name = next((row.backend for row in copies.values()), "copy")
+    return Quantity(f"fraction of {name}", value, ends, "95 % interval", name, linear=True)
 
 
 def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
     """The speed-up over a backend, by default the reference backend of the rows.
 
-    It is the ratio of the medians, with its 95 % interval.
+    It is the ratio of the medians, with its 95 % interval; over the reference backend it is the column `speedup`.
 
     Raises:
         UsageError: no row has the backend, or none is given and the rows have no reference backend.
@@ -184,24 +229,17 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
         raise UsageError(f"plot: the results have no reference backend; name one of them with --over: {', '.join(names) or 'none'}")
     if over not in names:
         raise UsageError(f"--over: {unknown(over, names, 'backend')}")
-    base = {(row.run, row.case): row for row in timed if row.backend == over}
+    base = {(row.run, row.unit, row.case): row for row in timed if row.backend == over}
 
     def value(row: Row) -> float | None:
-        theirs = base.get((row.run, row.case))
-        if theirs is None or not theirs.median_us or not row.median_us or not row.gbps:
+        theirs = base.get((row.run, row.unit, row.case))
+        if theirs is None or not theirs.median_us or not row.median_us or not row.timed:
             return None
-        return theirs.median_us / row.median_us
+        return row.speedup if row.relative_to == over and row.speedup else theirs.median_us / row.median_us
 
     def ends(row: Row) -> Ends | None:
-        theirs = base.get((row.run, row.case))
+        theirs = base.get((row.run, row.unit, row.case))
         found = row.times_as_fast(theirs) if theirs and row.backend != over else None
         return (found.low, found.high) if found else None
 
     return Quantity(f"speed-up over {over}", value, ends, "95 % interval", over)
-
-
-def number_text(quantity: Quantity, row: Row) -> str:
-    """The number beside a point: a fraction of copy, or a speed-up."""
-    if quantity.over:
-        return f"{ratio(found)}x" if (found := quantity.value(row)) else ""
-    return percent(row.of_copy) if row.of_copy and row.grade != Grade.YARDSTICK else ""

@@ -9,13 +9,16 @@ from softbench.core.errors import ResultsError
 from softbench.gate.self_test import SelfTest
 from softbench.gate.verdicts import GateReport, State
 from softbench.report import style
-from softbench.report.style import COLOURS, FAINT, INK, PAPER
+from softbench.report.style import FAINT, INK, PAPER
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MAX_CELLS = 80  # of a legible figure; the cells furthest from 1 are drawn
-COLOUR = {State.SLOWER: COLOURS[1], State.FASTER: COLOURS[2], State.AMBIGUOUS: COLOURS[4]}
+COLOUR = {State.SLOWER: "#D55E00", State.FASTER: "#009E73", State.AMBIGUOUS: "#E69F00"}
+CELL, LEVEL = "#56B4E9", "#0072B2"
+"""The colours of a power curve: a cell, and all cells. All are of Okabe and Ito's palette, which colour-blind readers can tell apart."""
 MARKER = {State.SLOWER: ">", State.FASTER: "<", State.AMBIGUOUS: "s"}
 
 
@@ -46,7 +49,7 @@ def figure(report: GateReport) -> Figure:
     if left_out > 0:
         furthest = sorted(drawn, key=lambda v: (not v.fails, -abs((v.ratio or 1) - 1)))[:MAX_CELLS]
         drawn = [verdict for verdict in drawn if verdict in furthest]
-    made, ((axes,),) = style.subplots(1, 1, (7.5, 1.3 + 0.2 * len(drawn)), layout="constrained")
+    made, axes = _panel(7.5, 1.3 + 0.2 * len(drawn))
     axes.grid(visible=False, axis="y")
     for row, verdict in enumerate(drawn):
         ratio, margin = verdict.ratio or 1.0, verdict.margin or report.rules.margin
@@ -65,6 +68,18 @@ def figure(report: GateReport) -> Figure:
     return made
 
 
+def _panel(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches with one panel."""
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(width, height), layout="constrained")
+    panel = made.subplots()
+    panel.tick_params(color=INK, labelcolor=INK)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.grid()
+    return made, panel
+
+
 def write_power(result: SelfTest, out: Path) -> Path:
     """Draw the power curve: the share found over the measured slowdown, with a point per cell and a lower bound per level.
 
@@ -78,10 +93,10 @@ def write_power(result: SelfTest, out: Path) -> Path:
 
 @style.look()
 def _power_curve(result: SelfTest) -> Figure:
-    figure, ((axes,),) = style.subplots(1, 1, (9, 5), layout="constrained")
+    figure, axes = _panel(9, 5)
     axes.axvspan(0, 100 * result.margin, color=FAINT, label="the margin")
     xs, ys = zip(*[(100 * x, y) for x, y in result.points], strict=True)
-    axes.plot(xs, ys, "o", color=COLOURS[5], markersize=3, alpha=0.5, label="a cell")
+    axes.plot(xs, ys, "o", color=CELL, markersize=3, alpha=0.5, label="a cell")
     levels = sorted(result.power, key=lambda level: level.measured)
     slowdowns, shares = [100 * level.measured for level in levels], [level.share for level in levels]
     to_lower_bound = [level.share - level.bounds[0] for level in levels]
@@ -90,7 +105,7 @@ def _power_curve(result: SelfTest) -> Figure:
         shares,
         yerr=[to_lower_bound, [0.0] * len(to_lower_bound)],
         fmt="o-",
-        color=COLOURS[0],
+        color=LEVEL,
         capsize=4,
         label="all cells, lower bound",
     )

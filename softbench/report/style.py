@@ -1,34 +1,22 @@
-"""What the figures share: colours for light and dark pages, names of their parts, the backends that are named, and files.
+"""What the figures share: how backends look, parts of a figure in inches, and files.
 
-A figure has no background. Text, axes and frames have the colour INK; hollow points have the colour PAPER. A page decides both
-(`softbench.report.page.figures`). `saved` puts a white page behind a figure.
-
-Parts have these gids, which are the ids of their groups in SVG:
-
-- `series-K-...`: a backend. The ids of all its parts start with `series-K-`, where K is its key in
-  `Drawing.series`. A backend has the same K in all figures of a run (`numbers`).
-- `series-K-pP-line-L`: line L of panel P, from 0. A backend has a line for each kind of length (`softbench.report.curves`); further
-  pieces of a line end in `-1`, `-2`.
-- `series-K-pP-point-I`: point I of panel P, in the order of its values along the axis. `Drawing.points` has its row. A line with many
-  points has them in few parts, `series-K-pP-points-L`, without rows.
-- `series-K-name`: the name of a line, with its mark.
-- `series-K-pP-point-0`: the bar of a backend in panel P of the costs, or its point in panel P of rows of points.
-- `cell-R-C`: a cell of a heatmap: line R, column C, from 0. `Drawing.points` has the row of the fastest backend.
-- `edge-I`: a crossover of a heatmap. `change-I`: a change point of a trend. `verdict-I`: a verdict of the forest plot, from the top.
+A figure has no background, and `saved` puts a white page behind it. Text, axes and frames have the colour INK; hollow points are PAPER.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from softbench.core.errors import UsageError
 from softbench.core.files import not_written
-from softbench.core.outcome import FAILURES, LIMITED, Grade
+from softbench.core.outcome import LIMITED, Grade
+from softbench.report import colours
 from softbench.results.rows import Row, grouped
 
 if TYPE_CHECKING:
@@ -37,19 +25,21 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 INK, PAPER = "#1b1c1d", "#fefefd"
-"""The colours of text and of hollow points. No backend has them, so a page can replace them."""
+"""The colours of text and of hollow points."""
 FAINT, GREY = f"{INK}26", f"{INK}4d"
-"""Ink of 15 % and of 30 % opacity, for either page."""
-# Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction in print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#F0E442")
-LINE_COLOURS = COLOURS[:7]  # a yellow line is hard to see on white
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")  # 9 markers and 7 colours make 63 pairs
-DASHES = ("-", "--", ":", "-.")
-FEW, NAMED = 9, 7
+"""Ink of 15 % and of 30 % opacity."""
+MARKERS, DASHES = colours.MARKERS, ("-", "--", ":", "-.")
+"""Those of overlaid runs."""
+FEW, NAMED = 14, 10
 """Up to FEW backends all have a colour. Of more, NAMED have one, and the others are grey."""
 PEERS = ("torch", "compile")
 """These backends have a colour in every run. So has the reference backend."""
 LONGEST = 44  # characters of a name in a figure
+KEY_COLUMNS, TEXT_LENGTH = 4, 110
+"""Columns of a key, and characters of a line of text below it."""
+LETTERS_PER_INCH, SHORTEST = 17, 90
+"""Letters of the text above the panels, and the least that a line of it holds."""
+LINE_INCHES = 0.17
 LOOK: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "savefig.edgecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK),
@@ -61,7 +51,7 @@ LOOK: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one backend is drawn in all figures of a run."""
+    """How one backend is drawn."""
 
     colour: str
     marker: str
@@ -73,19 +63,6 @@ class Style:
 OTHER = Style(GREY, ".", "-", named=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """A figure, and what its parts show."""
-
-    name: str
-    """The figure's part of a file name; empty if a file has one figure."""
-    figure: Figure
-    series: Mapping[int, str] = field(default_factory=dict)
-    """The label of each drawn backend by its K (`numbers`), which is the same in all figures of a run."""
-    points: Mapping[str, Row] = field(default_factory=dict)
-    """The row that each point or cell shows, by its gid."""
-
-
 @contextmanager
 def look() -> Iterator[None]:
     """Matplotlib's settings for drawing and saving. The decorator of each function that returns a figure."""
@@ -95,17 +72,42 @@ def look() -> Iterator[None]:
         yield
 
 
-def subplots(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `size` inches with its panels. pyplot does not know it, so it needs no closing."""
+def canvas() -> Figure:
+    """An empty figure of one inch, whose parts have places in inches. `saved` makes the page as large as they are.
+
+    pyplot does not know it, so it needs no closing.
+    """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, layout=settings.pop("layout", None))
-    panels = figure.subplots(rows, columns, squeeze=False, **settings).tolist()
-    for panel in (panel for line in panels for panel in line):
-        panel.tick_params(color=INK, labelcolor=INK)  # ticks are made when they are drawn, when the settings may be others
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.grid()
-    return figure, panels
+    return Figure(figsize=(1, 1))
+
+
+def panel(figure: Figure, left: float, top: float, width: float, height: float, sharex: Axes | None = None) -> Axes:
+    """A panel of a `canvas`, in inches from its upper left corner."""
+    made: Axes = figure.add_axes((left, 1 - top - height, width, height), sharex=sharex)
+    made.tick_params(color=INK, labelcolor=INK)  # ticks are made when they are drawn, when the settings may be others
+    made.spines[["top", "right"]].set_visible(False)
+    made.grid()
+    return made
+
+
+def head(figure: Figure, title: str, answer: str, up: float = 0.0) -> None:
+    """The title of a `canvas`, and below it what the figure says, `up` inches above the panels, which are there."""
+    length = int(LETTERS_PER_INCH * max(panel.get_position().x1 for panel in figure.axes))
+    lines = [part for line in answer.splitlines() for part in textwrap.wrap(line, max(length, SHORTEST), break_on_hyphens=False)]
+    below = 1.1 + up + LINE_INCHES * len(lines)
+    figure.text(0, below + 0.02, title, fontsize=11, fontweight="bold", va="bottom")
+    figure.text(0, below, "\n".join(lines), fontsize=8.5, va="top", linespacing=1.35)
+
+
+def foot(figure: Figure, top: float, handles: Sequence[Any], texts: Sequence[str]) -> None:
+    """The key of a `canvas`, `top` inches from its upper edge, and texts below it."""
+    if handles:
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, 1 - top), "borderaxespad": 0, "borderpad": 0}
+        figure.legend(handles=handles, ncols=KEY_COLUMNS, **place)
+    below = top + 0.18 * -(-len(handles) // KEY_COLUMNS) + 0.08
+    lines = [line for text in texts for line in textwrap.wrap(text, TEXT_LENGTH, break_on_hyphens=False)]
+    figure.text(0, 1 - below, "\n".join(lines), fontsize=7, va="top", linespacing=1.3)
 
 
 def saved(figure: Figure, file: Path, flag: str) -> Path:
@@ -116,27 +118,26 @@ def saved(figure: Figure, file: Path, flag: str) -> Path:
     """
     with look():
         try:
-            figure.savefig(file, dpi=150, bbox_inches="tight", pad_inches=0.12, facecolor="white")
+            if figure.get_layout_engine():
+                figure.draw_without_rendering()  # places the panels
+            box = figure.get_tightbbox().padded(0.12)  # "tight" would draw the figure twice
+            figure.savefig(file, dpi=150, bbox_inches=box, facecolor="white")
         except OSError as error:
             raise not_written(f"{flag} {file}", error) from None
     return file
 
 
 def styles(rows: Sequence[Row]) -> dict[str, Style]:
-    """A style for each backend with a bandwidth, in the order of the rows. Each named backend has its own colour and marker."""
+    """A style for each backend with a bandwidth, in the order of the rows; those that are not named are grey."""
     names = list(dict.fromkeys(row.backend for row in rows if row.gbps and row.grade != Grade.YARDSTICK))
     chosen = _named(rows, names)
-    found = dict.fromkeys(names, OTHER)
-    for i, name in enumerate(name for name in names if name in chosen):
-        dash = DASHES[i // len(LINE_COLOURS) % len(DASHES)]
-        found[name] = Style(LINE_COLOURS[i % len(LINE_COLOURS)], MARKERS[i % len(MARKERS)], dash, named=True)
-    return found
+    return {name: own(name) if name in chosen else OTHER for name in names}
 
 
-def numbers(rows: Sequence[Row]) -> dict[str, int]:
-    """The K of each backend: its place in the order of the rows, the yardstick last. The K of the next overlaid run start behind these."""
-    yardsticks = {row.backend for row in rows if row.grade == Grade.YARDSTICK}
-    return {name: number for number, name in enumerate(sorted(dict.fromkeys(row.backend for row in rows), key=yardsticks.__contains__))}
+def own(name: str) -> Style:
+    """The style of a backend that is named, from its name alone."""
+    found = colours.look(name)
+    return Style(found.light, found.marker, found.dash, named=True)
 
 
 def _named(rows: Sequence[Row], names: Sequence[str]) -> set[str]:
@@ -168,11 +169,6 @@ def label(name: str, rows: Sequence[Row], source: str = "") -> str:
     mark = " (yardstick)" if rows and rows[0].grade == Grade.YARDSTICK else ""
     mark += "".join(f" ({grade})" for grade in sorted(LIMITED) if any(row.grade == grade for row in rows))
     return short + mark + source
-
-
-def lost(rows: Sequence[Row]) -> str:
-    """How a backend's rows failed, if none has a bandwidth: `oom, wrong`; else empty."""
-    return "" if any(row.gbps for row in rows) else ", ".join(sorted(FAILURES & {row.status for row in rows}))
 
 
 def check_format(out: Path, flag: str) -> None:

@@ -153,7 +153,7 @@ def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):
     row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="$\\frac{ $ ../../x", run="r")
     assert isinstance(row, Row)
     written = plots.write([(Path("$x^{.csv"), [row])], [tmp_path / "f.svg"])
-    assert [file.parent for file in written] == [tmp_path]
+    assert [one.file.parent for one in written] == [tmp_path]
 
 
 def test_nothing_that_a_worker_or_a_file_says_is_unpickled():

@@ -189,23 +189,31 @@ def test_selected_rows_can_be_read_again(main):
 @pytest.mark.slow
 def test_plot_writes_a_kind_in_several_formats(main):
     some = ("--M", "4096", "--N", "1024,2048,4096", "--dtype", "bf16", "--direction", "forward")
-    main("show", FRONTIER, *some, "--csv", "some.csv")
-    assert main("plot", "some.csv", "--kind", "speedup", "--over", "compile", "-o", "s", "--format", "png,svg") == (0, "s.png\ns.svg\n", "")
-    assert main("plot", "some.csv", "--kind", "heatmap", "--format", "svg") == (0, "some-heatmap.svg\n", "")
+
+    def written(*arguments):
+        code, out, err = main("plot", *arguments)
+        assert (code, err.count("\n")) == (0, 1)
+        assert err.startswith("softbench: other figures: --kind ")
+        return out.split()
+
+    assert written(FRONTIER, *some, "--kind", "speedup", "--over", "compile", "-o", "s", "--format", "png,svg") == ["s.png", "s.svg"]
     assert "speed-up over compile" in Path("s.svg").read_text()
-    assert "fastest: softmax forward, bf16" in Path("some-heatmap.svg").read_text()
-    assert main("plot", "some.csv", "--costs") == main("plot", "some.csv", "--kind", "costs") == (0, "some-costs.png\n", "")
-    assert main("plot", "some.csv") == (0, "some.png\n", "")
+    main("show", FRONTIER, *some, "--csv", "some.csv")
+    assert written("some.csv", "--kind", "heatmap", "--format", "svg") == ["some-heatmap.svg"]
+    assert "softmax: the fastest backend" in Path("some-heatmap.svg").read_text()
+    assert written("some.csv", "--costs") == written("some.csv", "--kind", "costs") == ["some-costs.png"]
+    assert written("some.csv") == ["some.png"]
     Path("some.csv").rename("v1.5.csv")
-    assert main("plot", "v1.5.csv", "--kind", "heatmap") == (0, "v1.5-heatmap.png\n", "")
+    assert written("v1.5.csv", "--kind", "heatmap") == ["v1.5-heatmap.png"]
 
 
-def test_plot_prints_the_names_of_several_figures(main):
-    main("show", FRONTIER, "--M", "4096", "--N", "1024,2048,4096", "--dtype", "bf16", "--csv", "some.csv")
-    code, out, _ = main("plot", "some.csv", "-o", "p.png")
-    assert (code, out.splitlines()) == (0, ["p-forward-bf16-M4096.png", "p-backward-bf16-M4096.png"])
-    assert sorted(out.splitlines()) == sorted(path.name for path in Path().glob("*.png"))
-    assert "OUT-forward-fp32-M8.png" in "".join(main("plot", "--help")[1].split())
+def test_plot_draws_selected_cells_and_says_which_figures_there_are(main):
+    code, out, err = main("plot", FRONTIER, "--M", "4096", "--N", "1024,2048", "--dtype", "bf16", "--backends", "cuda,quack", "-o", "p.svg")
+    others = "--kind bandwidth, heatmap, speedup or costs; --M, --N, --dtype, --direction or --backends draw a part"
+    assert (code, out, err) == (0, "p.svg\n", f"softbench: other figures: {others}\n")
+    drawn = Path("p.svg").read_text()
+    assert "<!-- quack" in drawn and "<!-- torch" not in drawn
+    assert main("plot", FRONTIER, "--M", "7")[2].startswith("softbench: --M: no cell has 7; the file has ")
 
 
 def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
@@ -215,11 +223,11 @@ def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
     assert main("show") == main("show", "results/latest.csv")
     code, pictures, _ = main("plot")
     assert code == 0
-    assert pictures.startswith("results/latest-forward-bf16-M1000000.png\n")
+    assert pictures == "results/latest.png\n"
 
 
 ONE_STDOUT = "only one of them can have stdout; give a file instead of -"
-KINDS = "known are curves, heatmap, speedup, costs"
+KINDS = "known are curves, bandwidth, heatmap, speedup, costs"
 CONTRADICTIONS = {
     "two tables": (("show", "a.csv", "--long", "--costs"), "show: --long and --costs are two tables; give one of them"),
     "two documents": (("show", "a.csv", "--csv", "-", "--json", "-"), f"--csv - and --json -: {ONE_STDOUT}"),

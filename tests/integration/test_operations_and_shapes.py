@@ -32,7 +32,7 @@ def test_parameters_of_a_file_go_through_all_commands(cli):
     shown = cli("show", "results/latest.csv", "--op", HALF).stdout
     assert (HALF in shown, BIASED in shown) == (True, False)
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
-    assert cli("plot", "results/latest.csv", "-o", "p.png").stdout.startswith("p-masked_pick-causal-true-cap-2-forward-fp32")
+    assert cli("plot", "results/latest.csv", "-o", "p.png").stdout.startswith("p.png")
     case = ("--set", "cap=2", "--case", "normal 1x7", "--dtype", "fp32")
     checked = cli("check", *GIVEN, "--backends", "right,ignores-cap", *case, "--json", "check.json", "--junit", "check.xml")
     assert (checked.returncode, "ignores-cap is wrong" in checked.stderr, "right is" in checked.stderr) == (1, True, False)

@@ -7,7 +7,7 @@ import pytest
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.report import figure_data
-from softbench.report.figure_data import ANY, POWER, WHOLE, kinds, slices
+from softbench.report.figure_data import ANY, POWER, WHOLE, by_slice, kinds, pass_of, slices
 
 
 @pytest.fixture
@@ -16,28 +16,28 @@ def shapes_of(make_row):
 
 
 def names(rows):
-    return [(what.name, what.axis, len(what.shapes)) for what in slices(rows)]
+    return [(f"{what.dtype} {what.fixed if what.axis else ''}".strip(), what.axis, what.size) for what in slices(rows)]
 
 
 def test_a_scan_over_rows_is_one_figure(shapes_of):
-    assert names(shapes_of(*((M, 1024) for M in (1, 8, 64, 512)))) == [("forward-fp32-N1024", "M", 4)]
+    assert names(shapes_of(*((M, 1024) for M in (1, 8, 64, 512)))) == [("fp32 N = 1024", "M", 4)]
 
 
 def test_a_scan_over_columns_is_one_figure_per_row_count(shapes_of):
     grid = shapes_of(*((M, N) for M in (16, 64, 256) for N in (128, 256, 512, 1024)))
-    assert names(grid) == [(f"forward-fp32-M{M}", "N", 4) for M in (16, 64, 256)]
+    assert names(grid) == [(f"fp32 M = {M}", "N", 4) for M in (16, 64, 256)]
 
 
 def test_shapes_without_a_line_share_a_figure(shapes_of):
     cross = shapes_of(*((4096, N) for N in (128, 256, 512)), (8, 128256), (1024, 50257))
-    assert names(cross) == [("forward-fp32-M4096", "N", 3), ("forward-fp32", "", 2)]
+    assert names(cross) == [("fp32 M = 4096", "N", 3), ("fp32", "", 2)]
     assert slices(cross)[1].shapes == ((8, 128256, ""), (1024, 50257, ""))
-    assert [len(what.shapes) for what in slices(shapes_of(*((2**i, 3**i) for i in range(6))))] == [4, 2]
+    assert [what.size for what in slices(shapes_of(*((i, 300 + i) for i in range(1, 31))))] == [24, 6]
 
 
 def test_both_scans_through_a_shape_are_drawn(shapes_of):
     cross = shapes_of(*((64, N) for N in (128, 256, 512, 1024)), *((M, 256) for M in (1, 8, 4096)))
-    assert names(cross) == [("forward-fp32-M64", "N", 4), ("forward-fp32-N256", "M", 4)]
+    assert names(cross) == [("fp32 M = 64", "N", 4), ("fp32 N = 256", "M", 4)]
 
 
 def test_shapes_without_a_bandwidth_are_left_out(shapes_of):
@@ -47,16 +47,16 @@ def test_shapes_without_a_bandwidth_are_left_out(shapes_of):
 def test_each_operation_has_figures_of_its_own(shapes_of):
     line = shapes_of((8, 256), (8, 512), (8, 1024))
     both = [*line, *(replace(row, op="log_softmax") for row in line)]
-    assert [what.name for what in slices(both)] == ["forward-fp32-M8", "log_softmax-forward-fp32-M8"]
-    assert [len(what.of(both)) for what in slices(both)] == [3, 3]
+    panels = slices(both)
+    assert [pass_of(what) for what in panels] == ["forward", "log_softmax-forward"]
+    assert {what.op: len(some) for what, some in by_slice(panels, both).items()} == {"softmax": 3, "log_softmax": 3}
 
 
 def test_nd_shapes_are_panels_and_points_of_no_line(shapes_of):
     plain = shapes_of((16, 128), (16, 256), (16, 512))
     shaped = [replace(row, shape=f"4x4x{row.N}") for row in plain]
-    assert names([*plain, *shaped]) == [("forward-fp32-M16", "N", 3), ("forward-fp32", "", 3)]
-    line, panels = slices([*plain, *shaped])
-    assert (line.of([*plain, *shaped]), panels.of([*plain, *shaped])) == (plain, shaped)
+    assert names([*plain, *shaped]) == [("fp32 M = 16", "N", 3), ("fp32", "", 3)]
+    assert list(by_slice(slices([*plain, *shaped]), [*shaped, *plain]).values()) == [plain, shaped]
 
 
 def test_lengths_are_powers_whole_vectors_and_others():
@@ -84,10 +84,20 @@ def test_the_ends_of_a_bandwidth_are_percentiles(rows):
     assert shown.ends(replace(rows[1], gbps=None)) is None
 
 
-def test_a_yardstick_has_no_fraction(rows):
-    row = replace(rows[1], of_copy=0.5)
-    assert figure_data.FRACTION.value(row) == 0.5
-    assert figure_data.FRACTION.value(replace(row, grade=Grade.YARDSTICK)) is None
+def test_in_l2_there_is_a_bandwidth_of_no_cell_or_the_time(rows):
+    inside = replace(rows[1], labels="L2-resident")
+    assert figure_data.bandwidth([rows[0], inside]).value(inside) is None
+    assert figure_data.bandwidth([inside]).value(inside) == 10
+
+
+def test_a_fraction_of_copy_has_the_interval_of_the_ratio(rows):
+    copy = replace(rows[0], backend="copy", grade=Grade.YARDSTICK)
+    row = replace(rows[1], of_copy=2.0)
+    shown = figure_data.fraction([copy, row])
+    assert (shown.value(row), shown.value(copy), shown.text(0.98)) == (2.0, None, "98%")
+    low, high = shown.ends(row)
+    assert 18 / 11 < low < 2 < high < 22 / 9
+    assert shown.ends(replace(row, run="other")) is None
 
 
 def test_a_speedup_is_the_ratio_of_the_medians_over_every_backend(rows):
@@ -95,7 +105,8 @@ def test_a_speedup_is_the_ratio_of_the_medians_over_every_backend(rows):
     assert (shown.over, shown.value(rows[1])) == ("torch", pytest.approx(2))
     low, high = shown.ends(rows[1])
     assert 18 / 11 < low < 2 < high < 22 / 9
-    assert figure_data.number_text(shown, rows[1]) == "2.00x"
+    assert shown.text(2) == "2.00x"
+    assert shown.value(replace(rows[1], speedup=1.9)) == 1.9  # that of the tables
     shown = figure_data.speedup(rows, "ours")
     assert shown.value(rows[0]) == pytest.approx(0.5)
     assert shown.value(replace(rows[0], N=7)) is None

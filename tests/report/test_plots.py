@@ -1,8 +1,7 @@
-"""Figures: one file per group, in the requested format."""
+"""Figures: kinds, files and their names."""
 
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from svg import as_svg
@@ -10,11 +9,11 @@ from svg import as_svg
 from softbench.core.case import Direction
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Grade
-from softbench.report import plots
+from softbench.report import plots, style
 from softbench.results import rows as results
 from softbench.results.csv import read_csv
 
-KINDS = (("curves", ""), ("heatmap", ""), ("speedup", "copy"), ("costs", ""))
+KINDS = (("curves", ""), ("bandwidth", ""), ("heatmap", ""), ("speedup", "copy"), ("costs", ""))
 """Each kind, with the backend of its speed-ups."""
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
 
@@ -29,50 +28,57 @@ def rows(make_record):
     return [row for direction in (Direction.FORWARD, Direction.BACKWARD) for N in (256, 512) for row in cell(N, direction)]
 
 
-def test_one_file_for_each_direction_and_dtype(tmp_path, rows):
-    files = plots.write([(Path("a.csv"), rows)], [tmp_path / "out.png"])
-    assert [file.name for file in files] == ["out-forward-fp32.png", "out-backward-fp32.png"]
-    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+def written(*arguments):
+    return [one.file for one in plots.write(*arguments)]
+
+
+@pytest.mark.parametrize(("kind", "over"), KINDS)
+def test_each_kind_is_one_file(tmp_path, rows, kind, over):
+    assert tuple(kind for kind, _ in KINDS) == plots.KINDS
+    assert written([(Path("a.csv"), rows)], [tmp_path / "out.png"], kind, over) == [tmp_path / "out.png"]
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_many_panels_have_a_file_for_each_pass_or_dtype_with_the_largest(tmp_path, rows):
+    def of(direction, dtype, number):
+        some = [row for row in rows if row.direction == direction]
+        sweep = [replace(row, M=M, N=row.N * k + M, dtype=dtype) for M in range(1, number + 1) for k in (1, 3, 9) for row in some]
+        return [row for row in sweep if (row.M, row.N) != (1, 257)]
+
+    many = of("forward", "fp32", plots.MOST) + of("backward", "fp32", plots.MOST + 2) + of("backward", "bf16", 1)
+    found = plots.write([(Path("a.csv"), many)], [tmp_path / "o.svg"])
+    assert [one.file.name for one in found] == ["o-forward.svg", "o-backward-fp32.svg", "o-backward-bf16.svg"]
+    note = "2 further panels of backward fp32 left out; --M, --N and --shape select others"
+    assert [one.note for one in found] == ["", note, ""]
+    text = (tmp_path / "o-backward-fp32.svg").read_text()
+    assert "backward fp32, M = 2 -->" in text
+    assert "backward fp32, M = 1 -->" not in text  # it has one shape less
 
 
 @pytest.mark.slow
 def test_many_backends_are_drawn_without_warnings(main):
-    code, out, err = main("plot", RESULTS / "strategies.csv", "-o", "s.svg")
-    assert (code, err) == (0, "")
-    assert out.split() == ["s-forward-bf16.svg", "s-forward-fp32.svg", "s-backward-bf16.svg"]
+    code, out, err = main("plot", RESULTS / "strategies.csv", "--kind", "costs", "-o", "s.svg")
+    assert (code, out) == (0, "s.svg\n")
+    assert err.startswith("softbench: other figures: --kind curves, bandwidth, heatmap or speedup;")
     names = {row.backend for row in read_csv(RESULTS / "strategies.csv")[0] if row.gbps and row.backend != "copy"}
-    drawn = Path("s-forward-bf16.svg").read_text()
+    drawn = Path("s.svg").read_text()
     assert len(names) == 43
-    assert [name for name in names if f"<!-- {name}" not in drawn] == []
+    assert [name for name in names if f"<!-- {name} -->" not in drawn] == []
 
 
-@pytest.mark.slow
-def test_a_backend_looks_the_same_in_all_figures(tmp_path, monkeypatch):
-    """The third backend of one figure is the second of another, which lacks one."""
-    rows, _ = read_csv(RESULTS / "frontier.csv")
-    seen = []
-    monkeypatch.setattr(plots.style, "saved", lambda figure, file, flag: seen.append(colours(figure)) or file)
-    plots.write([(Path("a.csv"), [row for row in rows if (row.backend, row.M) != ("compile", 262144)])], [tmp_path / "o.png"])
-    whole = {name: colour for one in seen for name, colour in one.items()}
-    assert len(seen) > 10
-    assert {"torch", "cuda", "quack"} <= whole.keys()
-    assert all(whole[name] == colour for one in seen for name, colour in one.items())
-    assert any("compile" not in one and "cuda" in one for one in seen)
-
-
-def colours(figure):
-    """The colours of the names: beside lines by the order of the marks, else of the points of each tick's row."""
-    ticks = [text.get_text().partition(" ")[0] for text in figure.axes[0].get_yticklabels()]
-    points = [line for panel in figure.axes for line in panel.lines if (line.get_gid() or "").endswith("point-0")]
-    panel = figure.axes[0]
-    marks = {line.get_ydata()[0]: line.get_color() for line in panel.lines if line.get_transform() == panel.transAxes}
-    lines = {text.get_text().partition(" ")[0]: marks[text.get_position()[1]] for text in panel.texts if text.get_position()[1] in marks}
-    return lines or {ticks[int(point.get_ydata()[0])]: point.get_color() for point in points}
+def test_a_backend_has_the_colour_of_its_name_in_every_figure(rows):
+    """Whatever else the file has, and also where it is grey in curves."""
+    crowd = [replace(row, backend=f"b{i}") for i in range(20) for row in rows if row.backend == "ours"]
+    for some in (rows, rows + crowd):
+        for kind in ("heatmap", "costs"):
+            (drawing,) = plots.drawings([(Path("a.csv"), some)], kind)
+            artists = [*drawing.figure.findobj(lambda artist: hasattr(artist, "get_markerfacecolor"))]
+            assert style.own("ours").colour in {artist.get_color() for artist in artists}
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_a_single_group_keeps_name_and_format(tmp_path, rows, suffix, magic):
-    (file,) = plots.write([(Path("a.csv"), rows[:4])], [tmp_path / f"out{suffix}"])
+    (file,) = written([(Path("a.csv"), rows[:4])], [tmp_path / f"out{suffix}"])
     assert file == tmp_path / f"out{suffix}"
     assert file.read_bytes().startswith(magic)
 
@@ -86,24 +92,19 @@ def test_errors_of_drawing_and_writing_are_one_line(tmp_path, rows):
         plots.write([], [tmp_path / "out.png"])
 
 
-def test_the_bars_of_all_directions_are_one_figure(rows):
-    (drawing,) = plots.drawings([(Path("a.csv"), rows)], "costs")
-    assert [panel.get_title() for panel in drawing.figure.axes] == ["softmax forward", "softmax backward"]
-    gids = [bar.get_gid() for panel in drawing.figure.axes for bar in panel.patches]
-    assert (gids, drawing.series) == (["series-0-p0-point-0", "series-0-p1-point-0"], {0: "ours"})
-    with pytest.raises(ResultsError, match="no cell has a fraction of copy"):
+def test_costs_are_time_host_time_builds_and_memory(rows):
+    costly = [replace(row, host_us=5.0, build_s=2.0, build_cache="cold", peak_bytes=0 if row.backend == "copy" else 4096) for row in rows]
+    costly += [replace(row, backend="big", peak_bytes=12288, of_copy=0.25, build_cache="") for row in costly if row.backend == "ours"]
+    (drawing,) = plots.drawings([(Path("a.csv"), costly)], "costs")
+    titles = ["time of a call over copy's", "host time of a call (us)", "prepare and first call (s)", "peak memory over the least"]
+    assert [panel.get_title(loc="left") for panel in drawing.figure.axes] == titles
+    medians = [[line.get_xdata()[0] for line in panel.lines if line.get_marker() == "o"] for panel in drawing.figure.axes]
+    assert medians == [[2, 4], [5, 5], [2, 2], [1, 3]]
+    assert [text.get_text() for text in drawing.figure.axes[0].get_yticklabels()] == ["ours", "big"]
+    faces = [line.get_markerfacecolor() == style.PAPER for line in drawing.figure.axes[2].lines if line.get_marker() == "o"]
+    assert faces == [False, True]
+    with pytest.raises(ResultsError, match="no cell has a cost"):
         list(plots.drawings([(Path("a.csv"), [row for row in rows if row.backend == "copy"])], "costs"))
-
-
-def test_each_kind_draws_every_group(rows):
-    names = {kind: [drawing.name for drawing in plots.drawings([(Path("a.csv"), rows)], kind, over)] for kind, over in KINDS}
-    assert names == {
-        "curves": ["forward-fp32", "backward-fp32"],
-        "heatmap": ["forward-fp32", "backward-fp32"],
-        "speedup": ["forward-fp32", "backward-fp32"],
-        "costs": [""],
-    }
-    assert set(names) == set(plots.KINDS)
 
 
 @pytest.mark.parametrize("kind", plots.ONE_FILE)
@@ -113,13 +114,11 @@ def test_figures_of_one_file_refuse_two(rows, kind):
 
 
 def test_shapes_and_parameters_of_operations_are_drawn(rows):
-    """N-D cases have panels and a heatmap of shapes; each operation with its parameters has its own figures."""
     scaled = [replace(row, op="softmax(scale=0.7)", shape=f"64x{row.N}x64@dim1") for row in rows[:4]]
-    for kind, name in (("curves", ""), ("heatmap", "-shapes"), ("speedup", "")):
-        drawings = list(plots.drawings([(Path("a.csv"), [*rows[:4], *scaled])], kind, "copy" if kind == "speedup" else ""))
-        assert [drawing.name for drawing in drawings] == ["forward-fp32", f"softmax-scale-0.7-forward-fp32{name}"]
-        texts = [text.get_text() for text in drawings[1].figure.findobj(lambda artist: hasattr(artist, "get_text"))]
-        assert any("64x256x64@dim1" in text for text in texts)
+    for kind, over in KINDS[:4]:
+        (drawing,) = plots.drawings([(Path("a.csv"), [*rows[:4], *scaled])], kind, over)
+        texts = [text.get_text() for text in drawing.figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+        assert {"64x256x64@dim1", "softmax forward fp32", "softmax(scale=0.7) forward fp32"} <= {text.partition(",")[0] for text in texts}
 
 
 def test_formats_and_output_name_the_files():
@@ -150,13 +149,7 @@ def test_a_dollar_sign_starts_no_formula(rows):
             assert r"$\frac{1 $ x" in as_svg(drawing.figure)
 
 
-@pytest.mark.parametrize(("kind", "over"), KINDS)
-def test_ids_in_svg_are_unique_and_name_points_and_series(rows, kind, over):
-    for drawing in plots.drawings([(Path("a.csv"), rows)], kind, over):
-        root = ElementTree.fromstring(as_svg(drawing.figure))
-        ids = [element.get("id") for element in root.iter() if element.get("id")]
-        assert len(ids) == len(set(ids))
-        assert set(drawing.points) <= set(ids)
-        numbers = {int(name.split("-")[1]) for name in ids if name.startswith("series-")}
-        assert numbers <= set(drawing.series)
-        assert bool(drawing.points) == (kind != "costs")
+def test_a_heatmap_of_several_passes_is_one_file_with_a_map_each(rows):
+    (drawing,) = plots.drawings([(Path("a.csv"), rows)], "heatmap")
+    assert [panel.get_title(loc="left") for panel in drawing.figure.axes] == ["forward fp32", "backward fp32"]
+    assert "softmax: the fastest backend, H200" in [text.get_text() for text in drawing.figure.texts]

@@ -74,7 +74,8 @@ def test_plot_overlays_cards_and_draws_heat_maps_apart(main, tmp_path, both):
     first = main("plot", name, "-o", "o.svg")[1].split()[0]
     assert first == "o-forward-bf16-M1000000.svg"  # as of one card, with the lines of both
     drawing = next(plots.drawings([(Path(name), some) for some in apart(both)]))
-    assert {label.rpartition(" ")[2] for label in drawing.series.values()} == {A, B}
+    (key,) = drawing.figure.legends
+    assert {text.get_text().rpartition(" ")[2] for text in key.get_texts() if "cuda" in text.get_text()} == {A, B}
     files = main("plot", name, "--kind", "costs", "-o", "c.png")[1].split()
     assert files == ["c-NVIDIA-H200-node1-0-0000000a.png", "c-NVIDIA-H200-node1-1-0000000b.png"]
 
