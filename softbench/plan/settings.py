@@ -192,7 +192,7 @@ class Settings:
         "The longest wait, as `90` seconds or as `10m`, until nothing else computes on the device. If something still does, the run ends.",
         seconds,
         HOW_LONG,
-        help="Wait until nothing else computes on the device, at most 90 (seconds), 10m or 2h; then the run ends with exit code 5.",
+        help="Wait until nothing else computes on the device, at most 90 (seconds), 10m or 2h; then exit code 5. Of --devices, each waits.",
         shown="no wait",
         kind=str,
         metavar="DURATION",

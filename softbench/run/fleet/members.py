@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from softbench.core.case import Case
-from softbench.core.errors import UsageError, WorkersError
+from softbench.core.errors import NotMeasurableError, UsageError, WorkersError
 from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
@@ -59,6 +59,8 @@ class Member:
     working: bool = False
     lost: str = ""
     """Why it is lost; empty if it is not."""
+    too_busy: bool = False
+    """True if it is lost because other programs used it for as long as it waited."""
     heard: float = 0.0
     """Time of its last message, or of its start."""
     spoke: bool = False
@@ -146,8 +148,10 @@ class Members:
                     raise UsageError(f"{member.name} and {first.name} have two sources of backend {info.name}: install one on all hosts")
 
     def require(self, alive: Sequence[Member], what: str = "") -> None:
-        """Raise CardsLostError with the reasons if no card is left."""
+        """Raise an error with the reasons if no card is left: NotMeasurableError if other programs used all, else CardsLostError."""
         if not alive:
+            if all(member.too_busy for member in self.all):
+                raise NotMeasurableError("; ".join(f"{member.name}: {member.lost}" for member in self.all))
             reasons = "; ".join(f"{member.name} is lost: {member.lost}" for member in self.all if member.lost)
             raise CardsLostError(f"{what}{reasons}")
 
@@ -204,7 +208,10 @@ class Members:
                     member.working, member.seconds = False, seconds
                 case messages.Error(text, UsageError.exit_code):
                     raise UsageError(one_line(text, 2000))
-                case messages.Error(text) | messages.Ended(text):
+                case messages.Error(text, code):
+                    member.too_busy = code == NotMeasurableError.exit_code
+                    self.lose(member, one_line(text, 500))
+                case messages.Ended(text):
                     self.lose(member, one_line(text, 500))
         except (LookupError, TypeError, ValueError) as error:
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

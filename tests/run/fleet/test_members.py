@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from fleets import FakeCards, Note, request
 
-from softbench.core.errors import UsageError
+from softbench.core.errors import NotMeasurableError, UsageError
 from softbench.run.fleet import members as members_module
 from softbench.run.fleet.comparison import compare, require_alike
 from softbench.run.fleet.doctor import examine
@@ -45,6 +45,18 @@ def test_cards_of_two_commands_do_not_open_at_once(tmp_path, monkeypatch, wait, 
     members.open(wait=wait)
     assert all(member.plan for member in members.all)
     assert log == log_of
+
+
+def test_cards_in_use_are_left_out_until_none_is_left(tmp_path):
+    members = opened(tmp_path)
+    say(members, 0, op="error", text="in use", code=5)
+    members.require(members.alive)
+    say(members, 1, op="error", text="in use", code=5)
+    with pytest.raises(NotMeasurableError, match=r"^[^;]*: in use; [^;]*: in use$"):
+        members.require(members.alive)
+    members.all[0].too_busy = False
+    with pytest.raises(CardsLostError):
+        members.require(members.alive)
 
 
 def test_an_invalid_message_costs_the_card(tmp_path):
