@@ -15,14 +15,19 @@ function el(name, properties = {}, ...children) {
 }
 const $ = (id) => document.getElementById(id);
 const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
-const percent = (fraction) => `${fraction < 0.0995 ? Number((100 * fraction).toPrecision(2)) : Math.round(100 * fraction)} %`;
-const change = (ratio) => `${ratio < 1 ? "−" : "+"}${Math.abs(100 * (ratio - 1)).toFixed(1)} %`;
+const percent = (fraction) => `${fraction < 0.0995 ? Number((100 * fraction).toPrecision(2)) : Math.round(100 * fraction)}%`;
+const change = (ratio) => `${ratio < 1 ? "−" : "+"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
 const digits = (value) => (value >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
 const time = (us) => (us < 1e3 ? `${digits(us)} us` : us < 1e6 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`);
 const mean = (values) => Math.exp(values.reduce((sum, value) => sum + Math.log(value), 0) / values.length);
 const day = (run) => data.runs.started[run].slice(0, 10) || "no date";
 const named = (group) => `${group.op} ${group.direction} ${group.dtype}`;
-const short = (run) => `${day(run)} ${data.runs.commit[run].slice(0, 9)}`.trim();
+/** Date and commit of a run; date and time if another run has the same. */
+function short(run) {
+  const text = (of) => `${day(of)} ${data.runs.commit[of].slice(0, 9)}`.trim();
+  data.shorts ??= data.runs.run.map((_, of) => text(of));
+  return data.shorts.indexOf(text(run)) === data.shorts.lastIndexOf(text(run)) ? text(run) : data.runs.started[run].slice(0, 16).replace("T", " ") || data.runs.run[run];
+}
 
 function link(text, changes, properties = {}) {
   return el("a", { href: address({ ...state, ...changes }), ...properties }, text);
@@ -31,14 +36,16 @@ function address(of) {
   const kept = Object.entries(of).filter(([, value]) => value !== "" && value !== undefined);
   return `#${kept.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&")}`;
 }
-function backend(number, changes = { view: "history", backend: data.backends.name[number], case: "" }) {
-  const made = link(data.backends.name[number], changes, { className: "name" });
-  made.style.setProperty("--own", colour(number));
+/** The keys of the address that name a group, and the history of one of its cases or backends. */
+const keysOf = (group) => Object.fromEntries(Object.keys(KEYS).map((key) => [key, group[key]]));
+const ofCase = (group, number) => ({ ...keysOf(group), view: "history", case: group.case[number], backend: "" });
+const ofBackend = (group, number) => ({ ...keysOf(group), view: "history", case: "", backend: data.backends.name[number] });
+/** Gives an element the colour of a backend. */
+function tint(made, number) {
+  made.style.setProperty("--own", `light-dark(${data.backends.light[number]}, ${data.backends.dark[number]})`);
   return made;
 }
-function colour(number) {
-  return `light-dark(${data.backends.light[number]}, ${data.backends.dark[number]})`;
-}
+const backend = (number, changes) => tint(link(data.backends.name[number], changes, { className: "name" }), number);
 /** A run as a link to its page, or its date and commit. */
 function runLink(run, text = short(run)) {
   return data.runs.page[run] ? el("a", { href: data.runs.page[run], title: `Page of ${data.runs.run[run]}` }, text) : el("span", {}, text);
@@ -64,37 +71,29 @@ function cut(rows, most, make, noun) {
 
 /** The series of a group, with their points. */
 function seriesOf(group) {
-  if (!group.lines) {
-    let from = 0;
-    group.lines = group.series.n.map((n, i) => {
-      const part = (values) => values.slice(from, from + n);
-      const { run, us, copy, state: states } = group.points;
-      const found = { case: group.series.case[i], backend: group.series.backend[i], run: part(run), us: part(us), copy: part(copy), state: part(states) };
-      from += n;
-      return found;
-    });
-  }
-  return group.lines;
+  let to = 0;
+  return group.lines ??= group.series.n.map((n, i) => {
+    const from = to, parts = Object.entries(group.points).map(([name, values]) => [name, values.slice(from, from + n)]);
+    to += n;
+    return { case: group.series.case[i], backend: group.series.backend[i], ...Object.fromEntries(parts) };
+  });
 }
 /** Each case of a group as of a run: its results, the fastest first, and which of them are fastest. */
 function casesOf(group, upto) {
-  const cases = group.case.map((name, number) => ({ name, number, results: [], failed: [], first: [], copy: null }));
+  const cases = group.case.map((name, number) => ({ name, number, results: [], failed: [], first: [] }));
   for (const line of seriesOf(group)) {
     const at = line.run.findLastIndex((run) => run <= upto);
     if (at < 0) continue;
     const result = { backend: line.backend, run: line.run[at], us: line.us[at], copy: line.copy[at] && line.copy[at] / 1000, state: line.state[at] };
-    const own = cases[line.case];
-    if (data.backends.name[line.backend] === data.yardstick) own.copy = result;
-    else if (result.us) own.results.push(result);
-    else own.failed.push(result);
+    if (data.backends.name[line.backend] !== data.yardstick) cases[line.case][result.us ? "results" : "failed"].push(result);
   }
   group.fastest.run.forEach((run, i) => { if (run <= upto) cases[group.fastest.case[i]].first = group.fastest.names[i]; });
   const shares = cases.some((one) => one.results.some((result) => result.copy));
   for (const one of cases) {
     const best = Math.min(...one.results.filter((result) => one.first.includes(result.backend)).map((result) => result.us));
     for (const result of one.results) result.share = shares ? result.copy : best / result.us;
-    const place = (result) => [one.first.indexOf(result.backend) + 1 || Infinity, -(result.share ?? 0)];
-    one.results.sort((a, b) => { const [x, y] = [place(a), place(b)]; return x[0] === y[0] ? x[1] - y[1] : x[0] - y[0]; });
+    const place = (result) => one.first.indexOf(result.backend) + 1 || SHOWN * MANY;
+    one.results.sort((a, b) => place(a) - place(b) || (b.share ?? 0) - (a.share ?? 0));
   }
   return { cases: cases.filter((one) => one.results.length + one.failed.length), of: shares ? "copy" : "the fastest" };
 }
@@ -123,10 +122,10 @@ function now(group, upto) {
     : el("p", {}, runs.length > 1 ? `No backend changed by more than ${percent(data.threshold)} in ${count(runs.length, "run")}.`
       : "One run has measured this, so nothing can have changed. Measure again, and build the board with both files.");
   return [
-    ...answer(ranked, timed, of),
+    ...answer(group, ranked, timed, of, lately[0]),
     el("div", { className: "columns" },
       el("section", {}, el("h2", {}, "Backends"), help(`Where each is fastest, and its mean share of ${of} over the cases that it measured. Choose a backend for its history.`),
-        cut(ranked, SHOWN, (some) => backendTable(some, timed.length, lately), "backends")),
+        cut(ranked, SHOWN, (some) => backendTable(group, some, timed.length, lately), "backends")),
       el("section", {}, el("h2", {}, "Changed lately"),
         help(`Changes beyond ${percent(data.threshold)} and beyond noise, without the drift of copy. Newest run: `, runLink(runs.at(-1)), "."), list)),
     el("h2", {}, "Cases"),
@@ -134,54 +133,50 @@ function now(group, upto) {
     cut(cases, MANY, (some) => caseTable(group, some, of), "cases"),
   ];
 }
-function answer(ranked, cases, of) {
+function answer(group, ranked, cases, of, last) {
   const [first, second] = ranked;
   if (!cases.length) return [el("p", { className: "answer" }, "No backend has a result here.")];
-  const text = el("p", { className: "answer" }, el("b", {}, backend(first.backend)), ` is fastest in ${first.wins} of ${count(cases.length, "case")}`,
-    first.ties ? ` and ties in ${first.ties} more.` : ".", first.mean ? ` It has ${percent(first.mean)} of ${of} on average.` : "");
-  if (second?.mean) text.append(" Next: ", backend(second.backend), ` with ${percent(second.mean)}.`);
-  const wrong = ranked.filter((one) => one.failed.length);
-  return [text, wrong.length ? help("Without a result in some case: ", wrong.slice(0, 4).map((one, i) => [i ? ", " : "", `${data.backends.name[one.backend]} (${one.failed[0]})`]).flat(), ".") : ""];
+  const text = el("p", { className: "answer" }, el("b", {}, backend(first.backend, ofBackend(group, first.backend))), first.wins ? ` is fastest in ${first.wins} of ${count(cases.length, "case")}` : "",
+    first.ties ? `${first.wins ? " and" : ""} ties for the fastest in ${first.ties}${first.wins ? " more" : ` of ${count(cases.length, "case")}`}.` : ".", first.mean ? ` It has ${percent(first.mean)} of ${of} on average.` : "");
+  if (second?.mean) text.append(" Next: ", backend(second.backend, ofBackend(group, second.backend)), ` with ${percent(second.mean)}.`);
+  if (last) text.append(" Last change: ", backend(last.backend, ofBackend(group, last.backend)), ` ${SIGN[last.kind]} `, link(`${WHAT[last.kind]} in ${count(last.case.length, "case")}, ${day(last.run)}`, { view: "changes" }), ".");
+  const lost = ranked.filter((one) => one.failed.length).map((one) => `${data.backends.name[one.backend]} (${one.failed[0]}${one.failed.length > 1 ? `, ${one.failed.length - 1} more` : ""})`);
+  return [text, lost.length ? help(`Without a result: ${lost.slice(0, 4).join(", ")}${lost.length > 4 ? ` and ${count(lost.length - 4, "other backend")}` : ""}.`) : ""];
 }
 function help(...texts) {
   return el("p", { className: "help" }, ...texts);
 }
-function backendTable(ranked, cases, lately) {
+function backendTable(group, ranked, cases, lately) {
   const head = [["backend"], ["mean share", "bar"], ["", "n"], ["fastest", "n"], ["ties", "n"], ["cases", "n wide-only"], ["last change", "n wide-only"]];
   return table(head, ranked.map((one) => {
-    const bar = el("span"), last = lately.find((found) => found.backend === one.backend);
+    const bar = tint(el("span"), one.backend), last = lately.find((found) => found.backend === one.backend);
     bar.style.width = `${Math.min(100, (100 * one.mean) / 1.1)}%`;
-    bar.style.setProperty("--own", colour(one.backend));
-    return [backend(one.backend), bar, one.mean ? percent(one.mean) : "", one.wins || "", one.ties || "", `${one.cases} of ${cases}`,
+    return [backend(one.backend, ofBackend(group, one.backend)), bar, one.mean ? percent(one.mean) : "", one.wins || "", one.ties || "", `${one.cases} of ${cases}`,
       last ? { kind: last.kind, text: [SIGN[last.kind], " ", day(last.run)] } : ""];
   }));
 }
 function caseTable(group, cases, of) {
   const scale = el("span", { className: "scale", ariaLabel: `share of ${of}` }, [0, 50, 100].map((at) => {
-    const mark = el("span", {}, `${at} %`);
+    const mark = el("span", {}, `${at}%`);
     mark.style.left = `${at / 1.2}%`;
     return mark;
   }));
   return table([["case"], [scale, "bar"], ["fastest"], [`of ${of}`, "n"], ["speed", "n wide-only"], ["lead", "n wide-only"]], cases.map((one) => {
     const [best] = one.results, next = one.results.find((result) => !one.first.includes(result.backend));
     const speed = !best ? "" : group.bytes[one.number] && !group.in_l2[one.number] ? `${digits(group.bytes[one.number] / best.us / 1e3)} GB/s` : time(best.us);
-    const names = one.first.map((number) => [backend(number, { view: "history", case: one.name, backend: "" }), " "]).flat();
-    return [link(one.name, { view: "history", case: one.name, backend: "" }), strip(one), names, best?.share ? percent(best.share) : "",
+    const names = one.first.flatMap((number) => [backend(number, ofCase(group, one.number)), " "]);
+    return [link(one.name, ofCase(group, one.number)), strip(one), names, best?.share ? percent(best.share) : "",
       speed, best?.share && next?.share && one.first.length === 1 ? change(best.share / next.share) : one.first.length > 1 ? "tie" : ""];
   }));
 }
 function strip(one) {
-  const dots = one.results.filter((result) => result.share).reverse().map((result) => {
-    const first = one.first.includes(result.backend) ? "first " : "";
-    const dot = el("i", { className: first + result.state, title: `${data.backends.name[result.backend]}: ${percent(result.share)}, ${time(result.us)}, ${short(result.run)}` });
+  const known = one.results.filter((result) => result.share), text = (result) => `${data.backends.name[result.backend]} ${percent(result.share)}`;
+  return el("div", { className: "strip", role: "img", ariaLabel: known.map(text).join(", ") }, known.toReversed().map((result) => {
+    const className = (one.first.includes(result.backend) ? "first " : "") + result.state;
+    const dot = tint(el("i", { className, title: `${text(result)}, ${time(result.us)}, ${short(result.run)}` }), result.backend);
     dot.style.left = `${Math.min(100, (100 * result.share) / 1.2)}%`;
-    dot.style.setProperty("--own", colour(result.backend));
     return dot;
-  });
-  const text = one.results.filter((result) => result.share).map((result) => `${data.backends.name[result.backend]} ${percent(result.share)}`).join(", ");
-  const made = el("div", { className: "strip", role: "img" }, dots);
-  made.ariaLabel = text;
-  return made;
+  }));
 }
 
 /** One change: a sentence, the two runs, and its cases. */
@@ -191,18 +186,14 @@ function changeItem(one, where = true) {
   const size = known.length ? `: ${change(mean(known))}${known.length > 1 ? ` on average, ${change(far)} at most` : ""}` : "";
   const notes = [...versionChanges(one.before, one.run), ...one.notes];
   const rows = one.case.map((number, i) => [
-    link(group.case[number], { ...keysOf(group), view: "history", case: group.case[number], backend: "" }),
+    link(group.case[number], ofCase(group, number)),
     one.value[i] ? `${one.value[i].toFixed(3)}x (${one.low[i].toFixed(3)} to ${one.high[i].toFixed(3)})` : "",
   ]);
   return el("li", { className: one.kind },
-    el("p", {}, el("b", {}, `${SIGN[one.kind]} `), backend(one.backend, { ...keysOf(group), view: "history", backend: data.backends.name[one.backend], case: "" }),
-      " ", el("b", {}, WHAT[one.kind]), ` in ${one.case.length} of ${count(one.compared, "case")}${size}`),
+    el("p", {}, el("b", {}, `${SIGN[one.kind]} `), backend(one.backend, ofBackend(group, one.backend)), " ", el("b", {}, WHAT[one.kind]), ` in ${one.case.length} of ${count(one.compared, "case")}${size}`),
     el("p", { className: "help" }, where ? [link(`${named(group)}, ${group.card}`, { ...keysOf(group), view: "now" }), "; "] : "",
       runLink(one.run), " after ", runLink(one.before), notes.length ? `; ${notes.join("; ")}` : ""),
     el("details", {}, el("summary", {}, one.case.length > 1 ? "Cases" : "Case"), table([["case"], ["speed, now over before, without drift", "n"]], rows)));
-}
-function keysOf(group) {
-  return Object.fromEntries(Object.keys(KEYS).map((key) => [key, group[key]]));
 }
 /** What differs between the software of two runs. */
 function versionChanges(before, run) {
@@ -234,36 +225,36 @@ function operations(_, upto) {
 
 function history(group, upto) {
   const names = data.backends.name, own = names.indexOf(state.backend), number = group.case.indexOf(state.case);
-  const lines = seriesOf(group).filter((line) => line.run[0] <= upto), ofBackend = number < 0 && lines.some((line) => line.backend === own);
+  const lines = seriesOf(group).filter((line) => line.run[0] <= upto), whole = number < 0 && lines.some((line) => line.backend === own);
   const most = lines.reduce((best, line) => (names[line.backend] !== data.yardstick && line.run.length > best.run.length ? line : best), lines[0]);
-  const all = lines.filter((line) => (ofBackend ? line.backend === own : line.case === (number < 0 ? most.case : number)));
+  const all = lines.filter((line) => (whole ? line.backend === own : line.case === (number < 0 ? most.case : number)));
   const shares = all.some((line) => line.copy.some((value) => value)), unit = state.unit === "speed" || !shares ? "GB/s" : "% of copy";
-  const shown = all.filter((line) => ofBackend || unit === "GB/s" || names[line.backend] !== data.yardstick);
+  const shown = all.filter((line) => whole || unit === "GB/s" || names[line.backend] !== data.yardstick);
   const values = new Map(shown.map((line) => [line, new Map(line.run.map((run, at) => [run, valueOf(group, line, at, unit)]).filter(([run]) => run <= upto))]));
   const runs = runsOf(group).filter((run) => [...values.values()].some((found) => found.has(run)));
-  return [el("h2", {}, ofBackend ? `History of ${state.backend}` : `History of ${group.case[all[0].case]}`),
-    help(ofBackend ? "Each case of the backend over its runs, oldest first. Choose a case for all backends in it." : "One step is one run, oldest first; ! is doubtful. Choose a backend for all its cases.",
+  return [el("h2", {}, whole ? `History of ${state.backend}` : `History of ${group.case[all[0].case]}`),
+    help(whole ? "Each case of the backend over its runs, oldest first. Choose a case for all backends in it." : "One step is one run, oldest first; ! is doubtful. Choose a backend for all its cases.",
       unit === "GB/s" ? "" : " A value is relative to the copy of its own run."),
     el("div", { className: "controls" },
-      chooser("case", "Case", [["", ofBackend ? "all" : group.case[most.case]], ...group.case.map((name) => [name, name])], state.case, ofBackend ? { backend: "" } : {}),
-      chooser("backend", "Backend", [["", "all"], ...[...new Set(lines.map((line) => line.backend))].map((i) => [names[i], names[i]])], ofBackend ? state.backend : "", { case: "" }),
+      chooser("case", "Case", [["", whole ? "all" : group.case[most.case]], ...group.case.map((name) => [name, name])], state.case, whole ? { backend: "" } : {}),
+      chooser("backend", "Backend", [["", "all"], ...[...new Set(lines.map((line) => line.backend))].map((i) => [names[i], names[i]])], whole ? state.backend : "", { case: "" }),
       shares ? chooser("unit", "Unit", [["", "% of copy"], ["speed", "GB/s"]], state.unit) : ""),
     runs.length < 2 ? help("Only one run has this: measure it again, put the new CSV beside the others, and build the board again.") : "",
-    ...(ofBackend ? casesOfBackend(group, values, runs, unit) : backendsOfCase(group, values, runs, unit, upto))];
+    ...(whole ? casesOfBackend(group, values, runs, unit) : backendsOfCase(group, values, runs, unit, upto))];
 }
 /** A point of a line with its text, which says why there is no value, and the kind of its change. */
 function valueOf(group, line, at, unit) {
   const value = unit === "GB/s" ? line.us[at] && group.bytes[line.case] / line.us[at] / 1e3 : line.copy[at] && line.copy[at] / 10;
-  const found = group.changes.find((one) => one.run === line.run[at] && one.backend === line.backend && one.case.includes(line.case));
-  const text = value ? (unit === "GB/s" ? digits(value) : value.toFixed(1)) : line.state[at] || "no copy";
-  return { value: value || null, kind: found?.kind ?? "", text: `${found ? `${SIGN[found.kind]} ` : ""}${text}${value && line.state[at] ? " !" : ""}` };
+  const kind = group.verdicts.get([line.run[at], line.backend, line.case].join()) ?? "";
+  const text = value ? (unit === "GB/s" ? digits(value) : value.toFixed(1)) : line.us[at] ? "no copy" : line.state[at];
+  return { value: value || null, kind, text: `${SIGN[kind] ?? ""} ${text}${value && line.state[at] ? " !" : ""}` };
 }
 function backendsOfCase(group, values, runs, unit, upto) {
   const order = ranking(casesOf(group, upto).cases).map((one) => one.backend), place = (line) => (order.indexOf(line.backend) + 1 || Infinity);
   const lines = [...values.keys()].sort((a, b) => place(a) - place(b));
   const drawn = el("div", { id: "chart", role: "img", ariaLabel: "The table below has the same numbers" });
   requestAnimationFrame(() => draw(drawn, runs, lines.slice(0, LINES), values, unit));
-  const make = (some) => table([["run"], ...some.map((line) => [backend(line.backend), "n"]), ["software that changed", "wide-only"]], runs.map((run, at) => [
+  const make = (some) => table([["run"], ...some.map((line) => [backend(line.backend, ofBackend(group, line.backend)), "n"]), ["software that changed", "wide-only"]], runs.map((run, at) => [
     runLink(run), ...some.map((line) => values.get(line).get(run) ?? ""), at ? versionChanges(runs[at - 1], run).join("; ") : ""]).reverse());
   return [drawn, cut(lines, LINES, make, "backends in the table")];
 }
@@ -271,7 +262,7 @@ function casesOfBackend(group, values, runs, unit) {
   const lines = [...values.keys()].sort((a, b) => a.case - b.case);
   return [table([["case"], ["", "bar"], ["first", "n wide-only"], [`newest, ${unit}`, "n"], ["newest run", "n wide-only"]], lines.map((line) => {
     const own = [...values.get(line)], [run, last] = own.at(-1);
-    return [link(group.case[line.case], { case: group.case[line.case], backend: "" }), sparkline(line, values.get(line), runs), own[0][1].text, last, runLink(run)];
+    return [link(group.case[line.case], ofCase(group, line.case)), sparkline(line, values.get(line), runs), own[0][1].text, last, runLink(run)];
   }))];
 }
 /** The values of a line over all runs as a small curve, whose height is a fifth of its largest value or more. */
@@ -284,8 +275,7 @@ function sparkline(line, values, runs) {
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     return made;
   };
-  const made = node("svg", { viewBox: `0 0 ${width} 28`, preserveAspectRatio: "xMinYMid", class: "spark", "aria-hidden": "true" });
-  made.style.setProperty("--own", colour(line.backend));
+  const made = tint(node("svg", { viewBox: `0 0 ${width} 28`, preserveAspectRatio: "xMinYMid", class: "spark", "aria-hidden": "true" }), line.backend);
   made.append(node("polyline", { points: points.map((point) => point.join(",")).join(" ") }), ...points.slice(-1).map(([x, y]) => node("circle", { cx: x, cy: y, r: 2.5 })));
   return made;
 }
@@ -373,7 +363,10 @@ function theme() {
 
 (async () => {
   data = await unpack($("data").textContent);
-  for (const group of data.groups) group.changes = data.changes.filter((one) => data.groups[one.group] === group);
+  for (const group of data.groups) {
+    group.changes = data.changes.filter((one) => data.groups[one.group] === group);
+    group.verdicts = new Map(group.changes.flatMap((one) => one.case.map((number) => [[one.run, one.backend, number].join(), one.kind])));
+  }
   const cards = new Set(data.runs.card), last = data.runs.run.length - 1;
   $("about").textContent = `${count(last + 1, "run")} on ${count(cards.size, "card")}, ${day(0)} to ${day(last)}`;
   $("words").append(...Object.entries(data.words).flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)]));

@@ -52,16 +52,15 @@ class BoardRun(NamedTuple):
     cells: int
 
 
-@dataclass(slots=True)
-class Series:
-    """The results of one backend in one case, one for each run that has one."""
+class Point(NamedTuple):
+    """A result of one backend in one case of a run."""
 
-    runs: list[int] = field(default_factory=list)
-    us: list[float | None] = field(default_factory=list)
+    run: int
+    us: float | None
     """Median in microseconds; None without a result."""
-    of_copy: list[float | None] = field(default_factory=list)
+    of_copy: float | None
     """Fraction of copy in the same run."""
-    state: list[str] = field(default_factory=list)
+    state: str
     """Empty, `doubtful`, or why there is no result."""
 
 
@@ -82,7 +81,7 @@ class BoardCase:
     """Algorithmic bytes; 0 if no run published a bandwidth."""
     in_l2: bool = False
     newest: dict[str, Result] = field(default_factory=dict)
-    series: dict[str, Series] = field(default_factory=dict)
+    series: dict[str, list[Point]] = field(default_factory=dict)
     fastest: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
     """From this run on: the fastest backend, and those that tie with it."""
 
@@ -92,12 +91,10 @@ class BoardCase:
         if row.gbps and row.median_us:
             self.bytes = row.gbps * row.median_us * 1e3
         self.in_l2 = row.in_l2
-        found = self.series.setdefault(row.backend, Series())
-        found.runs.append(run)
-        found.us.append(row.median_us if row.timed else None)
-        found.of_copy.append(row.of_copy if row.timed else None)
-        lost = IMPLAUSIBLE if IMPLAUSIBLE in row.labels else row.status
-        found.state.append(("doubtful" if row.doubtful else "") if row.timed else lost)
+        point = Point(run, None, None, IMPLAUSIBLE if IMPLAUSIBLE in row.labels else row.status)
+        if row.timed:
+            point = Point(run, row.median_us, row.of_copy, "doubtful" if row.doubtful else "")
+        self.series.setdefault(row.backend, []).append(point)
 
     def rank(self, run: int) -> None:
         """Find the fastest backends after a run was added.

@@ -122,20 +122,21 @@ def _ordered(cases: Iterable[CaseKey]) -> list[CaseKey]:
 
 def _group(key: GroupKey, cases: Mapping[CaseKey, BoardCase], index: Mapping[str, int]) -> JsonObject:
     """The points of all series stand one after the other; `n` says how many a series has."""
-    ordered = [(i, case, cases[case]) for i, case in enumerate(_ordered(cases))]
-    series = [(i, index[name], one) for i, _, case in ordered for name, one in case.series.items()]
-    best = [(i, run, [index[name] for name in names]) for i, _, case in ordered for run, names in case.fastest]
+    ordered = [cases[case] for case in _ordered(cases)]
+    series = [(i, index[name], points) for i, case in enumerate(ordered) for name, points in case.series.items()]
+    best = [(i, run, [index[name] for name in names]) for i, case in enumerate(ordered) for run, names in case.fastest]
+    points = [point for _, _, points in series for point in points]
     return {
         **key._asdict(),
-        "case": [case.size for _, case, _ in ordered],
-        "bytes": column([case.bytes for _, _, case in ordered]),
-        "in_l2": [int(case.in_l2) for _, _, case in ordered],
-        "series": {"case": [i for i, _, _ in series], "backend": [i for _, i, _ in series], "n": [len(one.runs) for _, _, one in series]},
+        "case": [case.size for case in _ordered(cases)],
+        "bytes": column([case.bytes for case in ordered]),
+        "in_l2": [int(case.in_l2) for case in ordered],
+        "series": {"case": [i for i, _, _ in series], "backend": [i for _, i, _ in series], "n": [len(points) for _, _, points in series]},
         "points": {
-            "run": [run for _, _, one in series for run in one.runs],
-            "us": column([us for _, _, one in series for us in one.us], 4),
-            "copy": [round(1000 * share) if share else None for _, _, one in series for share in one.of_copy],
-            "state": column([state for _, _, one in series for state in one.state]),
+            "run": [point.run for point in points],
+            "us": column([point.us for point in points], 4),
+            "copy": [round(1000 * point.of_copy) if point.of_copy else None for point in points],
+            "state": column([point.state for point in points]),
         },
         "fastest": {"case": [i for i, _, _ in best], "run": [run for _, run, _ in best], "names": [names for _, _, names in best]},
     }
