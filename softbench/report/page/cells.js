@@ -22,7 +22,7 @@ page.cells = (() => {
       { name: "error / bound", term: "bound", ...number("error_over_bound", page.digits) },
       { name: "labels", term: "label", ...word("labels") },
     ];
-    return [every[0], ...file, ...every.slice(1)].filter((column) => column === every[0] || column.name === "GB/s" || page.data.cells.case.some((_, cell) => column.text(cell) !== ""));
+    return [...every.slice(0, 3), ...file, ...every.slice(3)].filter((column) => column === every[0] || column.name === "GB/s" || page.data.cells.case.some((_, cell) => column.text(cell) !== ""));
   };
   const kind = (cell) => {
     const status = page.value(cell, "status");

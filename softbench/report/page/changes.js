@@ -15,7 +15,7 @@
       return made;
     };
     const box = make("div", "", { class: "forest" });
-    box.append(make("div", [make("span", ""), make("span", [make("span", `← ${left}`), make("span", `${right} →`)], { class: "ways" }), make("span", "")], { class: "line head", "aria-hidden": "true" }));
+    box.append(make("div", [make("span", ""), make("span", [make("span", `← ${left}, ${percent(Math.exp(-reach))}`), make("span", `${right}, ${percent(Math.exp(reach))} →`)], { class: "ways" }), make("span", "")], { class: "line head", "aria-hidden": "true" }));
     for (const { label, text, low, value, high, kind, hollow, open } of rows) {
       const track = make("span", [...(margin ? [span("margin", 1 / (1 + margin), 1 + margin)] : []), make("i", "", { class: "one" }), span("reach", low ?? value, high ?? value)], { class: "track" });
       const dot = make("i", "", { class: hollow ? "dot hollow" : "dot" });
@@ -82,7 +82,7 @@
 
   const STATE_KIND = { slower: "bad", broken: "bad", missing: "bad", ambiguous: "warn", faster: "good", new: "plain" };
   page.first.gate = () => {
-    const { verdicts } = page.data, MOST = 60;
+    const { verdicts } = page.data, MOST = 40;
     const kind = (i) => verdicts.gated[i] ? STATE_KIND[verdicts.state[i]] ?? "" : "plain";
     const fails = (i) => verdicts.gated[i] && STATE_KIND[verdicts.state[i]] === "bad";
     const known = verdicts.ratio.map((_, i) => i).filter((i) => verdicts.ratio[i] !== null);
@@ -115,9 +115,9 @@
   page.first.trend = () => {
     const { runs, panels } = page.data.trend, root = page.find("#trend-figure");
     const backends = [...new Set(panels.flatMap((panel) => Object.keys(panel.means)))];
-    // A backend that only older runs have has no look in the page's data.
-    backends.forEach((backend) => { page.data.looks[backend] ??= ["#7d858e", "#8d96a0", "o", "-"]; });
     if (panels.length) page.legend(root, backends.map((backend) => ({ backend, label: backend, dash: page.DASHES[page.dash(backend)] })));
+    const grid = make("div", "", { class: "grid" });
+    root.append(grid);
     for (const panel of panels) {
       const series = Object.entries(panel.means).map(([backend, means]) => ({
         backend, label: backend, dash: page.DASHES[page.dash(backend)], width: 1.6,
@@ -125,7 +125,7 @@
       }));
       const marks = panel.changes.map(([backend, run, text]) => ({ x: run, y: panel.means[backend][run], text }));
       const place = make("div", "", { class: "plot" });
-      root.append(make("figure", [make("figcaption", panel.title), place]));
+      grid.append(make("figure", [make("figcaption", panel.title), place]));
       page.chart(place, { label: `Trend, ${panel.title}`, series, axis: "run", y: { label: "fraction of copy", zero: false, one: true }, marks, labels: runs, height: 300 });
     }
     const table = make("table", [

@@ -24,7 +24,7 @@ page.chart = (() => {
   };
 
   /**
-   * A figure in `root`. `series` have backend, label, ink, dash, width and points of x, y, cell, hollow and text. `strip` has places with the
+   * A figure in `root`. `series` have backend, label, yardstick, dash, width and points of x, y, cell, hollow and text. `strip` has places with the
    * backends that are the fastest there. `marks` are texts at points. `labels` name the places of a trend.
    */
   return (root, { label, series, axis, y, strip = [], marks = [], labels = null, height = 340, open = page.panel.open }) => {
@@ -37,13 +37,18 @@ page.chart = (() => {
     });
     const wide = !labels && xs.at(-1) >= (xs.length <= 8 ? 4 : 32) * xs[0];
     const shown = (i) => !page.hidden.has(series[i].backend);
-    const colour = (one) => one.ink ? page.css("--ink") : page.colour(one.backend);
+    const colour = (one) => page.colour(one.backend);
     const ys = () => values.flatMap((some, i) => shown(i) ? some.filter((value) => value !== null) : []);
     const range = () => {
       const some = ys().sort((a, b) => a - b);
       if (!some.length) return y.log ? [1, 10] : [0, 1];
       const [low, high] = [some[0], some.at(-1)];
       if (y.log) return [low / 1.25, high * 1.25];
+      if (y.near) {
+        // The best at each place, and what is up to a tenth below it.
+        const best = xs.map((_, j) => Math.max(...values.map((some, i) => shown(i) && some[j] !== null ? some[j] : 0))).filter(Boolean);
+        return [0.9 * Math.min(...best), 1.02 * high];
+      }
       const bottom = y.zero && low < 0.75 * high ? 0 : Math.max(0, low - 0.08 * (high - low) - 0.02 * high);
       return [bottom, high + 0.06 * (high - bottom)];
     };
@@ -59,7 +64,7 @@ page.chart = (() => {
       series.forEach((one, i) => {
         if (!shown(i)) return;
         const path = new Path2D(page.MARKERS[one.marker ?? page.marker(one.backend)]);
-        const size = (one.points.length > 60 ? 0.45 : one.ink ? 0.5 : 0.8) * ratio;
+        const size = (one.points.length > 60 ? 0.45 : one.yardstick ? 0.5 : 0.8) * ratio;
         one.points.forEach((point) => {
           const place = at(i, column.get(point.x));
           if (point.y === null || !inside(place)) return;
@@ -80,15 +85,13 @@ page.chart = (() => {
     const drawNames = (context, ratio) => {
       const wins = new Map();
       strip.forEach(({ names }) => names.forEach((name) => wins.set(name, (wins.get(name) ?? 0) + 1)));
-      const seen = new Set();
-      const ends = [];
+      const last = new Map();
       series.forEach((one, i) => {
-        if (!shown(i) || seen.has(one.label)) return;
-        const j = values[i].findLastIndex((value, k) => value !== null && inside(at(i, k)));
-        if (j < 0) return;
-        seen.add(one.label);
-        ends.push({ one, i, j, y: at(i, j)[1], rank: wins.get(one.backend) ?? (one.ink ? 0.5 : 0) });
+        const j = shown(i) ? values[i].findLastIndex((value, k) => value !== null && inside(at(i, k))) : -1;
+        if (j < 0 || j <= (last.get(one.label)?.j ?? -1)) return;
+        last.set(one.label, { one, i, j, y: at(i, j)[1], rank: wins.get(one.backend) ?? (one.yardstick ? 0.5 : 0) });
       });
+      const ends = [...last.values()];
       const step = 14 * ratio;
       const room = narrow() ? 4 : Math.floor(u.bbox.height / step);
       const kept = ends.sort((a, b) => b.rank - a.rank || a.y - b.y).slice(0, room).sort((a, b) => a.y - b.y);
@@ -304,17 +307,16 @@ page.chart = (() => {
   };
 })();
 
-/** A legend whose names hide and show their lines in all figures. `entries` have backend, label, ink and dash; `key` explains dashes. */
+/** A legend whose names hide and show their lines in all figures. `entries` have backend, label and dash; `key` explains dashes. */
 page.legend = (root, entries, key = []) => {
-  const sample = (dash, marker, backend, ink) => {
+  const sample = (dash, backend) => {
     const line = page.svg("line", { x1: 1, x2: 33, y1: 6, y2: 6, "stroke-dasharray": dash.join(" ") });
-    const made = page.svg("svg", { width: 34, height: 12, "aria-hidden": "true", class: ink ? "ink" : "" }, marker ? [line, page.svg("path", { d: page.MARKERS[marker], transform: "translate(17 6)" })] : [line]);
-    if (backend && !ink) page.tint(made, backend);
-    return made;
+    const made = page.svg("svg", { width: 34, height: 12, "aria-hidden": "true" }, backend ? [line, page.svg("path", { d: page.MARKERS[page.marker(backend)], transform: "translate(17 6)" })] : [line]);
+    return backend ? page.tint(made, backend) : made;
   };
   const list = page.make("div", "", { class: "legend" });
-  for (const { backend, label, ink, dash } of entries) {
-    const button = page.make("button", [sample(dash, ink ? "" : page.marker(backend), backend, ink), label], { type: "button", "aria-pressed": String(!page.hidden.has(backend)), "data-name": backend });
+  for (const { backend, label, dash } of entries) {
+    const button = page.make("button", [sample(dash, backend), label], { type: "button", "aria-pressed": String(!page.hidden.has(backend)), "data-name": backend });
     button.addEventListener("click", () => {
       const hide = !page.hidden.has(backend);
       if (hide) page.hidden.add(backend); else page.hidden.delete(backend);
@@ -323,6 +325,6 @@ page.legend = (root, entries, key = []) => {
     });
     list.append(button);
   }
-  for (const [dash, text] of key) list.append(page.make("span", [sample(dash, "", null, true), text], { class: "key" }));
+  for (const [dash, text] of key) list.append(page.make("span", [sample(dash, null), text], { class: "key" }));
   root.append(list);
 };

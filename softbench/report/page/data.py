@@ -33,8 +33,11 @@ COMMAND_FLAGS = ("--plugin", "--device", "--threads")
 """Options of the run that the command of one cell repeats."""
 
 
-def data(sources: Sequence[Source]) -> JsonObject:
-    """The data of all cells, in the order of the files and their rows. The fastest backends are those of the last file."""
+def data(sources: Sequence[Source], backends: Sequence[str]) -> JsonObject:
+    """The data of all cells, in the order of the files and their rows. The fastest backends are those of the last file.
+
+    `backends`: all that the page draws; a trend has those of older files too.
+    """
     rows = [row for source in sources for row in source.rows]
     cases = {case: number for number, case in enumerate(dict.fromkeys(row.case for row in rows))}
     return {
@@ -42,7 +45,7 @@ def data(sources: Sequence[Source]) -> JsonObject:
         "cells": {**_cells(sources), "case": [cases[row.case] for row in rows]},
         "cases": _cases(cases, sources[-1].rows, len(rows) - len(sources[-1].rows)),
         "lines": _lines(rows, cases),
-        "looks": {name: _look(name) for name in dict.fromkeys(row.backend for row in rows)},
+        "looks": {name: _look(name) for name in backends},
         **_records(sources),
     }
 
@@ -67,14 +70,14 @@ def _cells(sources: Sequence[Source]) -> JsonObject:
 
 def _cases(cases: Mapping[CaseKey, int], rows: Sequence[Row], start: int) -> JsonObject:
     """The cases, and the fastest cell of each in `rows`, whose first row is the cell `start`; the cells that tie with it, its lead."""
-    numbers = {id(row): start + i for i, row in enumerate(rows)}
+    numbers = {(row.backend, row.case): start + i for i, row in enumerate(rows)}
     found = standings(rows)
     best = [found.get(case) for case in cases]
     return {
         "pass": column([_of_pass(case) for case in cases]),
         **{name: column([getattr(case, name) for case in cases]) for name in ("dtype", "M", "N", "shape")},
-        "best": [numbers[id(one.rows[0])] if one else None for one in best],
-        "tied": [[numbers[id(row)] for row in one.tied] if one else [] for one in best],
+        "best": [numbers[one.rows[0].backend, one.rows[0].case] if one else None for one in best],
+        "tied": [[numbers[row.backend, row.case] for row in one.tied] if one else [] for one in best],
         "lead": column([one.lead if one else None for one in best]),
         "unknown": [int(one.unknown) if one else 0 for one in best],
     }

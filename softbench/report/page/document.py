@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -125,16 +126,16 @@ def _environment() -> Environment:
 
 def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
     """The values of the templates."""
-    sources = _in_order(sources)
+    sources = [replace(source, rows=list(source.rows)) for source in _in_order(sources)]  # rows of a file are made as they are read
     shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
     every = [row for source in shown for row in source.rows]
     values, more = _compared(sources, gate)
     used = {label for row in every for label in row.labels.split()}
-    data = page_data.data(shown)
+    data = page_data.data(shown, list(dict.fromkeys(row.backend for source in sources for row in source.rows)))
     return {
         "title": f"softbench: {last.device}",
         "subtitle": f"{', '.join(source.name for source in shown)}: {count(len(every), 'cell')}",
-        "parts": [*(part for part in (COMPARISON, GATE, TREND) if part.id in values), *FIXED],
+        "parts": [*(part for part in (TREND, COMPARISON, GATE) if part.id in values), *FIXED],
         "data": embedded({**data, **more, "terms": terms()}),
         "drawn": any(line["axis"] for line in data["lines"]) or "trend" in more,
         "of_file": last.name if len(sources) > 1 else "",

@@ -22,7 +22,7 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
   columns.forEach((column, i) => {
     const longest = Math.max(column.name.length + 3, ...sample.map((row) => String(column.text(row)).length + (i ? 0 : 1)));
     const col = page.make("col");
-    col.style.width = `${Math.min(column.widest ?? 46, longest) * 7.2 + 18}px`;
+    col.style.width = `${Math.min(column.widest ?? 46, longest) * 7.6 + 18}px`;
     sizes.append(col);
     const button = page.make("button", column.name, { type: "button", ...(column.term ? { "data-term": column.term } : {}) });
     const cell = page.make("th", [button], { scope: "col", ...(column.number ? { class: "n" } : {}) });
@@ -78,7 +78,13 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     waiting = true;
     requestAnimationFrame(() => { waiting = false; render(); });
   });
-  new ResizeObserver(() => { render(); measure(); }).observe(scroller);
+  let tall = 0;
+  new ResizeObserver(() => {
+    if (scroller.clientHeight === tall) return;
+    tall = scroller.clientHeight;
+    render();
+    measure();
+  }).observe(scroller);
 
   const go = (row, focus = true) => {
     selected = row;

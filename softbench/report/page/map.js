@@ -101,7 +101,8 @@ page.map = (() => {
     if (shaped || Math.min(ms.length, ns.length) === 1 || numbers.length < 0.6 * ms.length * ns.length) {
       // A line, or few of the grid's fields are known, so each field says its shape.
       const [head, other, heads] = ms.length <= ns.length ? [M, N, ms] : [N, M, ns], letters = head === M ? ["M", "N"] : ["N", "M"];
-      const rows = shaped ? [["", numbers]] : heads.map((one) => [`${letters[0]} ${one}`, numbers.filter((number) => head[number] === one).sort((a, b) => other[a] - other[b])]);
+      const flows = shaped || numbers.length < 1.5 * heads.length;
+      const rows = flows ? [["", [...numbers].sort((a, b) => N[a] - N[b] || M[a] - M[b])]] : heads.map((one) => [`${letters[0]} ${one}`, numbers.filter((number) => head[number] === one).sort((a, b) => other[a] - other[b])]);
       table.classList.add("loose");
       for (const [name, some] of rows) {
         const line = page.make("tr");
@@ -109,7 +110,7 @@ page.map = (() => {
         const fields = page.make("td", "", { class: "fields" });
         for (const number of some) {
           const place = make(number, "div");
-          place.prepend(page.make("small", shaped ? shape[number] : `${letters[1]} ${other[number]}`));
+          place.prepend(page.make("small", flows ? page.size(number) : `${letters[1]} ${other[number]}`));
           fields.append(place);
         }
         line.append(fields);

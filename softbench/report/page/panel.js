@@ -70,7 +70,7 @@ page.panel = (() => {
     const title = (text, term) => found.push(make("h3", term ? [page.term(term, text)] : text));
     const facts = [
       ["median", "median", page.value(cell, "median_us") && page.micros(page.value(cell, "median_us"))], ["interval", "95 % interval", page.interval(cell)],
-      ["bandwidth", "bandwidth", page.bandwidth(cell) && `${page.bandwidth(cell)} GB/s`], ["fraction of copy", "of copy", page.value(cell, "of_copy") && page.percent(page.value(cell, "of_copy"))],
+      ["bandwidth", "bandwidth, GB/s", page.bandwidth(cell)], ["fraction of copy", "of copy", page.value(cell, "of_copy") && page.percent(page.value(cell, "of_copy"))],
       ["status", "status", page.value(cell, "status") === "ok" ? "" : page.value(cell, "status")], ["class", "class", page.value(cell, "class")],
       ["label", "labels", page.value(cell, "labels")],
     ].filter(([, , text]) => text);

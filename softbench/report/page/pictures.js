@@ -1,7 +1,7 @@
 // The figures of the overview and of the tabs of curves and maps, made from the page's data when they are first seen.
 page.pictures = (() => {
   const KIND_DASH = { "powers of two": [], "other multiples of 16 bytes": [2, 3], "other lengths": [7, 4] };
-  const LEAP = 8;
+  const LEAP = 8, BARS = 10;
   const FILE_DASH = [[6, 4], []];  // of two files, the older is dashed
 
   /** What can be drawn: a number of each cell. */
@@ -12,6 +12,7 @@ page.pictures = (() => {
     const peak = Math.max(0, ...(page.data.cells.gbps ?? []).filter(Boolean));
     if (has("gbps")) found.push({ name: "bandwidth", label: peak >= 1000 ? "bandwidth, TB/s" : "bandwidth, GB/s", of: (cell) => page.value(cell, "gbps") && page.value(cell, "gbps") / (peak >= 1000 ? 1000 : 1), zero: true, most: true });
     if (has("of_copy")) found.push({ name: "fraction of copy", label: "fraction of copy", of: (cell) => page.isYardstick(cell) || !page.value(cell, "gbps") ? null : page.value(cell, "of_copy"), zero: true, one: true, most: true });
+    if (has("of_copy")) found.push({ ...found.at(-1), name: "fraction of copy, near the fastest", near: true });
     if (has("speedup")) found.push({ name: `speed-up over ${page.data.cells.relative_to?.find(Boolean) ?? "the reference"}`, label: "speed-up", of: (cell) => page.isYardstick(cell) ? null : page.value(cell, "speedup"), log: true, one: true, text: (times) => `${page.ratio(times)}x`, most: true });
     found.push({ name: "median", label: "median", of: value("median_us"), log: true, text: page.micros });
     if (has("device_us")) found.push({ name: "device time", label: "device time", of: value("device_us"), log: true, text: page.micros });
@@ -43,8 +44,8 @@ page.pictures = (() => {
         if (y === null || y <= 0 || page.value(cell, "status") !== "ok") continue;
         const backend = page.value(cell, "backend"), file = page.value(cell, "file"), kind = kinds.get(axis[number]);
         const key = [file, kind, backend].join("\n");
-        const ink = page.isYardstick(cell);
-        if (!found.has(key)) found.set(key, { backend, ink, file, kind, label: backend, width: two ? (file ? 2 : 1.2) : 1.6, dash: two ? FILE_DASH[file] : KIND_DASH[kind]?.length ? KIND_DASH[kind] : ink ? [] : page.DASHES[page.dash(backend)], points: [] });
+        const yardstick = page.isYardstick(cell);
+        if (!found.has(key)) found.set(key, { backend, yardstick, file, kind, label: backend, width: two ? (file ? 2 : 1.2) : 1.6, dash: two ? FILE_DASH[file] : KIND_DASH[kind]?.length ? KIND_DASH[kind] : page.DASHES[page.dash(backend)], points: [] });
         found.get(key).points.push({ x: axis[number], y, cell, hollow: Boolean(page.data.cells.doubtful?.[cell]) });
       }
     }
@@ -60,7 +61,7 @@ page.pictures = (() => {
       return split.map((points) => ({ ...one, points }));
     });
     // The yardstick below, and the file before below the file after.
-    return parts.sort((a, b) => b.ink - a.ink || a.file - b.file);
+    return parts.sort((a, b) => b.yardstick - a.yardstick || a.file - b.file);
   };
   const strip = (line) => line.cases.filter((number) => page.data.cases.best[number] !== null)
     .map((number) => ({ x: page.data.cases[line.axis][number], names: page.names(number) })).sort((a, b) => a.x - b.x);
@@ -76,8 +77,8 @@ page.pictures = (() => {
       for (const number of line.cases) {
         for (const cell of cellsOf(number)) {
           const backend = page.value(cell, "backend");
-          const ink = page.isYardstick(cell);
-          if (!seen.has(backend) && page.value(cell, "median_us") !== null) seen.set(backend, { backend, ink, label: ink ? `${backend} (yardstick)` : backend, dash: page.data.files.length > 1 || ink ? [] : page.DASHES[page.dash(backend)] });
+          const label = page.isYardstick(cell) ? `${backend} (yardstick)` : backend;
+          if (!seen.has(backend) && page.value(cell, "median_us") !== null) seen.set(backend, { backend, label, dash: page.data.files.length > 1 ? [] : page.DASHES[page.dash(backend)] });
         }
       }
     }
@@ -86,14 +87,18 @@ page.pictures = (() => {
 
   /** Rows of bars for shapes that form no line. */
   const bars = (root, line, quantity) => {
+    const opened = new Set();
     const draw = () => {
       box.replaceChildren();
       for (const number of line.cases) {
         const some = cellsOf(number).filter((cell) => quantity.of(cell) !== null && !page.hidden.has(page.value(cell, "backend")));
         some.sort((a, b) => (quantity.most ? -1 : 1) * (quantity.of(a) - quantity.of(b)));
+        if (!some.length) continue;
         const most = Math.max(...some.map(quantity.of));
-        box.append(page.make("h4", page.size(number)));
-        for (const cell of some) {
+        const part = page.make("div", [page.make("h4", page.size(number))]);
+        box.append(part);
+        const shown = opened.has(number) ? some.length : BARS;
+        for (const cell of some.slice(0, shown)) {
           const bar = page.tint(page.make("i"), page.value(cell, "backend"));
           bar.style.width = `${100 * quantity.of(cell) / most}%`;
           const file = page.data.files.length > 1 ? `, ${page.data.files[page.value(cell, "file")].name}` : "";
@@ -101,13 +106,19 @@ page.pictures = (() => {
           button.addEventListener("click", () => page.panel.open(cell));
           button.addEventListener("mouseover", () => page.tip.show(page.describe(cell), button.getBoundingClientRect()));
           button.addEventListener("mouseout", page.tip.hide);
-          box.append(button);
+          part.append(button);
+        }
+        if (some.length > shown) {
+          const rest = page.make("button", `${some.length - shown} more`, { type: "button", class: "rest" });
+          rest.addEventListener("click", () => { opened.add(number); draw(); });
+          part.append(rest);
         }
       }
     };
     const box = page.make("div", "", { class: "bars" });
     root.append(page.make("p", quantity.label, { class: "help" }), box);
     draw();
+    if (!box.firstChild) box.textContent = `No cell here has this number: ${quantity.name}.`;
     page.redraws.add(draw);
     return { remove: () => { page.redraws.delete(draw); box.remove(); } };
   };
