@@ -241,6 +241,10 @@ def gate(folder: Path, number: int) -> list[Line]:
     return _linear(folder, number, "gate", lambda a, b: (*SOFTBENCH, "gate", "--baseline", a, b))
 
 
+def board(folder: Path, number: int) -> list[Line]:
+    return _linear(folder, number, "board", lambda a, b: (*SOFTBENCH, "board", a, b, "-o", folder / "board", "--no-pages"))
+
+
 def _linear(folder: Path, number: int, name: str, command: Callable[[Path, Path], tuple[str | Path, ...]]) -> list[Line]:
     """A command whose time must be linear: at most 1.3 times as much for a cell as in a file of a quarter of the cells."""
     large, small = (used(*command(*written(folder, size)), cwd=folder) for size in (number, number // 4))
@@ -327,7 +331,16 @@ def _record(case: Case, backend: str, unit: str) -> Record:
 
 
 MEASUREMENTS: dict[str, Callable[[Path, int], list[Line]]] = {
-    **{"show": show, "compare": compare, "load": load, "load-json": load_json, "merge": merge, "gate": gate, "report": report},
+    **{
+        "show": show,
+        "compare": compare,
+        "load": load,
+        "load-json": load_json,
+        "merge": merge,
+        "gate": gate,
+        "board": board,
+        "report": report,
+    },
     **{"plot": plot, "dry-run": dry_run, "journal": journal},
 }
 

@@ -90,9 +90,9 @@ class BoardCase:
         self.newest[row.backend] = Result(run, row, copy)
         if row.gbps and row.median_us:
             self.bytes = row.gbps * row.median_us * 1e3
-        self.in_l2 = row.in_l2
         point = Point(run, None, None, IMPLAUSIBLE if IMPLAUSIBLE in row.labels else row.status)
         if row.timed:
+            self.in_l2 = row.in_l2
             point = Point(run, row.median_us, row.of_copy, "doubtful" if row.doubtful else "")
         self.series.setdefault(row.backend, []).append(point)
 
