@@ -143,12 +143,14 @@ def process_sd(timings: Sequence[Timing], jitter_us: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The ratio of two medians."""
+    """The ratio of two medians, with its interval as `ratio` computes it."""
 
     value: float
+    """The ratio."""
     low: float
     """Lower end of its 95 % interval, which contains it."""
     high: float
+    """Upper end of its 95 % interval."""
 
     @property
     def parted(self) -> bool:

@@ -135,7 +135,7 @@ class Row:
 
     @property
     def ends(self) -> stats.Ends | None:
-        """The ends of the median's 95 % interval; None if it is unknown. In a file of another program it may lie beside the median."""
+        """The 95 % interval of the median, microseconds; None if unknown. In a file of another program it may lie beside the median."""
         if not (self.low_us and self.high_us and self.median_us):
             return None
         return min(self.low_us, self.median_us), max(self.high_us, self.median_us)
