@@ -1,6 +1,7 @@
 """The check cases with several calls find bugs in what a call leaves behind, and pass honest backends."""
 
 import random
+import time
 
 import pytest
 import torch
@@ -36,6 +37,25 @@ def test_a_bug_between_calls_is_found_by_its_case(bug):
     torch.set_grad_enabled(True)
     for honest in HONEST:
         assert grade(honest, bug.item, Direction.FORWARD, "fp32", "cpu")[0] == "pass"
+
+
+def test_a_busy_machine_makes_as_many_calls_as_an_idle_one():
+    """There a call waits for torch's other threads: here for 20 ms, nine times of ten."""
+    race = next(bug for bug in CALLS if bug.name == "race-once-in-400")
+    calls = []
+
+    def waiting(x):
+        calls.append(torch.get_num_threads())
+        end = time.thread_time() + (0.02 if calls[-1] > 1 and len(calls) % 10 else 0)
+        while time.thread_time() < end:
+            pass
+        return race.function(x)
+
+    torch.set_num_threads(2)
+    verdict, reason = grade(type(race)(race.name, waiting, race.item, race.rule), race.item, Direction.FORWARD, "fp32", "cpu")
+    assert verdict == "wrong", (verdict, reason)
+    assert calls.count(2) < 400 < calls.count(1)
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("bug", [bug for bug in CALLS if bug.in_run], ids=lambda bug: bug.name)
