@@ -31,8 +31,6 @@ LONG = 8
 """Letters from which a term of one word has a tooltip. Shorter ones, such as `case`, are also words of everyday English."""
 EVERYDAY = ("operation", "parameter", "direction", "override")
 """Longer terms that are such words too."""
-
-
 SEARCHED = {"glossary.md": 3, "measuring.md": 2, "troubleshooting.md": 2}
 """Pages that come earlier in a search, since they explain what others name."""
 RESULTS = ("results/h200", "results/h100")
