@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from softbench.core.case import YARDSTICK
 from softbench.core.outcome import Grade, Status
-from softbench.core.text import count, few, percent
+from softbench.core.text import count, few
 from softbench.report import answer, axes, style
 from softbench.report.figure_data import ANY, POWER, WHOLE, Quantity, Slice, kinds, shape
 from softbench.report.standings import standings
@@ -50,6 +50,7 @@ ROOM = 0.06  # below the lines of a cut axis
 DODGE = 0.7  # of the room of a shape that forms no line, over which its points are spread
 ANSWERS = ("fastest", "speed-up", "of copy")
 """The lines of the answer that a figure has above it (`softbench.report.answer`)."""
+BAR = 22  # points; the length of the mark of the yardstick at a shape that forms no line
 LEAP = 8
 """The largest factor between two places that a line of a kind joins. What lies between is another kind's."""
 Quantities = Callable[[Sequence[Row]], Sequence[Quantity]]
@@ -192,14 +193,13 @@ def _draw(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, *,
     far = _zoom(panel, drawn, shown) if zoomed else []
     drawn = [curve for curve in drawn if curve not in far]
     size, places = 0.75 if second else 1.0, sorted({place(row) for row in rows})
-    if not second:
+    if not (second and what.axis):  # the panels of a figure share the axis, and ticks at shapes are drawn by the last one
         _axis(panel, what, places)
-    _shade(panel, what, {place(row) for row in rows if row.in_l2}, places)
+    _shade(panel, what, {place(row) for curve in curves for row in curve.rows if row.in_l2}, places)
     lengths = kinds({getattr(row, what.axis) for row in rows}, what.dtype, what.axis) if what.axis else {}
-    named = list(dict.fromkeys(curve.backend for curve in reversed(drawn) if curve.style.named))
+    shifts = {} if what.axis else _shifts(curves)
     for level, curve in enumerate(drawn):
-        # Points of other shapes stand beside each other, the best backend first.
-        shift = DODGE * (named.index(curve.backend) / len(named) - 0.5) if not what.axis and curve.style.named else 0.0
+        shift = shifts.get(curve.backend, 0.0)
         by_place = {place(row): row for row in curve.rows}
         for kind, members in lengths.items():
             width, dash = LINES[kind]
@@ -213,6 +213,12 @@ def _draw(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, *,
     return far
 
 
+def _shifts(curves: Sequence[Curve]) -> dict[str, float]:
+    """How far the points of a shape that forms no line stand from its place, so that they stand beside each other, the best first."""
+    named = list(dict.fromkeys(curve.backend for curve in reversed(curves) if curve.style.named and not curve.yardstick))
+    return {name: DODGE * ((place + 0.5) / len(named) - 0.5) for place, name in enumerate(named)}
+
+
 def _points(panel: Axes, curve: Curve, by_place: Mapping[float, Row], shown: Quantity, size: float, level: float) -> None:
     """The points with their intervals. Doubtful ones are hollow."""
     from matplotlib.collections import LineCollection
@@ -224,7 +230,7 @@ def _points(panel: Axes, curve: Curve, by_place: Mapping[float, Row], shown: Qua
     if ends:
         bars = [((x, low), (x, high)) for x, (low, high) in ends.items()]
         panel.add_collection(LineCollection(bars, colors=own.colour, linewidth=0.9, alpha=0.55, zorder=level - 1), autolim=False)
-    size *= (2.6 if len(known) > MANY else 4.2) if own.named else 2.0
+    size *= (BAR if curve.yardstick else 2.6 if len(known) > MANY else 4.2) if own.named else 2.0
     for hollow in (False, True):
         xs = [x for x in known if (own.named and by_place[x].doubtful) == hollow]
         if xs and own.marker:
@@ -276,19 +282,20 @@ def _scale(panel: Axes, drawn: Sequence[Curve], shown: Quantity) -> None:
             where = panel.get_yaxis_transform()
             panel.annotate("datasheet peak", (1, peak), (-2, 2), where, "offset points", fontsize=6.5, ha="right")
     if shown.linear:
-        panel.yaxis.set_major_formatter(lambda value, _: percent(value) if value else "0")
+        panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     if shown.over:
         panel.axhline(1, color=INK, linewidth=0.9, zorder=1.9)
 
 
 def _zoom(panel: Axes, drawn: Sequence[Curve], shown: Quantity) -> list[Curve]:
     """Show the lines near 1 apart, if two lie on each other on an axis from 0, where 1 is a line too. Returns those further away."""
-    lines = [{row.case: value for row in curve.rows if (value := shown.value(row))} for curve in drawn if curve.style.named]
-    even = dict.fromkeys({case for line in lines for case in line}, 1.0)
+    named = [curve for curve in drawn if curve.style.named]
+    lines = [(curve.backend, {row.case: value for row in curve.rows if (value := shown.value(row))}) for curve in named]
+    even = (shown.over, dict.fromkeys({case for _, line in lines for case in line}, 1.0))
     alike: list[float] = []
-    for one, other in combinations([*lines, even], 2):
+    for (name, one), (another, other) in combinations([*lines, even], 2):
         apart = [abs(one[case] - other[case]) / panel.get_ylim()[1] for case in one.keys() & other.keys()]
-        if apart and median(apart) < ALIKE:
+        if name != another and apart and median(apart) < ALIKE:
             alike += [*one.values(), *other.values()]
     low = min(quantiles(alike, n=10)[0], 1.0) - ROOM if len(alike) >= MIN_ALIKE else 0.0
     if low < LOWEST or panel.get_yscale() != "linear":
@@ -342,7 +349,7 @@ def _beside(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, 
         middle = median(shown.value(row) or 0 for row in rows)
         below = curve in far
         y = low + (middle - 1) * (high - low) / 100 if below else min(max(shown.value(rows[-1]) or 0, low), high)
-        ends.append(axes.End(curve.label, place(rows[-1]), y, curve.style, number=shown.text(middle), joined=not below))
+        ends.append(axes.End(curve.label, place(rows[-1]), y, curve.style, number=shown.text(middle), joined=bool(what.axis) and not below))
     if far:
         panel.text(0.99, 0.015, "lines below this axis: see the bandwidth", transform=panel.transAxes, fontsize=6.5, ha="right")
     return [axes.entry(end) for end in axes.beside(panel, ends[::-1], long=overlaid)]
@@ -352,7 +359,9 @@ def _answer(runs: Runs, rows: Sequence[Row]) -> str:
     """Who is fastest, by how much, and how close to copy; empty for several runs, whose cells are not compared with each other."""
     if len(runs.sources) > 1:
         return ""
-    return "\n".join(f"{line.name}: {line.text}" for line in answer.lines(rows, standings(rows)) if line.name in ANSWERS)
+    return "\n".join(
+        f"{line.name}: {line.text.removesuffix(', see below')}" for line in answer.lines(rows, standings(rows)) if line.name in ANSWERS
+    )
 
 
 def _below(made: Figure, top: float, runs: Runs, panels: Sequence[Slice], shown: Quantity, key: Sequence[Any]) -> None:
