@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Unpack
 
 import pytest
 
 from softbench.api.backends import Backend, given
+from softbench.api.keywords import CheckKeywords, GateKeywords, Operations, RunKeywords, Words
 from softbench.api.measure import checked, compare, judged
-from softbench.api.options import Operations, keywords, known_only, takes, texts, words
+from softbench.api.options import keywords, known_only, takes, texts, words
 from softbench.core.case import OPERATION
 from softbench.core.errors import InconclusiveError, SoftbenchError, UsageError
 from softbench.core.text import count, margin as shown_margin, percent
-from softbench.plan.declare import Words
 
 if TYPE_CHECKING:
     from softbench.gate.verdicts import GateReport, Verdict
@@ -67,7 +67,7 @@ class Softbench:
         dtype: Words = None,
         direction: Words = "forward",
         case: str = ALL,
-        **options: Any,
+        **options: Unpack[CheckKeywords],
     ) -> None:
         """Assert that `fn` is correct in the check cases of the operation: shapes, layouts and values, in all dtypes or in these.
 
@@ -90,7 +90,7 @@ class Softbench:
         op: Operations = None,
         config: str | Path | None = None,
         case: str = ALL,
-        **options: Any,
+        **options: Unpack[GateKeywords],
     ) -> None:
         """Assert that `new` is correct and not more than `margin` slower than `old`, as `softbench.run_gate` finds. .03 is 3 %.
 
@@ -125,7 +125,7 @@ class Softbench:
         config: str | Path | None = None,
         quick: bool = False,
         case: str = ALL,
-        **options: Any,
+        **options: Unpack[RunKeywords],
     ) -> None:
         """Assert that `fn` is correct and reaches this fraction of the bandwidth of `copy` in every cell, as `softbench.compare` finds.
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from softbench.api.backends import Backend, Given, given
-from softbench.api.options import Operations, given_settings, known_only, operations, path, takes, texts, words
+from softbench.api.keywords import CheckKeywords, GateKeywords, Operations, RunKeywords, Words
+from softbench.api.options import given_settings, known_only, operations, path, takes, texts, words
 from softbench.api.progress import watched
 from softbench.core.case import OPERATION
 from softbench.core.errors import UsageError
-from softbench.plan.declare import Words
 from softbench.plugins.source import split_alias, split_function
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def compare(
     output: str | Path = RESULTS,
     quick: bool = False,
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[RunKeywords],
 ) -> Result:
     """Check and time backends on every shape, as `softbench run` does: isolated, interleaved, with the same files.
 
@@ -102,7 +102,7 @@ def run_gate(
     config: str | Path | None = None,
     output: str | Path = RESULTS / "gate",
     progress: bool | None = None,
-    **options: Any,
+    **options: Unpack[GateKeywords],
 ) -> GateReport:
     """Judge whether `candidate` is slower than `reference`, as `softbench gate --candidate --reference` does.
 
@@ -177,7 +177,7 @@ def check(
     case: str | Sequence[str] = "*",
     dtype: Words = None,
     direction: Words = None,
-    **options: Any,
+    **options: Unpack[CheckKeywords],
 ) -> CheckReport:
     """Check backends on difficult shapes, layouts, values and gradients, as `softbench check` does. Nothing is timed.
 

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, signature
 from os import PathLike
 from pathlib import Path
 from types import UnionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from softbench.api.backends import Given
+from softbench.api.keywords import KEYWORDS, Operations
 from softbench.core.case import Value, value_text
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.text import did_you_mean, one_line
-from softbench.plan.settings import SETTINGS, of_command
+from softbench.plan.settings import SETTINGS
 
-Operations = str | PathLike[str] | Sequence[str | PathLike[str]] | None
-"""An operation's name, the Python file of one, or several."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def keywords(command: str) -> list[str]:
-    """The settings that the function of a command has as keywords. Each means what the option of its name does."""
-    return [one.name for one in of_command(command) if one.python is not False and one.name not in ("backends", "op", "config")]
+def keywords(command: str) -> dict[str, Any]:
+    """The settings that the function of a command has as keywords, with their types. Each means what the option of its name does."""
+    hints = get_type_hints(KEYWORDS[command])
+    return {name: hints[name] for name in SETTINGS if name in hints}
 
 
 def takes(command: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
@@ -33,8 +33,7 @@ def takes(command: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         own = [one for one in signature(function).parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        found = [SETTINGS[name] for name in keywords(command) if name not in signature(function).parameters]
-        more = [Parameter(one.name, Parameter.KEYWORD_ONLY, default=None, annotation=one.python or one.kind) for one in found]
+        more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in keywords(command).items()]
         function.__signature__ = signature(function).replace(parameters=[*own, *more])  # type: ignore[attr-defined]
         return function
 
@@ -66,7 +65,7 @@ def path(value: object, argument: str) -> Path:
 
 def known_only(options: Mapping[str, object], command: str) -> None:
     """Raises TypeError for an argument that the function of a command does not have, as Python does for its own functions."""
-    names = keywords(command)
+    names = [*keywords(command)]
     if unknown := [name for name in options if name not in names]:
         raise TypeError(f"unknown argument '{unknown[0]}'; {did_you_mean(unknown[0], names)}known are {', '.join(names)}")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -17,10 +17,6 @@ RUN, MEASUREMENTS, EVERY = ("run",), ("run", "gate"), ("run", "gate", "check")
 
 Reader = Callable[[Any, str], Any]
 """The valid value of a setting from a given one, and the place of the given one. Raises UsageError, which begins with the place."""
-Axis = int | str | Iterable[int | str]
-"""In Python the values of an axis: `4096`, `[256, 512]`, `range(256, 8192, 256)`, or a text such as `"256:8192:*2"`."""
-Words = str | Iterable[str] | Any
-"""In Python one or several words. A dtype may be one of torch: `torch.bfloat16`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +48,6 @@ class Setting:
     words: str | tuple[str, ...] = ()
     """The words that the shell completes, or the name of the function in `softbench.cli.completion` that finds them."""
     commands: tuple[str, ...] = EVERY
-    python: Any = None
-    """The type of the keyword, if it is not that of the option; False for a setting that is no keyword."""
 
     @property
     def flag(self) -> str:

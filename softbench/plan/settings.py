@@ -127,9 +127,8 @@ class Settings:
         kind=list[Path],
         repeats=True,
         metavar="FILE",
-        python=str | Path | list[str | Path],
     )
-    device: str = setting("auto", "`auto`, `cpu`, `cuda` or `cuda:K`.", device, WHAT, kind=str, words=("auto", "cpu", "cuda"), python=Any)
+    device: str = setting("auto", "`auto`, `cpu`, `cuda` or `cuda:K`.", device, WHAT, kind=str, words=("auto", "cpu", "cuda"))
     threads: int | None = setting(
         None,
         "CPU threads of torch in each worker; without this key torch's own number. Only on the CPU.",
@@ -197,7 +196,6 @@ class Settings:
         kind=str,
         metavar="DURATION",
         commands=RUN,
-        python=float | str,
     )
     seed: int = setting(0, "Seed of the inputs.", whole(0, 2**31 - 1), RARE, kind=int, affects=True)
     relative_to: str = setting("torch", "The reference backend of the speed-ups.", word, WHAT, kind=str, words="backends", commands=RUN)
@@ -241,7 +239,6 @@ class Settings:
         kind=str,
         commands=RUN,
         affects=True,
-        python=False,
     )
     yardstick: bool = True
     """Measure the yardstick too. A run always does; an A/B run does not need it. No source sets this."""
@@ -253,7 +250,6 @@ class Settings:
         RARE,
         parse=parse_timeout,
         help="Deadlines in seconds: one number for all phases, or PHASE=SECONDS for some.",
-        python=float | str | Mapping[str, float],
     )
 
     def measuring(self) -> dict[str, object]:

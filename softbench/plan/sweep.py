@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
-from os import PathLike
 
-from softbench.core.case import AT_DIM, DIMS, DTYPES, MAX_CELLS, OPERATION, PRESET, Case, CaseKey, Direction, Value, shape_of
+from softbench.core.case import AT_DIM, DIMS, DTYPES, MAX_CELLS, OPERATION, PRESET, Case, CaseKey, Direction, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
 from softbench.ops.registry import NAMES as BUILT_IN, operation
-from softbench.plan.declare import EVERY, Axis, Words, axis, declared
+from softbench.plan.declare import EVERY, axis, declared
 from softbench.plan.grammar import (
     DEFAULTS,
     Given,
@@ -35,34 +34,27 @@ LAST = -1
 class Sweep:
     """The cartesian product of its axes: M and N, or shape and dim in their place."""
 
-    M: tuple[int, ...] = axis(
-        (), parse_axis, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", shown="of --config", python=Axis
-    )
-    N: tuple[int, ...] = axis((), parse_axis, "Columns, the reduced axis; written like --M.", shown="of --config", python=Axis)
+    M: tuple[int, ...] = axis((), parse_axis, "Rows: 4096, or 256,1024, or 256:8192:256, or 256:65536:*2.", shown="of --config")
+    N: tuple[int, ...] = axis((), parse_axis, "Columns, the reduced axis; written like --M.", shown="of --config")
     shape: tuple[str, ...] = axis(
         (),
         parse_shapes_or_presets,
         "In place of --M and --N: 8x16x1024x1024, a preset such as vocabularies, or several.",
         shown="M by N",
-        python=str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]],
     )
     """Texts such as `8x16x1024x1024`; one with `@dim1` has its own dimension. A name is a preset of the operation."""
     dim: tuple[int, ...] = axis(
         (LAST,),
         parse_dims,
         "The reduced dimension of --shape: -1 is the last, 0 the first; or several: -1,1.",
-        python=int | str | Sequence[int],
     )
-    dtype: tuple[str, ...] = axis(
-        ("fp32",), parse_dtypes, "fp32, fp16, bf16, or several.", words=tuple(DTYPES), commands=EVERY, python=Words
-    )
+    dtype: tuple[str, ...] = axis(("fp32",), parse_dtypes, "fp32, fp16, bf16, or several.", words=tuple(DTYPES), commands=EVERY)
     direction: tuple[Direction, ...] = axis(
         (Direction.FORWARD,),
         parse_directions,
         "forward, backward, both (autograd), fused (output and gradient in one call), or several.",
         words=tuple(direction.value for direction in Direction),
         commands=EVERY,
-        python=Words,
     )
     op: tuple[str, ...] = axis(
         (OPERATION,),
@@ -70,7 +62,6 @@ class Sweep:
         "Operations, by name or Python file; softbench list --ops has the names.",
         words=BUILT_IN,
         commands=EVERY,
-        python=str | PathLike[str] | Sequence[str | PathLike[str]],
     )
     set: tuple[Given, ...] = axis(
         DEFAULTS,
@@ -81,7 +72,6 @@ class Sweep:
         shown="the defaults",
         metavar="NAME=VALUE",
         commands=EVERY,
-        python=Mapping[str, Value] | str | Sequence[Mapping[str, Value] | str],
     )
 
     def extents(self, op: str) -> Iterator[tuple[int, int, str]]:

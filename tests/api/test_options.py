@@ -1,6 +1,7 @@
 """Arguments of Python are the options of the command line: their words, read by the command line, give the same settings."""
 
 import inspect
+import typing
 from pathlib import Path
 
 import numpy
@@ -10,10 +11,11 @@ import typer
 
 import softbench
 from softbench.api.backends import given
+from softbench.api.keywords import KEYWORDS
 from softbench.api.options import as_arguments, given_settings, keywords, operations, texts, words
 from softbench.cli.main import app
 from softbench.core.errors import ResultsError, UsageError
-from softbench.plan.settings import from_flags, of_command
+from softbench.plan.settings import SETTINGS, from_flags, of_command
 
 CALLS = {
     "numbers": {"M": 4096, "N": [1024, 4096], "rounds": 4, "max_rounds": 8, "precision": 0.01, "seed": 3, "processes": 2, "timeout": 30},
@@ -104,6 +106,11 @@ def test_errors_name_arguments_and_keep_command_lines(text, shown):
     assert str(raised.value) == (shown or f"out {text.removeprefix('-o ')}")
 
 
+def signature_of_checkers(function):
+    """The type of the keywords as the source has it."""
+    return eval(function.__annotations__["options"], vars(inspect.getmodule(function)))
+
+
 @pytest.mark.parametrize(
     ("function", "command", "positional"),
     [(softbench.compare, "run", {"backends", "judge"}), (softbench.run_gate, "gate", set()), (softbench.check, "check", {"backends"})],
@@ -113,7 +120,11 @@ def test_help_shows_the_options_of_the_command_as_keywords(function, command, po
     shown = inspect.signature(function).parameters
     assert options <= shown.keys()
     assert "options" not in shown
-    assert shown["seed"].annotation is int
+    for name, kind in keywords(command).items():  # what editors and type checkers see
+        assert name in options and shown[name].annotation == kind
+        if SETTINGS[name].kind in (int, float):
+            assert SETTINGS[name].kind in (kind, *typing.get_args(kind)), name
+    assert signature_of_checkers(function) == typing.Unpack[KEYWORDS[command]]
 
 
 def test_errors_about_a_configuration_name_it_and_the_key():
