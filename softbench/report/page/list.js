@@ -47,24 +47,29 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     keyed.sort(([a], [b]) => missing(a) - missing(b) || (down ? -1 : 1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
     sorted = keyed.map(([, row]) => row);
   };
-  const make = (row, place) => {
-    const line = page.make("tr", columns.map((column, i) => {
-      const text = String(column.text(row));
-      const cell = page.make(i ? "td" : "th", i || !open ? text : [page.make("button", text, { type: "button", tabindex: row === (selected ?? sorted[0]) ? "0" : "-1" })], i ? {} : { scope: "row" });
-      if (column.number) cell.className = "n";
-      if (text.length > 12) cell.title = text;
-      if (column.tint?.(row)) page.tint(cell, column.tint(row)).classList.add("tinted");
-      return cell;
-    }), { "data-row": row, "aria-rowindex": place + 2, class: `${kind(row)} ${row === selected ? "selected" : ""}`.trim() });
-    return line;
-  };
+  const make = (row) => page.make("tr", columns.map((column, i) => {
+    const text = String(column.text(row));
+    const cell = page.make(i ? "td" : "th", i || !open ? text : [page.make("button", text, { type: "button" })], i ? {} : { scope: "row" });
+    if (column.number) cell.className = "n";
+    if (text.length > 12) cell.title = text;
+    return cell;
+  }), { "data-row": row, class: kind(row) });
+  let made = new Map();
   const render = () => {
     const from = all ? 0 : Math.max(0, Math.floor(scroller.scrollTop / height) - MARGIN);
     const to = all ? Math.min(sorted.length, all) : Math.min(sorted.length, from + Math.ceil((scroller.clientHeight || 700) / height) + 2 * MARGIN);
     spaces[0].firstChild.style.height = `${from * height}px`;
     spaces[1].firstChild.style.height = all ? "0px" : `${(sorted.length - to) * height}px`;
     const focused = document.activeElement?.closest?.("tr")?.dataset.row;
-    body.replaceChildren(spaces[0], ...sorted.slice(from, to).map((row, i) => make(row, from + i)), spaces[1]);
+    // A row that is shown already keeps its element, so that a click or the focus on it is not lost.
+    made = new Map(sorted.slice(from, to).map((row) => [row, made.get(row) ?? make(row)]));
+    let place = from + 1;
+    for (const [row, line] of made) {
+      line.setAttribute("aria-rowindex", place += 1);
+      line.classList.toggle("selected", row === selected);
+      line.querySelector("button")?.setAttribute("tabindex", row === (made.has(selected) ? selected : sorted[from]) ? "0" : "-1");
+    }
+    body.replaceChildren(spaces[0], ...made.values(), spaces[1]);
     table.setAttribute("aria-rowcount", sorted.length + 1);
     if (focused !== undefined) page.find(`tr[data-row="${focused}"] button`, body)?.focus({ preventScroll: true });
   };
@@ -113,6 +118,7 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
   }
   sort();
   render();
+  measure();
   return {
     /** Show these rows only, in the chosen order. */
     show(rows) { shown = rows; sort(); scroller.scrollTop = 0; render(); },
