@@ -31,8 +31,8 @@ LONG = 8
 """Letters from which a term of one word has a tooltip. Shorter ones, such as `case`, are also words of everyday English."""
 EVERYDAY = ("operation", "parameter", "direction", "override")
 """Longer terms that are such words too."""
-SEARCHED = {"glossary.md": 3, "measuring.md": 2, "troubleshooting.md": 2}
-"""Pages that come earlier in a search, since they explain what others name."""
+SEARCHED = {"glossary.md": 5, "measuring.md": 5, "troubleshooting.md": 5, "commands.md": 2, "api": 0.2, "kernels": 0.2}
+"""Pages and folders that come earlier or later in a search: first what explains a word, last designs and signatures."""
 RESULTS = ("results/h200", "results/h100")
 BOARD = "board/demo/"
 """Where the site has the board of these folders, below the page that explains boards."""
@@ -72,7 +72,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         page.meta["hide"] = ["navigation"]  # it has no neighbours
     if here == "board.md":
         markdown = markdown.replace("\n\n", "\n\n<a href='demo/'>The board of this repository's results</a>\n\n", 1)
-    page.meta["search"] = {"boost": SEARCHED.get(here, 1)}
+    page.meta["search"] = {"boost": SEARCHED.get(here.partition("/")[0], 1)}
 
     def moved(match: re.Match[str]) -> str:
         return os.path.relpath(_place(_in_repository(here, match[1])), PurePosixPath(here).parent)
