@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple
+from heapq import nsmallest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,14 +17,16 @@ from softbench.cli.actions import note, printed, read, results_file, wrote_to_st
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.text import one_line, printable, unknown
+from softbench.core.text import count, one_line, printable, unknown
 from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
-    from softbench.results.compare import Pair
+    from softbench.results.compare import Pair, Tally
     from softbench.results.rows import Row
 
 LATEST = Path("results") / "latest.csv"
+LINES = 30
+"""The cells of `compare`'s table, unless more are asked for."""
 COMPARE_EPILOG = (
     "Exit codes: 0 fine; 1 with --exit-code, if a cell is worse; 2 usage or unreadable input; 3 other devices, or no common cell."
 )
@@ -285,25 +288,28 @@ def compare(
     a: ResultsFile,
     b: ResultsFile,
     threshold: Threshold = None,
+    every: Annotated[
+        bool, typer.Option("--all", help=f"Print every cell, not only the {LINES} that changed most.", rich_help_panel=OUTPUT)
+    ] = False,
     only_changed: Annotated[
-        bool, typer.Option("--only-changed", help="Leave out the cells whose change is within noise.", rich_help_panel=OUTPUT)
+        bool, typer.Option("--only-changed", help="Print every cell that changed, and no cell within noise.", rich_help_panel=OUTPUT)
     ] = False,
     sort: Order = "change",
     exit_code: ExitCode = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)] = False,
     json: Annotated[
         Path | None,
-        typer.Option(metavar="FILE|-", help="Write the comparison as JSON; - is stdout, without the table.", rich_help_panel=OUTPUT),
+        typer.Option(metavar="FILE|-", help="Write every cell as JSON; - is stdout, without the table.", rich_help_panel=OUTPUT),
     ] = None,
 ) -> None:
     """Compare two results files cell by cell: the ratio of bandwidths, without the drift of the machine that copy shows.
 
-    A cell is faster or slower if the 95 % interval of its change does not contain 1, and the change is beyond the threshold. A doubtful
-    cell is neither. A line below the table counts these cells, and those without a result in a file. softbench gate judges whether a
-    backend became slower.
+    The first line is that drift. The table has the cells that changed most beyond it. A cell is faster or slower if the 95 % interval of
+    its change does not contain 1, and the change is beyond the threshold. A doubtful cell is neither. Cells of two timers are not compared.
+    The last line counts all cells. softbench gate judges whether a backend became slower.
     """
     from softbench.gate.unpaired import MARGIN
-    from softbench.results.compare import ORDERS, cards_note, drift, pairs, summary, timers_note, without_results
+    from softbench.results.compare import ORDERS, READS, Tally, TwoFiles
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
@@ -313,39 +319,70 @@ def compare(
         raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
     least, margin = (0.0, MARGIN) if threshold is None else (threshold / 100, threshold / 100)
     a, b = results_file(a), results_file(b)
-    first, second = read(a), read(b)
+    first, second = read(a, READS), read(b, READS)
     names = (one_line(str(a)), one_line(str(b)))
-    compared = pairs(first, second, least)
-    if not compared:
-        raise UsageError(f"{a} and {b}: neither file has a cell with a result")
     devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
-    if all(pair.missing for pair in compared):
-        raise InconclusiveError(f"{a} ({devices[0]}) and {b} ({devices[1]}) share no cell with a result; softbench show FILE lists them")
-    common = sorted((pair for pair in compared if not pair.missing and (pair.changed or not only_changed)), key=ORDERS[sort])
-    head = [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
-    head += [moved_by] if (moved_by := drift(first, second).text) else []
-    counts = summary(compared, without_results(first, second))
-    if not wrote_to_stdout(lambda: _document(names, devices, 100 * least, moved_by, common, counts), json):
-        _compare(head, common, counts, markdown=markdown)
+    both, worse = TwoFiles(first, second), False
+    tally = Tally(both.without_results)
+
+    def counted() -> Iterator[Pair]:
+        """The cells of both files, or those that changed. All are counted."""
+        nonlocal worse
+        for pair in both.pairs(least):
+            tally.add(pair)
+            worse |= pair.worse(margin)
+            if not pair.missing and (pair.changed or ((every or json is not None) and not only_changed)):
+                yield pair
+
+    short = not (every or only_changed or json is not None)
+    shown = nsmallest(LINES, counted(), key=ORDERS[sort]) if short else sorted(counted(), key=ORDERS[sort])
+    _reject_nothing_common(tally, a, b, devices)
+    if not wrote_to_stdout(lambda: _document(names, devices, 100 * least, both.drift.text, shown, tally.text), json):
+        head = [both.drift.text or "no drift is taken off: copy has no clean result in both files"]
+        head += [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
+        table = shown if every or only_changed else [pair for pair in shown if pair.changed][:LINES]
+        _compare(head, table, [*_rest(tally, len(table), every=every), tally.text], markdown=markdown)
     if devices[0] == devices[1]:
         if different := _different_environments(a, b):
             note(f"the environments differ: {'; '.join(different)}")
-        for text in filter(None, (cards_note(first, second), timers_note(first, second))):
-            note(text)
+        if moved := both.cards_note:
+            note(moved)
     else:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)
-    raise typer.Exit(int(exit_code and any(pair.worse(margin) for pair in compared)))
+    raise typer.Exit(int(exit_code and worse))
+
+
+def _reject_nothing_common(tally: Tally, a: Path, b: Path, devices: Sequence[str]) -> None:
+    if not tally.cells:
+        raise UsageError(f"{a} and {b}: neither file has a cell with a result")
+    files = f"{a} ({devices[0]}) and {b} ({devices[1]})"
+    if tally.missing == tally.cells:
+        raise InconclusiveError(f"{files} share no cell with a result; softbench show FILE lists them")
+    if (refused := sum(tally.refused.values())) and tally.missing + refused == tally.cells:
+        raise InconclusiveError(f"{files} share no cell of one timer: {'; '.join(tally.refused)}; measure both with one --timer")
+
+
+def _rest(tally: Tally, shown: int, *, every: bool) -> list[str]:
+    """What the table leaves out, and the cells of two timers."""
+    found = [f"{count(cells, 'cell')} {verdict}; their ratio would compare the timers" for verdict, cells in tally.refused.items()]
+    if every:
+        return found
+    more = tally.changed - shown
+    same = tally.cells - tally.missing - tally.changed - sum(tally.refused.values())
+    left = [f"{count(more, 'more changed cell')}"] if more > 0 else []
+    left += [f"{count(same, 'cell')} without a change beyond noise"] if same else []
+    return [*found, f"not shown: {', '.join(left)}; --all shows every cell"] if left else found
 
 
 def _different_environments(a: Path, b: Path) -> list[str]:
     """How the environments of two results files differ, from the JSON beside each; none if one has no JSON."""
     from softbench.gate.environment_match import differences
     from softbench.gate.run_files import environment_and_units
-    from softbench.results.document import beside, load
+    from softbench.results.document import beside, load_header
 
     with suppress(ResultsError, KeyError, TypeError, ValueError):
-        first, second = (environment_and_units(load(beside(file)))[0] for file in (a, b))
+        first, second = (environment_and_units(load_header(beside(file)))[0] for file in (a, b))
         return differences(first, second)
     return []
 
@@ -365,15 +402,15 @@ def _document(
     return {**files, "threshold_percent": threshold, "drift": drift, "summary": summary, "cells": cells}
 
 
-def _compare(head: Sequence[str], shown: Sequence[Pair], summary: str, *, markdown: bool) -> None:
+def _compare(head: Sequence[str], shown: Sequence[Pair], below: Sequence[str], *, markdown: bool) -> None:
     from softbench.cli import output
     from softbench.report import markup, pair_table
 
     if markdown:
-        parts = ["\n".join(f"- {markup.safe(line)}" for line in head), pair_table.comparison_markdown(shown), markup.safe(summary)]
-        typer.echo("\n\n".join(parts))
+        parts = ["\n".join(f"- {markup.safe(line)}" for line in head), *([pair_table.comparison_markdown(shown)] if shown else [])]
+        typer.echo("\n\n".join([*parts, *map(markup.safe, below)]))
         return
     typer.echo("\n".join(head))
     if shown:
         output.show(pair_table.comparison(shown), output.console())
-    typer.echo(summary)
+    typer.echo("\n".join(below))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -33,7 +35,7 @@ class Pair:
     """`faster` or `slower` if the change is beyond the threshold and its interval does not contain 1, else `same`.
 
     It is `doubtful` in place of `faster` and `slower` if either cell has a label that casts doubt on it, and also without intervals. The
-    yardstick has the verdict `yardstick`. If a file lacks a result: which file, and why.
+    yardstick has the verdict `yardstick`. If a file lacks a result: which file, and why. Cells of two timers are `not compared`.
     """
     change: Ratio | None = None
     """`ratio` over that of `copy`, with its 95 % interval: what is left without the drift of the machine. None without intervals."""
@@ -46,7 +48,12 @@ class Pair:
     @property
     def changed(self) -> bool:
         """True if both files have the cell, and it is not the same in both."""
-        return self.verdict not in (SAME, YARDSTICK) and not self.missing
+        return self.verdict not in (SAME, YARDSTICK) and not self.missing and not self.refused
+
+    @property
+    def refused(self) -> bool:
+        """True if two timers took the times, so that their ratio says nothing of the backend."""
+        return self.verdict.startswith(REFUSED)
 
     @property
     def lost(self) -> bool:
@@ -70,6 +77,13 @@ UNTRIED = {Status.SKIPPED, Status.UNAVAILABLE}
 MISSING = "missing"
 SAME, FASTER, SLOWER, DOUBTFUL, YARDSTICK = "same", "faster", "slower", "doubtful", "yardstick"
 """The verdicts on a cell with a result in both files. `same`: within noise."""
+REFUSED = "not compared"
+"""The beginning of the verdict on a cell of two timers."""
+READS = (
+    *("backend", "direction", "M", "N", "dtype", "op", "shape", "unit", "status", "grade", "labels", "timer", "device"),
+    *("median_us", "low_us", "high_us", "gbps"),
+)
+"""The fields of rows that a comparison reads."""
 ORDERS: dict[str, Callable[[Pair], Any]] = {
     "change": lambda pair: (pair.verdict == DOUBTFUL, -pair.beyond_noise),
     "file": lambda pair: 0,
@@ -80,14 +94,14 @@ ORDERS: dict[str, Callable[[Pair], Any]] = {
 keep A's order."""
 
 
-@dataclass(frozen=True, slots=True)
 class Drift:
     """How the machine changed from A to B, as `copy` shows it. Ratios are those of bandwidths, B over A."""
 
-    by_case: Mapping[tuple[CaseKey, str], Ratio]
-    """The ratio of copy by case and unit, where no doubt is on either."""
+    def __init__(self, by_case: Mapping[tuple[CaseKey, str], Ratio]) -> None:
+        """`by_case`: the ratio of copy by case and unit, where no doubt is on either."""
+        self.by_case = by_case
 
-    @property
+    @cached_property
     def usual(self) -> Ratio | None:
         """The median over the cases, with an interval of the median; None if no case has copy in both files."""
         if not self.by_case:
@@ -122,41 +136,64 @@ class Drift:
         return f"copy is {way} (median of {size}); verdicts are relative to copy"
 
 
-def drift(a: Sequence[Row], b: Sequence[Row]) -> Drift:
-    """The drift of the machine between two files, by their yardstick."""
-    found = {}
-    for (_, case, unit), left, right in _joined(a, b):
-        if left and right and left.grade == right.grade == Grade.YARDSTICK and _clean(left, right) and (one := right.times_as_fast(left)):
-            found[case, unit] = one
-    return Drift(found)
-
-
-def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pair]:
-    """Every cell with a result in one of the files, in A's order. A change up to the threshold (0.05 is 5 %) is `same`.
+class TwoFiles:
+    """The cells of two files side by side: in A's order, then those of B only.
 
     If a file has a cell of several units, each unit is compared with itself, or with the other file's only unit.
     """
-    joined, moved = list(_joined(a, b)), drift(a, b)
-    return [_pair(key, left, right, moved, threshold) for key, left, right in joined if (left and left.gbps) or (right and right.gbps)]
+
+    def __init__(self, a: Sequence[Row], b: Sequence[Row]) -> None:
+        self._cells = [(unit, *both) for unit, left, right in _by_unit(a, b) for both in _joined(left, right)]
+        """The unit, and the row in each file."""
+
+    @cached_property
+    def drift(self) -> Drift:
+        """The drift of the machine, by the yardstick."""
+        found = {}
+        for unit, a, b in self._cells:
+            if a and b and a.grade == b.grade == Grade.YARDSTICK and _clean(a, b) and a.timer == b.timer and (one := b.times_as_fast(a)):
+                found[a.case, unit] = one
+        return Drift(found)
+
+    def pairs(self, threshold: float = 0.0) -> Iterator[Pair]:
+        """Every cell with a result in one of the files. A change up to the threshold (0.05 is 5 %) is `same`."""
+        return (_pair(unit, a, b, self.drift, threshold) for unit, a, b in self._cells if (a and a.gbps) or (b and b.gbps))
+
+    @property
+    def without_results(self) -> int:
+        """The number of cells without a bandwidth in both files, one of which tried it; `pairs` has none of them."""
+        both = [(a, b) for _, a, b in self._cells if a and b and not a.gbps and not b.gbps]
+        return sum(not {a.status, b.status} <= UNTRIED for a, b in both)
+
+    @property
+    def cards_note(self) -> str:
+        """How many compared cells another card measured in B than in A, in words; empty for none. Files without units are of any card."""
+        moved = sum(not same_card(a.unit, b.unit) for _, a, b in self._cells if a and b)
+        return f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth" if moved else ""
 
 
-def without_results(a: Sequence[Row], b: Sequence[Row]) -> int:
-    """The number of cells without a bandwidth in both files, one of which tried it; `pairs` has none of them."""
-    both = [(left, right) for _, left, right in _joined(a, b) if left and right and not left.gbps and not right.gbps]
-    return sum(not {left.status, right.status} <= UNTRIED for left, right in both)
+def drift(a: Sequence[Row], b: Sequence[Row]) -> Drift:
+    """The drift of the machine between two files, by their yardstick."""
+    return TwoFiles(a, b).drift
 
 
-def _joined(a: Sequence[Row], b: Sequence[Row]) -> Iterator[tuple[tuple[str, CaseKey, str], Row | None, Row | None]]:
-    """Backend, case and unit of each cell, and its row in both files."""
-    for unit, left_rows, right_rows in _by_unit(a, b):
-        first, second = ({(row.backend, row.case): row for row in rows} for rows in (left_rows, right_rows))
-        for key in dict.fromkeys([*first, *second]):
-            yield (*key, unit), first.get(key), second.get(key)
+def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pair]:
+    """Every cell with a result in one of the files (`TwoFiles.pairs`)."""
+    return list(TwoFiles(a, b).pairs(threshold))
+
+
+def _joined(a: Sequence[Row], b: Sequence[Row]) -> Iterator[tuple[Row | None, Row | None]]:
+    """The row of each cell in both files."""
+    second = {(row.backend, row.case): row for row in b}
+    for row in a:
+        yield row, second.pop((row.backend, row.case), None)
+    for row in second.values():
+        yield None, row
 
 
 def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row], Sequence[Row]]]:
     """The rows that are compared with each other, by unit; all of them together if both files have each cell once."""
-    if all(len({(row.backend, row.case) for row in rows}) == len(rows) for rows in (a, b)):
+    if all(len({row.unit for row in rows}) < 2 or len({(row.backend, row.case) for row in rows}) == len(rows) for rows in (a, b)):
         return [("", a, b)]
     first, second = (grouped(rows, lambda row: row.unit) for rows in (a, b))
     only_a, only_b = (next(iter(side.values())) if len(side) == 1 else [] for side in (first, second))
@@ -167,29 +204,16 @@ def _by_unit(a: Sequence[Row], b: Sequence[Row]) -> list[tuple[str, Sequence[Row
     return found
 
 
-def cards_note(a: Sequence[Row], b: Sequence[Row]) -> str:
-    """How many compared cells another card measured in B than in A, in words; empty for none. Files without units are of any card."""
-    moved = sum(not same_card(left.unit, right.unit) for _, left, right in _joined(a, b) if left and right)
-    return f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth" if moved else ""
-
-
-def timers_note(a: Sequence[Row], b: Sequence[Row]) -> str:
-    """How many compared cells another timer measured in B than in A, in words; empty for none."""
-    both = ((left.timer, right.timer) for _, left, right in _joined(a, b) if left and right and left.gbps and right.gbps)
-    moved = Counter(timers for timers in both if timers[0] != timers[1])
-    found = "; ".join(
-        f"{count(cells, 'cell')} timed by {old or 'no timer'} in A and by {new or 'no timer'} in B" for (old, new), cells in moved.items()
-    )
-    return f"{found}; such ratios compare the timers too" if found else ""
-
-
-def _pair(key: tuple[str, CaseKey, str], a: Row | None, b: Row | None, moved: Drift, threshold: float) -> Pair:
-    backend, case, unit = key
+def _pair(unit: str, a: Row | None, b: Row | None, moved: Drift, threshold: float) -> Pair:
+    row = a or b
+    assert row is not None
+    backend, case = row.backend, row.case
     a_gbps, b_gbps = a.gbps if a else None, b.gbps if b else None
     if a is None or b is None or not a_gbps or not b_gbps:
         lacking = "A" if not a_gbps else "B"
-        row = a if lacking == "A" else b
-        return Pair(backend, case, unit, a_gbps, b_gbps, None, f"{lacking}: {_without(row)}")
+        return Pair(backend, case, unit, a_gbps, b_gbps, None, f"{lacking}: {_without(a if lacking == 'A' else b)}")
+    if a.timer != b.timer:
+        return Pair(backend, case, unit, a_gbps, b_gbps, None, f"{REFUSED}: timed by {a.timer} in A, by {b.timer} in B")
     ratio, change = b_gbps / a_gbps, b.times_as_fast(a)
     if a.grade == Grade.YARDSTICK:
         return Pair(backend, case, unit, a_gbps, b_gbps, ratio, YARDSTICK, change)
@@ -213,30 +237,55 @@ def _without(row: Row | None) -> str:
     return row.status if row.status != Status.OK else IMPLAUSIBLE if IMPLAUSIBLE in row.labels else f"{row.timer} time"
 
 
-def differences(found: Sequence[Pair]) -> list[float]:
-    """The relative change of each cell, sorted. Two runs of one commit have small ones."""
-    return sorted(abs(change - 1) for change in _changes(found))
+class Tally:
+    """Counts the cells of a comparison one by one, so that a million need not be kept."""
+
+    def __init__(self, empty: int = 0) -> None:
+        """`empty`: `TwoFiles.without_results`."""
+        self.empty, self.cells, self.missing, self.changed = empty, 0, 0, 0
+        self.verdicts: Counter[str] = Counter()
+        self.one_sided = 0
+        self.changes = array("d")
+        """The change of each cell but copy's; without an interval, the ratio."""
+
+    def add(self, pair: Pair) -> None:
+        """Count a cell."""
+        self.cells += 1
+        self.missing += pair.missing
+        self.changed += pair.changed
+        self.verdicts[pair.verdict] += 1
+        self.one_sided += not (pair.ratio or pair.missing or pair.refused)
+        if pair.ratio and pair.verdict != YARDSTICK:
+            self.changes.append(pair.change.value if pair.change else pair.ratio)
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """The number of cells of two timers, by verdict."""
+        return {verdict: cells for verdict, cells in self.verdicts.items() if verdict.startswith(REFUSED)}
+
+    @property
+    def text(self) -> str:
+        """One line: cells faster, slower, within noise; the mean of the changes; the differences."""
+        counts = self.verdicts
+        lacking = f", {counts[DOUBTFUL]} doubtful" if counts[DOUBTFUL] else ""
+        lacking += f", {sum(self.refused.values())} of two timers" if self.refused else ""
+        lacking += f", {self.one_sided} without a result in one file" if self.one_sided else ""
+        lacking += f", {self.empty} without a result in both" if self.empty else ""
+        for file, other in (("A", "B"), ("B", "A")):
+            if absent := counts[f"{other}: {MISSING}"]:
+                lacking += f", {absent} only in {file}"
+        mean = ""
+        if self.changes:
+            apart = sorted(abs(change - 1) for change in self.changes)
+            high = apart[math.ceil(0.9 * len(apart)) - 1]
+            mean = f"; geometric mean of B/A {geometric_mean(self.changes):.3f}"
+            mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
+        return f"{counts[FASTER]} faster, {counts[SLOWER]} slower, {counts[SAME]} within noise{lacking}{mean}"
 
 
-def _changes(found: Sequence[Pair]) -> list[float]:
-    """The change of each cell but copy's; without an interval, the ratio."""
-    return [pair.change.value if pair.change else pair.ratio for pair in found if pair.ratio and pair.verdict != YARDSTICK]
-
-
-def summary(found: Sequence[Pair], empty: int = 0) -> str:
-    """One line: cells faster, slower, within noise; the mean of the changes; the differences. `empty`: see `without_results`."""
-    ratios = _changes(found)
-    counts = {verdict: sum(pair.verdict == verdict for pair in found) for verdict in (FASTER, SLOWER, SAME, DOUBTFUL)}
-    one_sided = sum(not pair.ratio and not pair.missing for pair in found)
-    mean = f"; geometric mean of B/A {geometric_mean(ratios):.3f}" if ratios else ""
-    apart = differences(found)
-    if apart:
-        high = apart[math.ceil(0.9 * len(apart)) - 1]
-        mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
-    unsure = f", {counts[DOUBTFUL]} doubtful" if counts[DOUBTFUL] else ""
-    lacking = unsure + (f", {one_sided} without a result in one file" if one_sided else "")
-    lacking += f", {empty} without a result in both" if empty else ""
-    for file, other in (("A", "B"), ("B", "A")):
-        if absent := sum(pair.verdict == f"{other}: {MISSING}" for pair in found):
-            lacking += f", {absent} only in {file}"
-    return f"{counts[FASTER]} faster, {counts[SLOWER]} slower, {counts[SAME]} within noise{lacking}{mean}"
+def summary(found: Iterable[Pair], empty: int = 0) -> str:
+    """The text of a tally of these cells."""
+    tally = Tally(empty)
+    for pair in found:
+        tally.add(pair)
+    return tally.text

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from softbench.cli import results
 from softbench.results.csv import COLUMNS, read_csv, to_csv
 
 ROOT = Path(__file__).parents[2]
@@ -42,10 +43,49 @@ def test_compare_shows_only_changed_cells_slowest_first(main, write):
     code, out, _ = main("compare", "a.csv", "b.csv", "--only-changed", "--sort", "ratio")
     assert code == 0
     assert [line.split()[2] for line in out.splitlines() if line.startswith("ours")] == ["forward-fp32-4096x1024", "forward-fp32-4096x512"]
-    assert out.splitlines()[:2] == ["A: a.csv, H200", "B: b.csv, H200"]
+    no_copy = "no drift is taken off: copy has no clean result in both files"
+    assert out.splitlines()[:3] == [no_copy, "A: a.csv, H200", "B: b.csv, H200"]
     assert "0 faster, 2 slower, 1 within noise" in out
     code, out, _ = main("compare", "a.csv", "b.csv", "--only-changed", "--threshold", "60")
     assert [line.split()[2] for line in out.splitlines() if line.startswith("ours")] == ["forward-fp32-4096x1024"]
+
+
+def test_compare_prints_the_drift_then_what_changed_most_then_a_count_of_the_rest(main, base, monkeypatch):
+    copy = [replace(row, backend="copy", grade="yardstick") for row in base]
+    names = ("median_us", "low_us", "high_us")
+    for file, factors in (("a", [1] * 6), ("b", [1.1] * 4 + [1.32, 2.2])):
+        times = zip([*copy, *base], factors, strict=True)
+        moved = [replace(row, gbps=row.gbps / by, **{name: getattr(row, name) * by for name in names}) for row, by in times]
+        Path(f"{file}.csv").write_text(to_csv(moved))
+
+    def printed(*flags):
+        lines = main("compare", "a.csv", "b.csv", *flags)[1].splitlines()
+        assert lines[0].startswith("copy is 10.0 % slower in B (median of 3 cases)")
+        return [line.split()[2].split("x")[1] for line in lines if "forward-" in line], lines[-2]
+
+    assert printed()[0] == ["1024", "512"]
+    assert printed()[1] == "not shown: 4 cells without a change beyond noise; --all shows every cell"
+    assert printed("--only-changed") == printed()
+    assert len(printed("--all")[0]) == 3 + 3
+    monkeypatch.setattr(results, "LINES", 1)
+    assert printed() == (["1024"], "not shown: 1 more changed cell, 4 cells without a change beyond noise; --all shows every cell")
+    assert printed("--only-changed")[0] == ["1024", "512"]
+
+
+def test_compare_refuses_cells_of_two_timers(main, write, base):
+    """do_bench has the host in its time: a call that cannot be queued falls back to it, and would look slower or faster."""
+    write(1, 1, 2)
+    fallen = [replace(row, timer="do_bench") if row.N == 1024 else row for row in base]
+    Path("a.csv").write_text(to_csv([replace(row, timer="queued") for row in base]))
+    Path("b.csv").write_text(to_csv([replace(row, timer="do_bench" if row.N == 1024 else "queued") for row in fallen]))
+    code, out, _ = main("compare", "a.csv", "b.csv", "--exit-code")
+    assert code == 0
+    assert "1 cell not compared: timed by queued in A, by do_bench in B; their ratio would compare the timers" in out
+    assert "0 faster, 0 slower, 2 within noise, 1 of two timers" in out
+    Path("b.csv").write_text(to_csv([replace(row, timer="do_bench") for row in base]))
+    code, out, err = main("compare", "a.csv", "b.csv")
+    assert (code, out) == (3, "")
+    assert "share no cell of one timer: not compared: timed by queued in A, by do_bench in B; measure both with one --timer" in err
 
 
 def test_compare_fails_on_request_only(main, write):
@@ -127,8 +167,8 @@ def test_compare_writes_json_and_markdown(main, write):
     assert document["b"] == {"file": "b.csv", "device": "H200"}
     assert [(cell["N"], cell["ratio"], cell["verdict"]) for cell in document["cells"]] == [(1024, pytest.approx(0.5, rel=1e-5), "slower")]
     lines = main("compare", "a.csv", "b.csv", "--markdown")[1].splitlines()
-    assert lines[3] == "| backend | case | A, GB/s | B, GB/s | B/A | without drift | verdict |"
-    assert lines[5].endswith("| 0.500 | 0.500 (0.477 to 0.524) | slower |")
+    assert lines[4] == "| backend | case | A, GB/s | B, GB/s | B/A | without drift | verdict |"
+    assert lines[6].endswith("| 0.500 | 0.500 (0.477 to 0.524) | slower |")
 
 
 def test_show_selects_cells_and_writes_csv_and_json(main):

@@ -87,7 +87,7 @@ def test_the_tables_of_committed_results_keep_their_values(main, folder, golden,
 
 @pytest.mark.parametrize(("a", "b"), sampled([("losses-torch", "losses"), ("frontier", "judged")], lambda a, b: a == "losses-torch"))
 def test_comparisons_of_committed_results_keep_their_values(main, folder, golden, a, b):
-    golden(f"compare-{a}-{b}", output(main, "compare", FILES[a], FILES[b]))
+    golden(f"compare-{a}-{b}", output(main, "compare", "--all", FILES[a], FILES[b]))
 
 
 def verdicts(main, *arguments):

@@ -45,21 +45,23 @@ def test_cells_of_one_file_only_say_which_lacks_them(base):
 def test_cells_without_a_result_in_both_files_are_counted(base):
     failed = [replace(row, status="failed", gbps=None, median_us=None) for row in base]
     a, b = [base[0], *failed[1:]], [failed[0], base[1], failed[2]]
-    assert compare.without_results(a, b) == 1
-    counts = compare.summary(compare.pairs(a, b), compare.without_results(a, b))
+    assert compare.TwoFiles(a, b).without_results == 1
+    counts = compare.summary(compare.pairs(a, b), compare.TwoFiles(a, b).without_results)
     assert counts == "0 faster, 0 slower, 0 within noise, 2 without a result in one file, 1 without a result in both"
     cards = [[replace(row, unit=unit) for unit in ("one", "two") for row in rows] for rows in (a, b)]
-    assert compare.without_results(*cards) == 2
+    assert compare.TwoFiles(*cards).without_results == 2
     untried = [replace(row, status=status) for row, status in zip(failed, ("skipped", "unavailable", "skipped"), strict=True)]
-    assert (compare.without_results(untried, untried), compare.without_results(untried, failed)) == (0, 3)
+    assert (compare.TwoFiles(untried, untried).without_results, compare.TwoFiles(untried, failed).without_results) == (0, 3)
 
 
-def test_cells_of_two_timers_are_counted(base):
-    """The default was do_bench, whose time has the host in it: a file from then looks slower than one with queued calls."""
-    a, b = ([replace(row, timer=timer) for row in base] for timer in ("do_bench", "queued"))
-    assert compare.timers_note(a, a) == ""
-    found = "2 cells timed by do_bench in A and by queued in B; such ratios compare the timers too"
-    assert compare.timers_note(a, [a[0], *b[1:]]) == found
+def test_cells_of_two_timers_are_not_compared(base, copy):
+    """Neither is a copy of two timers the drift."""
+    a, b = ([replace(row, timer=timer) for row in (*base, *copy)] for timer in ("do_bench", "queued"))
+    found = compare.pairs(a, [a[0], *b[1:]])
+    assert [pair.verdict for pair in found[:2]] == ["same", "not compared: timed by do_bench in A, by queued in B"]
+    assert [(pair.changed, pair.worse(0.0), pair.ratio) for pair in found[1:3]] == [(False, False, None)] * 2
+    assert compare.drift(a, b).text == ""
+    assert compare.summary(found).startswith("0 faster, 0 slower, 1 within noise, 5 of two timers; ")
 
 
 def test_the_command_counts_cells_without_a_result_in_both(main, tmp_path, base):

@@ -110,4 +110,4 @@ def test_compare_prints_the_unit(main, tmp_path, both):
     code, out, _ = main("compare", name, name, "--json", "-")
     assert code == 0
     assert {cell["unit"] for cell in json.loads(out)["cells"]} == {A, B}
-    assert f"forward-bf16-1000000x5 {A} " in main("compare", name, name)[1]
+    assert f"forward-bf16-1000000x5 {A} " in main("compare", "--all", name, name)[1]

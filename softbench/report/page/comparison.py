@@ -13,7 +13,7 @@ from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State
 from softbench.report.assets.embedded import column
 from softbench.report.page.source import Source
-from softbench.results.compare import ORDERS, YARDSTICK, Pair, cards_note, drift, summary
+from softbench.results.compare import ORDERS, YARDSTICK, Pair, TwoFiles, summary
 from softbench.results.rows import Row
 
 
@@ -31,13 +31,14 @@ class Comparison:
 
 def compare(a: Source, b: Source, found: Sequence[Pair]) -> Comparison:
     """What is said about both files. `found` are their cells (`softbench.results.compare.pairs`)."""
+    both = TwoFiles(a.rows, b.rows)
     notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
     if a.device == b.device:
         if apart := _environments_apart(a, b):
             notes.append(f"The environments differ: {'; '.join(apart)}.")
-        if moved := cards_note(a.rows, b.rows):
+        if moved := both.cards_note:
             notes.append(f"{moved}.")
-    moved_by = drift(a.rows, b.rows).text
+    moved_by = both.drift.text
     return Comparison(
         f"{a.name}, {a.device}",
         f"{b.name}, {b.device}",
