@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from heapq import nsmallest
@@ -313,29 +313,17 @@ def compare(
 
     _reject_two_stdins((a, b))
     _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
-    if sort not in ORDERS:
-        raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
-    if threshold is not None and not 0 <= threshold < math.inf:
-        raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
+    _reject_invalid(sort, threshold)
     least, margin = (0.0, MARGIN) if threshold is None else (threshold / 100, threshold / 100)
     a, b = results_file(a), results_file(b)
     first, second = read(a, READS), read(b, READS)
     names = (one_line(str(a)), one_line(str(b)))
     devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
-    both, worse = TwoFiles(first, second), False
-    tally = Tally(both.without_results)
-
-    def counted() -> Iterator[Pair]:
-        """The cells of both files, or those that changed. All are counted."""
-        nonlocal worse
-        for pair in both.pairs(least):
-            tally.add(pair)
-            worse |= pair.worse(margin)
-            if not pair.missing and (pair.changed or ((every or json is not None) and not only_changed)):
-                yield pair
-
-    short = not (every or only_changed or json is not None)
-    shown = nsmallest(LINES, counted(), key=ORDERS[sort]) if short else sorted(counted(), key=ORDERS[sort])
+    both = TwoFiles(first, second)
+    tally = Tally(both.without_results, margin)
+    same = (every or json is not None) and not only_changed
+    found = (pair for pair in tally.counted(both.pairs(least)) if not pair.missing and (same or pair.changed))
+    shown = sorted(found, key=ORDERS[sort]) if same or only_changed else nsmallest(LINES, found, key=ORDERS[sort])
     _reject_nothing_common(tally, a, b, devices)
     if not wrote_to_stdout(lambda: _document(names, devices, 100 * least, both.drift.text, shown, tally.text), json):
         head = [both.drift.text or "no drift is taken off: copy has no clean result in both files"]
@@ -350,7 +338,16 @@ def compare(
     else:
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
         raise typer.Exit(InconclusiveError.exit_code)
-    raise typer.Exit(int(exit_code and worse))
+    raise typer.Exit(int(exit_code and tally.worse > 0))
+
+
+def _reject_invalid(sort: str, threshold: float | None) -> None:
+    from softbench.results.compare import ORDERS
+
+    if sort not in ORDERS:
+        raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
+    if threshold is not None and not 0 <= threshold < math.inf:
+        raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
 
 
 def _reject_nothing_common(tally: Tally, a: Path, b: Path, devices: Sequence[str]) -> None:

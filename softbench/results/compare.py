@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -240,23 +240,27 @@ def _without(row: Row | None) -> str:
 class Tally:
     """Counts the cells of a comparison one by one, so that a million need not be kept."""
 
-    def __init__(self, empty: int = 0) -> None:
-        """`empty`: `TwoFiles.without_results`."""
-        self.empty, self.cells, self.missing, self.changed = empty, 0, 0, 0
+    def __init__(self, empty: int = 0, margin: float = 0.0) -> None:
+        """`empty`: `TwoFiles.without_results`. `margin`: that of cells that are `worse`."""
+        self.empty, self.margin = empty, margin
+        self.cells = self.missing = self.changed = self.worse = 0
         self.verdicts: Counter[str] = Counter()
         self.one_sided = 0
         self.changes = array("d")
         """The change of each cell but copy's; without an interval, the ratio."""
 
-    def add(self, pair: Pair) -> None:
-        """Count a cell."""
-        self.cells += 1
-        self.missing += pair.missing
-        self.changed += pair.changed
-        self.verdicts[pair.verdict] += 1
-        self.one_sided += not (pair.ratio or pair.missing or pair.refused)
-        if pair.ratio and pair.verdict != YARDSTICK:
-            self.changes.append(pair.change.value if pair.change else pair.ratio)
+    def counted(self, found: Iterable[Pair]) -> Iterator[Pair]:
+        """The cells, each of them counted."""
+        for pair in found:
+            self.cells += 1
+            self.missing += pair.missing
+            self.changed += pair.changed
+            self.worse += pair.worse(self.margin)
+            self.verdicts[pair.verdict] += 1
+            self.one_sided += not (pair.ratio or pair.missing or pair.refused)
+            if pair.ratio and pair.verdict != YARDSTICK:
+                self.changes.append(pair.change.value if pair.change else pair.ratio)
+            yield pair
 
     @property
     def refused(self) -> dict[str, int]:
@@ -286,6 +290,5 @@ class Tally:
 def summary(found: Iterable[Pair], empty: int = 0) -> str:
     """The text of a tally of these cells."""
     tally = Tally(empty)
-    for pair in found:
-        tally.add(pair)
+    deque(tally.counted(found), maxlen=0)
     return tally.text
