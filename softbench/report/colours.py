@@ -20,7 +20,7 @@ PAPERS = {False: ("#ffffff", "#f5f6f8"), True: ("#16191d", "#1f2429")}
 """The backgrounds of light and of dark mode."""
 CONTRAST = 3.0  # of a line or a marker with its paper: WCAG 2.2, 1.4.11
 FAMILIES = {
-    "copy": ("#4d545c", "#c3c9d0"),
+    "copy": ("#24272b", "#f4f6f8"),
     "cuda": ("#3568e5", "#569afd"),
     "triton": ("#0e9c8a", "#05b472"),
     "torch": ("#b94008", "#f67002"),
