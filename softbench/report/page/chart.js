@@ -63,7 +63,7 @@ page.chart = (() => {
     const drawPoints = (context, ratio) => {
       series.forEach((one, i) => {
         if (!shown(i)) return;
-        const path = new Path2D(page.MARKERS[one.marker ?? page.marker(one.backend)]);
+        const path = new Path2D(page.MARKERS[page.marker(one.backend)]);
         const size = (one.points.length > 60 ? 0.45 : one.yardstick ? 0.5 : 0.8) * ratio;
         one.points.forEach((point) => {
           const place = at(i, column.get(point.x));
@@ -112,9 +112,15 @@ page.chart = (() => {
         context.moveTo(px + 5 * ratio, from);
         context.lineTo(left + 8 * ratio, to);
         context.stroke();
-        context.font = scaled(wins.has(one.backend) ? `600 ${NAME}` : NAME, ratio);
+        context.save();
+        context.translate(left + 14 * ratio, to);
+        context.scale(ratio, ratio);
         context.fillStyle = colour(one);
-        context.fillText(short(one.label), left + 11 * ratio, to);
+        context.fill(new Path2D(page.MARKERS[page.marker(one.backend)]));
+        context.restore();
+        context.font = scaled(wins.has(one.backend) ? `600 ${NAME}` : NAME, ratio);
+        context.fillStyle = page.css("--ink");
+        context.fillText(short(one.label), left + 22 * ratio, to);
       });
     };
 
@@ -171,7 +177,7 @@ page.chart = (() => {
     const margin = () => {
       measure.font = `600 ${NAME}`;
       const widths = series.filter((_, i) => shown(i)).map((one) => measure.measureText(short(one.label)).width);
-      return Math.min(narrow() ? 110 : 220, 16 + Math.max(20, ...widths));
+      return Math.min(narrow() ? 120 : 230, 26 + Math.max(20, ...widths));
     };
 
     const draw = () => {

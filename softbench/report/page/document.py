@@ -140,7 +140,6 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         "drawn": any(line["axis"] for line in data["lines"]) or "trend" in more,
         "of_file": last.name if len(sources) > 1 else "",
         "answer": answer.lines(last.rows, standings(last.rows), why="see Wrong and skipped"),
-        "counts": overview.counts(last.rows),
         "summary": overview.summary(last),
         "missing": [source.missing for source in shown if source.missing],
         "labels": [name for name in MEANING if name in used],

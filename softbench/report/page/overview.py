@@ -1,36 +1,10 @@
-"""The overview of a page, with sentences and counts that are computed from the rows, and the tables of its environment."""
+"""What was measured, and where: the summary of the overview, and the tables of the environment."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from softbench.core.outcome import FAILURES, Status
+from softbench.core.outcome import Status
 from softbench.core.text import few, one_line
 from softbench.report.page.source import Source
-from softbench.results.rows import IMPLAUSIBLE, Row
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """How many cells have a property."""
-
-    name: str
-    number: int
-    kind: str
-    """`good`, `bad`, `warn` or `plain`: how it is shown."""
-
-
-def counts(rows: Sequence[Row]) -> list[Count]:
-    """The number of cells of each status, then the numbers of doubtful and implausible cells."""
-    found = []
-    for status in Status:
-        if number := sum(row.status == status for row in rows):
-            kind = "bad" if status in FAILURES else "good" if status == Status.OK else "warn" if status == Status.UNVERIFIED else "plain"
-            found.append(Count(status.value, number, kind))
-    doubtful = sum(bool(row.median_us) and row.doubtful for row in rows)
-    implausible = sum(IMPLAUSIBLE in row.labels.split() for row in rows)
-    return found + [Count(name, number, "warn") for name, number in (("doubtful", doubtful), (IMPLAUSIBLE, implausible)) if number]
 
 
 def summary(source: Source) -> list[tuple[str, str]]:

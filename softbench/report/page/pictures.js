@@ -140,7 +140,8 @@ page.pictures = (() => {
   const overview = () => {
     const root = page.find("#picture"), { lines } = page.data, groups = page.groups();
     if (!lines.length) {
-      root.append(page.make("p", "No cell has a bandwidth, so there is no curve. The tab Wrong and skipped says why; the tab Cells has all there is."));
+      root.append(page.make("p", groups.size ? "No cell has a bandwidth, so there is no curve. The map is by the medians." : "No backend but the yardstick has a result. The tab Wrong and skipped says why."));
+      groups.forEach((numbers, title) => page.map(root, `Fastest backend, ${title}`, numbers));
       return;
     }
     const kinds = quantities();
