@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -254,6 +255,7 @@ def _not_planned(process: int, record: Record, header: JsonObject, cases: frozen
     if not 0 <= process < settings.get("processes", process + 1):
         return f"the run has no process set {process}"
     batches = record.outcome.timing.batches if isinstance(record.outcome, Measured) else ()
-    if any(batch.process != process or batch.round >= settings.get("max_rounds", batch.round + 1) for batch in batches):
+    most = 2 * settings.get("max_rounds", math.inf)  # a case whose copy is doubtful has all rounds again, with higher numbers
+    if any(batch.process != process or batch.round >= most for batch in batches):
         return "a batch of another process set or round"
     return ""

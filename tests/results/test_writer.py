@@ -284,6 +284,17 @@ def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_re
     assert reason.replace("fp32 4096x1024 cuda", record.case.key) in told
 
 
+def test_a_case_whose_rounds_were_taken_again_is_resumed(tmp_path, make_record):
+    """`copy` was doubtful, so the rounds count on from the largest number of rounds."""
+    measuring = {"rounds": 1, "max_rounds": 3}
+    before = journal_of(tmp_path, make_record, **measuring)
+    record = make_record("ours", [1.0] * 6, N=512)
+    with (tmp_path / f"{before.name}.jsonl").open("ab") as journal:
+        journal.write(json.dumps({"process": 0, **record_to_json(record)}).encode() + b"\n")
+    run, told = writer.resume(tmp_path, header(**measuring), frozenset(CASES))
+    assert run is not None, told
+
+
 def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
     journal_of(tmp_path, make_record)
     run, _ = writer.resume(tmp_path, header())
