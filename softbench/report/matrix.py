@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from statistics import fmean
 from typing import TypeVar
@@ -60,20 +61,32 @@ class Section:
     def __init__(self, rows: Sequence[Row], axis: str, found: Mapping[CaseKey, Standing]) -> None:
         """`axis` is `N`, `M` or `shape`: what differs between the cases. `found`: the standings of all cases."""
         self.rows, self.axis = rows, axis
-        self.cells = {(self.shape(row), row.backend): row for row in rows}
-        cases = dict.fromkeys(row.case for row in rows)
-        self.standings = {self.shape(case): found.get(case) for case in cases}
+        self._at = grouped(rows, self.shape)
+        self._cells: dict[Extent, dict[str, Row]] = {}
+        self.shapes = [*self._at]
+        self.standings = {shape: found.get(some[0].case) for shape, some in self._at.items()}
         """The standing of each shape in the file's order; None without a result."""
-        self.shapes = [*self.standings]
         names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
         self.backends = names or list(dict.fromkeys(row.backend for row in rows))
         """The backends that are available, in the file's order; all of them if none is."""
 
-    def shape(self, of: Row | CaseKey) -> Extent:
-        """What names the case in this section."""
+    def shape(self, row: Row) -> Extent:
+        """What names the row's case in this section."""
         if self.axis == "N":
-            return of.N
-        return of.M if self.axis == "M" else of.shape or f"{of.M}x{of.N}"
+            return row.N
+        return row.M if self.axis == "M" else row.shape or f"{row.M}x{row.N}"
+
+    def cell(self, shape: Extent, backend: str) -> Row | None:
+        """The row of a backend on a shape."""
+        if shape not in self._cells:
+            self._cells[shape] = {row.backend: row for row in self._at[shape]}
+        return self._cells[shape].get(backend)
+
+    @cached_property
+    def unit(self) -> tuple[str, float]:
+        """The unit of the bandwidths and its factor; `time` if all tensors fit L2."""
+        shown = [row.gbps for row in self.rows if row.gbps and not row.in_l2]
+        return units.bandwidth_unit(shown) if shown or not any(row.in_l2 for row in self.rows) else ("time", 1.0)
 
     def places(self, shape: Extent) -> dict[str, str]:
         """The sign of each backend that is the fastest of a shape, or ties with it."""
@@ -82,19 +95,21 @@ class Section:
             return {}
         return dict.fromkeys((row.backend for row in found.tied), WINS if len(found.tied) == 1 else TIES)
 
+    @cached_property
     def shares(self) -> dict[str, float]:
         """The mean time of each backend over the fastest of a shape, in order; the yardstick first, those without a result last (inf)."""
         times: dict[str, list[float]] = {name: [] for name in self.backends}
-        for row in self.rows:
-            best = self.standings[self.shape(row)]
-            if row.backend in times and row.median_us and best and best.rows[0].median_us:
-                times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / best.rows[0].median_us)
+        for shape, some in self._at.items():
+            best = found.rows[0].median_us if (found := self.standings[shape]) else None
+            for row in some if best else ():
+                if row.median_us and row.backend in times:
+                    times[row.backend].append(-1 if row.grade == Grade.YARDSTICK else row.median_us / (best or inf))
         means = {name: fmean(some) if some else inf for name, some in times.items()}
         return dict(sorted(means.items(), key=lambda item: item[1]))
 
     def best(self, most: int | None) -> list[str]:
         """The best backends, at most so many, among them the yardstick and the reference backend."""
-        ranked = [*self.shares()]
+        ranked = [*self.shares]
         if most is None or len(ranked) <= most:
             return ranked
         reference = next((row.relative_to for row in self.rows if row.relative_to), "")
@@ -142,7 +157,7 @@ def sections(rows: Sequence[Row], found: Mapping[CaseKey, Standing], *, merged: 
     With `merged`, many M of a pass and dtype are one section too.
     """
     made = []
-    for some in grouped(rows, lambda row: (row.of_pass, row.dtype, bool(row.shape))).values():
+    for some in grouped(rows, lambda row: (row.op, row.direction, row.dtype, bool(row.shape))).values():
         by_m = grouped(some, lambda row: row.M)
         if some[0].shape:
             made.append(Section(some, "shape", found))
@@ -205,16 +220,9 @@ def title(section: Section, detail: int) -> str:
     """What the section is, and what its cells hold."""
     first = section.rows[0]
     relative = next((row.relative_to for row in section.rows if row.relative_to), "")
-    unit, _ = _unit(section)
-    parts = [unit, "% of copy", *([f"speed-up over {relative}"] if relative else [])]
+    parts = [section.unit[0], "% of copy", *([f"speed-up over {relative}"] if relative else [])]
     fixed = {"N": [f"M={first.M}"], "M": [f"N={first.N}"]}.get(section.axis, [])
     return f"{', '.join([f'{first.of_pass} {first.dtype}', *fixed])}: {', '.join(parts[:detail])}"
-
-
-def _unit(section: Section) -> tuple[str, float]:
-    """The unit of the bandwidths and its factor; `time` if all tensors fit L2."""
-    shown = [row.gbps for row in section.rows if row.gbps and not row.in_l2]
-    return units.bandwidth_unit(shown) if shown or not any(row.in_l2 for row in section.rows) else ("time", 1.0)
 
 
 def _by_shape(section: Section, shapes: Sequence[Extent], detail: int) -> _Grid:
@@ -230,10 +238,10 @@ def _by_backend(section: Section, shapes: Sequence[Extent], names: Sequence[str]
 def _columns(
     section: Section, shapes: Sequence[Extent], names: Sequence[str], detail: int, *, turned: bool
 ) -> list[tuple[str, list[Text]]]:
-    factor, places = _unit(section)[1], {shape: section.places(shape) for shape in shapes}
+    factor, places = section.unit[1], {shape: section.places(shape) for shape in shapes}
 
     def column(head: str, keys: Iterable[tuple[Extent, str]]) -> tuple[str, list[Text]]:
-        cells = [_cell(section.cells.get((shape, name)), detail, places[shape].get(name, ""), factor) for shape, name in keys]
+        cells = [_cell(section.cell(shape, name), detail, places[shape].get(name, ""), factor) for shape, name in keys]
         return head, _aligned(cells, cell_len(head))
 
     start = "" if section.axis == "shape" else f"{section.axis}="
@@ -244,7 +252,7 @@ def _columns(
 
 def _with_bars(section: Section, grid: _Grid) -> _Grid:
     """With a bar per backend: its mean speed, as a fraction of the fastest of each shape."""
-    shares = section.shares()
+    shares = section.shares
 
     def bar(name: str) -> Text:
         eighths = round(8 * BAR / shares[name]) if 0 < shares[name] < inf else 0
@@ -259,7 +267,7 @@ def _with_sparklines(section: Section, grid: _Grid) -> _Grid:
     if section.axis == "shape" or len(section.shapes) < 2 * FEWEST:
         return grid
     order = sorted(section.standings, key=lambda shape: shape if isinstance(shape, int) else 0)
-    values = {name: [_gbps(section.cells.get((shape, name))) for shape in order] for name in section.backends}
+    values = {name: [_gbps(section.cell(shape, name)) for shape in order] for name in section.backends}
     highest = max((value for some in values.values() for value in some), default=0.0)
 
     def line(name: str, texts: Sequence[Text]) -> Text:

@@ -52,6 +52,8 @@ class Standing:
 
 def _parted(first: Row, other: Row) -> bool:
     """True if the interval of the ratio of both times is known, and does not contain 1."""
+    if first.ends and other.ends and first.ends[1] < other.ends[0]:
+        return True  # as the ratio would say, without its logarithms
     if found := first.times_as_fast(other):
         return found.parted
     # A slow backend may have too few samples for an interval: then their 20th percentile begins it.

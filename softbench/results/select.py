@@ -74,7 +74,7 @@ def apart(rows: Sequence[Row]) -> list[list[Row]]:
     """
     found: list[list[Row]] = []
     for some in grouped(rows, lambda row: row.device).values():
-        if len({(row.backend, row.case) for row in some}) == len(some):
+        if len({row.unit for row in some}) == 1 or len({(row.backend, row.case) for row in some}) == len(some):
             found.append(some)
         else:
             cards = grouped(some, lambda row: row.unit).values()
