@@ -58,23 +58,24 @@ class _Cell:
 class Section:
     """The rows of one table: one direction and dtype, and one M (or one N, if only M varies), or all shapes."""
 
-    def __init__(self, rows: Sequence[Row], axis: str, found: Mapping[CaseKey, Standing]) -> None:
+    def __init__(self, of_case: Mapping[CaseKey, Sequence[Row]], axis: str, found: Mapping[CaseKey, Standing]) -> None:
         """`axis` is `N`, `M` or `shape`: what differs between the cases. `found`: the standings of all cases."""
-        self.rows, self.axis = rows, axis
-        self._at = grouped(rows, self.shape)
+        self.axis = axis
+        self.rows = [row for some in of_case.values() for row in some]
+        self._at = {self.shape(case): some for case, some in of_case.items()}
         self._cells: dict[Extent, dict[str, Row]] = {}
         self.shapes = [*self._at]
-        self.standings = {shape: found.get(some[0].case) for shape, some in self._at.items()}
+        self.standings = {self.shape(case): found.get(case) for case in of_case}
         """The standing of each shape in the file's order; None without a result."""
-        names = list(dict.fromkeys(row.backend for row in rows if row.status != Status.UNAVAILABLE))
-        self.backends = names or list(dict.fromkeys(row.backend for row in rows))
+        names = list(dict.fromkeys(row.backend for row in self.rows if row.status != Status.UNAVAILABLE))
+        self.backends = names or list(dict.fromkeys(row.backend for row in self.rows))
         """The backends that are available, in the file's order; all of them if none is."""
 
-    def shape(self, row: Row) -> Extent:
-        """What names the row's case in this section."""
+    def shape(self, case: CaseKey) -> Extent:
+        """What names the case in this section."""
         if self.axis == "N":
-            return row.N
-        return row.M if self.axis == "M" else row.shape or f"{row.M}x{row.N}"
+            return case.N
+        return case.M if self.axis == "M" else case.size
 
     def cell(self, shape: Extent, backend: str) -> Row | None:
         """The row of a backend on a shape."""
@@ -156,17 +157,16 @@ def sections(rows: Sequence[Row], found: Mapping[CaseKey, Standing], *, merged: 
 
     With `merged`, many M of a pass and dtype are one section too.
     """
-    made = []
-    for some in grouped(rows, lambda row: (row.op, row.direction, row.dtype, bool(row.shape))).values():
-        by_m = grouped(some, lambda row: row.M)
-        if some[0].shape:
-            made.append(Section(some, "shape", found))
-        elif len(by_m) > 1 and len({row.N for row in some}) == 1:
-            made.append(Section(some, "M", found))
-        elif merged and len(by_m) > SCANS:
-            made.append(Section(some, "shape", found))
+    of_case, made = grouped(rows, lambda row: row.case), list[Section]()
+    for cases in grouped(of_case, lambda case: (case.op, case.direction, case.dtype, bool(case.shape))).values():
+        by_m = grouped(cases, lambda case: case.M)
+        if cases[0].shape:
+            parts = {"shape": [cases]}
+        elif len(by_m) > 1 and len({case.N for case in cases}) == 1:
+            parts = {"M": [cases]}
         else:
-            made += [Section(of_m, "N", found) for of_m in by_m.values()]
+            parts = {"shape": [cases]} if merged and len(by_m) > SCANS else {"N": [*by_m.values()]}
+        made += [Section({case: of_case[case] for case in some}, axis, found) for axis, every in parts.items() for some in every]
     return made
 
 

@@ -52,20 +52,23 @@ class Standing:
 
 def _parted(first: Row, other: Row) -> bool:
     """True if the interval of the ratio of both times is known, and does not contain 1."""
-    if first.ends and other.ends and first.ends[1] < other.ends[0]:
-        return True  # as the ratio would say, without its logarithms
-    if found := first.times_as_fast(other):
-        return found.parted
+    own, its = first.ends, other.ends
+    if own and its:
+        if own[1] < its[0]:
+            return True  # as the ratio would say, without its logarithms
+        found = first.times_as_fast(other)
+        return found is not None and found.parted
     # A slow backend may have too few samples for an interval: then their 20th percentile begins it.
-    begin = min(other.p20_us or 0.0, other.median_us or 0.0)
-    return other.ends is None and first.ends is not None and first.ends[1] < begin
+    return its is None and own is not None and own[1] < min(other.p20_us or 0.0, other.median_us or 0.0)
 
 
 def standing(rows: Sequence[Row]) -> Standing:
     """Who is fastest in one case. The order is that of the medians; equal ones keep the order of the rows."""
-    others = [row for row in rows if row.grade != Grade.YARDSTICK]
-    timed = [row for row in others if row.timed]
-    lost = [row for row in others if not row.timed and row.status != Status.UNAVAILABLE]
+    timed, lost = list[Row](), list[Row]()
+    for row in rows:
+        if row.grade != Grade.YARDSTICK:
+            (timed if row.timed else lost).append(row)
+    lost = [row for row in lost if row.status != Status.UNAVAILABLE]
     failed = sum(row.status in FAILURES for row in lost)
     worst = sorted(lost, key=lambda row: row.status not in FAILURES)
     status = worst[0].status if worst and worst[0].status != Status.OK else IMPLAUSIBLE if worst else Status.UNAVAILABLE

@@ -121,7 +121,8 @@ def notes(rows: Sequence[Row], *, signs: str = "", every: bool = False) -> list[
 
     Unless `every` reason is asked for, failures come first, and many unavailable backends and labels are left to the answer.
     """
-    found = [line for line in (_legend(rows, signs), *_cards(rows), *_without_copy(rows), *_hosts(rows)) if line]
+    cards = _cards(rows) if len({row.unit for row in rows}) > 1 else []
+    found = [line for line in (_legend(rows, signs), *cards, *_without_copy(rows), *_hosts(rows)) if line]
     reasons = sorted(_by_reason(rows).items(), key=lambda item: item[0][0] not in FAILURES)
     if every:
         return [*found, *_limited(rows), *(_reason(*which, same) for which, same in reasons), *_labels(rows)]

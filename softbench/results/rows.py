@@ -136,9 +136,8 @@ class Row:
     @property
     def ends(self) -> stats.Ends | None:
         """The 95 % interval of the median, microseconds; None if unknown. In a file of another program it may lie beside the median."""
-        if not (self.low_us and self.high_us and self.median_us):
-            return None
-        return min(self.low_us, self.median_us), max(self.high_us, self.median_us)
+        low, high, median = self.low_us, self.high_us, self.median_us
+        return (min(low, median), max(high, median)) if low and high and median else None
 
     def times_as_fast(self, other: Row) -> stats.Ratio | None:
         """How many times as fast it is as another row: the ratio of both medians. None if one has no median, or no interval."""
