@@ -132,7 +132,7 @@ class Change:
     compared: int
     """Cells of the backend that both runs have."""
     notes: Sequence[str]
-    """Why a result is lost, and what else differs: the card, the timer."""
+    """Why a result is lost, and whether another card measured it."""
 
 
 @dataclass(slots=True)
@@ -219,6 +219,4 @@ def _kind(pair: Pair) -> str:
 
 def _notes(some: Sequence[Pair], both: Sequence[tuple[Row, Row]]) -> list[str]:
     found = [f"now {some[0].verdict.removeprefix('B: ')}"] if some[0].lost else []
-    found += ["measured by another card of this model"] if any(not same_card(old.unit, new.unit) for old, new in both) else []
-    timers = dict.fromkeys((old.timer, new.timer) for old, new in both if old.timed and new.timed and old.timer != new.timer)
-    return found + [f"timed by {old} before and by {new} now" for old, new in timers]
+    return found + (["measured by another card of this model"] if any(not same_card(old.unit, new.unit) for old, new in both) else [])
