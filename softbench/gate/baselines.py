@@ -157,8 +157,7 @@ def _cell(key: CellKey, samples: CellSamples) -> JsonObject:
     cell: JsonObject = {**place, "status": samples.status, "class": samples.grade}
     if samples.status != "ok":
         return {**cell, "reason": samples.reason}
-    if samples.host_bound:
-        cell["host_bound"] = samples.host_bound
+    cell |= {name: value for name in ("host_bound", "timer") if (value := getattr(samples, name))}
     return {
         **cell,
         "round_medians_us": {str(process): [round(one.median_us, 4) for one in rounds] for process, rounds in samples.processes.items()},
@@ -196,4 +195,5 @@ def _samples(cell: JsonObject) -> CellSamples:
         processes[int(process)] = tuple(RoundMedian(number, 0, positive(us)) for number, us in enumerate(medians))
     if not processes:
         raise ValueError("it is measured, but has no processes")
-    return CellSamples("ok", "", grade, processes, one_line(str(cell.get("host_bound") or "")))
+    host_bound, timer = (one_line(str(cell.get(name) or "")) for name in ("host_bound", "timer"))
+    return CellSamples("ok", "", grade, processes, host_bound, timer)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from softbench.gate.paired import BETWEEN_PAIRS, FASTER_PAIRS, NO_ROUND, SharedRounds, cell_tests, pair
 from softbench.gate.samples import CellKey, RunSamples, join
-from softbench.gate.verdicts import GateReport, State, Verdict, advisory_reason, corrected, ranked
+from softbench.gate.verdicts import GateReport, State, Verdict, advisory_reason, corrected, one_timer, ranked
 
 SPREAD_CELLS = 8
 """Cells that fresh pairs measure at least, as far as there are cells: `same` ones join, so that the spread between pairs is known."""
@@ -117,7 +117,7 @@ def _look(progress: _Progress, look: Look, reference: str) -> None:
         if new and new.status != "ok":
             reason = f"was correct when screened, is {new.status} when measured again: {new.reason}"
             settled[key] = replace(earlier[key], state=State.BROKEN, reason=reason)
-        elif new and old and len(both := list(pair(new, old).values())) > 1:
+        elif new and old and one_timer(new, old) and len(both := list(pair(new, old).values())) > 1:
             pairs[key] = both
     tested = cell_tests(pairs, earlier, report.rules, "fresh process pair")
     tests = [tested[key] for key in progress.open if key in tested]

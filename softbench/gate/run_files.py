@@ -148,7 +148,7 @@ def from_record(record: Record) -> CellSamples:
     for process, medians in rounds.items():
         unthrottled = tuple(one for throttled, one in medians.values() if not throttled)
         processes[process] = unthrottled or tuple(one for _, one in medians.values())
-    samples, profile = CellSamples("ok", "", grade, processes), outcome.profile
+    samples, profile = CellSamples("ok", "", grade, processes, timer=outcome.timing.kind), outcome.profile
     if outcome.timing.kind != DO_BENCH or not (profile.device_us and profile.host_us):
         return samples
     us, device, host = (median(values) for values in (samples.medians_us().values(), profile.device_us, profile.host_us))

@@ -69,6 +69,8 @@ class CellSamples:
     processes: dict[int, tuple[RoundMedian, ...]] = field(default_factory=dict)
     host_bound: str = ""
     """Why `do_bench` measured host time, with the device time; else empty."""
+    timer: str = ""
+    """What took the times: in a run of `queued` it is `do_bench` for calls that wait for the GPU. Empty if that is not known."""
 
     def medians_us(self) -> dict[int, float]:
         """Each process's median: the median of its round medians, microseconds."""
@@ -138,7 +140,8 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
                 cells[key] = replace(samples, processes=renumbered)
             elif earlier.status == "ok":
                 host_bound = earlier.host_bound or samples.host_bound
-                cells[key] = replace(earlier, processes={**earlier.processes, **renumbered}, host_bound=host_bound)
+                timers = " and ".join(dict.fromkeys(filter(None, (earlier.timer, samples.timer))))
+                cells[key] = replace(earlier, processes={**earlier.processes, **renumbered}, host_bound=host_bound, timer=timers)
         offset += 1 + max((process for samples in part.cells.values() for process in samples.processes), default=0)
     return replace(
         parts[0],

@@ -36,6 +36,7 @@ from softbench.gate.verdicts import (
     Verdict,
     advisory_reason,
     corrected,
+    one_timer,
     ranked,
     unmeasured,
     why_advisory,
@@ -172,7 +173,7 @@ class _Cell:
 
     def _why_untestable(self) -> str:
         if self.copy_change is None:
-            return "copy was not measured on this case on both sides, so a change of the machine is unknown"
+            return "copy was not measured by one timer on this case on both sides, so a change of the machine is unknown"
         if self.processes[0] < MIN_BASE or self.processes[1] < MIN_NEW:
             return f"only {self.processes[0]} processes of the baseline and {self.processes[1]} new processes have this cell"
         return "" if all(map(math.isfinite, [*self.base_values, *self.new_values, self.copy_change])) else "a value is not a finite number"
@@ -228,7 +229,8 @@ def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], 
     Only cells of both sides count. Advisory cells scatter more, so they count only if there are no others.
     """
     both = {key: (samples, base.cells[key]) for key, samples in new.cells.items() if key.backend == YARDSTICK and key in base.cells}
-    testable = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
+    measured = {key: sides for key, sides in both.items() if all(side.status == "ok" and side.processes for side in sides)}
+    testable = {key: sides for key, sides in measured.items() if one_timer(*sides)}
     base_medians = {key: median(sides[1].medians_us().values()) for key, sides in testable.items()}
     device = new.environment.get("device")
     steady = {key: sides for key, sides in testable.items() if not why_advisory(base_medians[key], device, sides[1])}
@@ -254,6 +256,6 @@ def _without_outlying(values: Mapping[int, float]) -> dict[int, float]:
 
 def _copy_change(new: CellSamples | None, base: CellSamples | None) -> float | None:
     """The log of copy's new latency over its latency in the baseline; None if a side lacks it."""
-    if not (new and base and new.status == "ok" and base.status == "ok"):
+    if not (new and base and new.status == base.status == "ok" and one_timer(new, base)):
         return None
     return math.log(median(new.medians_us().values()) / median(base.medians_us().values()))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 from softbench.core import text
+from softbench.core.case import DO_BENCH
 from softbench.core.json import JsonObject
 from softbench.core.outcome import FAILURES, Status
 from softbench.gate.inference import benjamini_hochberg, holm
@@ -272,7 +273,7 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, old_side: str) -> Verdict | None:
-    """The verdict on a cell that only one side measured, or that broke; None if the test decides.
+    """The verdict on a cell that only one side measured, that broke, or that two timers measured; None if the test decides.
 
     `old_side` is its name in messages: `the baseline`, `the reference torch`.
     """
@@ -285,7 +286,15 @@ def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, 
     if old_status == Status.OK != new_status or (old_status == Status.CHECKED and new_status not in CORRECT):
         now = f"is {new_status} now: {new.reason}" if new else "was not measured now"
         return Verdict(cell, State.MISSING, f"is in {old_side} and {now}")
+    if new and old and not one_timer(new, old):
+        timers = f"timed by {new.timer} now and by {old.timer} in {old_side}"
+        return Verdict(cell, State.AMBIGUOUS, f"not compared: {timers}; measure both with --timer {DO_BENCH}")
     return None
+
+
+def one_timer(a: CellSamples, b: CellSamples) -> bool:
+    """True if one timer took the times of both, as far as that is known. The ratio of two timers' times says nothing of a backend."""
+    return not (a.timer and b.timer) or a.timer == b.timer
 
 
 def _broke(new_status: str, old_status: str) -> bool:
@@ -297,7 +306,7 @@ def _broke(new_status: str, old_status: str) -> bool:
 def why_advisory(us: float, device: object, old: CellSamples) -> str:
     """Why a cell is advisory; empty if not. `us` and `old` are of the old side: a call that became launch-bound became slower."""
     if device == "cuda" and us < SHORT_US:
-        return f"advisory: short, {text.micros(us)} is under {SHORT_US:g} us"
+        return f"advisory: short, {text.micros(us)}: the events take a tenth of a call under {SHORT_US:g} us"
     if old.host_bound:
         return f"advisory: launch-bound, so the median is not device time: {old.host_bound}"
     return ""

@@ -184,6 +184,25 @@ def test_broken_and_missing_cells_are_reported_for_every_earlier_status(then, no
     assert found is None or found.fails == (state is not State.NEW)
 
 
+def timed_by(side, timer, *keys):
+    return replace(side, cells={k: replace(s, timer=timer if k in keys else "queued") for k, s in side.cells.items()})
+
+
+def test_cells_of_two_timers_are_not_compared():
+    """A call that waits for the GPU falls back to do_bench, which has the host in its time."""
+    base, new = stored(dice(22), 10), stored(dice(21), 3, slowdown=lambda i: 0.5 if i == 3 else 0.0)
+    fallen = [k for k in new.cells if k.backend == "ours"][3]
+    report = compare(timed_by(new, "do_bench", fallen), timed_by(base, ""))
+    (verdict,) = (one for one in report.verdicts if one.cell == fallen)
+    assert (verdict.state, verdict.gated, verdict.ratio, report.exit_code) == (State.AMBIGUOUS, True, None, 3)
+    reason = "not compared: timed by do_bench now and by queued in the baseline; measure both with --timer do_bench"
+    assert verdict.reason == reason
+    assert compare(timed_by(new, "do_bench", fallen), timed_by(base, "do_bench", fallen)).exit_code == 1
+    assert compare(timed_by(new, "do_bench", fallen), base).exit_code == 1  # a file that does not say
+    copies = [k for k in new.cells if k.backend == "copy"]
+    assert compare(timed_by(new, "do_bench", *copies), timed_by(base, "")).exit_code == 3  # nor is copy's ratio the machine's change
+
+
 def host_bound(side, backend, reason="do_bench measured 70 us, device time is 3 us, host time 71 us"):
     cells = {k: replace(s, host_bound=reason) if k.backend == backend else s for k, s in side.cells.items()}
     return replace(side, cells=cells)
