@@ -77,7 +77,9 @@ def counter(unit: str) -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP raise Interrupted, so that workers end; a later signal ends this process at once, also after the block.
+    """SIGINT, SIGTERM, SIGHUP and SIGUSR1 raise Interrupted, so that workers end; a later signal ends this process, also after the block.
+
+    SIGUSR1 is what users of Slurm let it send before a time limit.
 
     A terminal and a program that passes signals on send two, so one within AGAIN_SECONDS is the same interruption.
     """
@@ -100,7 +102,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(other, again)
         raise Interrupted(signum)
 
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     # An ignored signal stays ignored, as nohup requires.
     handlers = {signum: signal.signal(signum, interrupt) for signum in signals if signal.getsignal(signum) is not signal.SIG_IGN}
     try:

@@ -132,6 +132,8 @@ class Journal:
     name: str
     """The run's name."""
     file: IO[bytes]
+    locked: bool
+    """False if its file system has no locks."""
     header: JsonObject
     """The header of the run that continues, with name, start and schema of the interrupted run."""
     cells: Cells
@@ -150,7 +152,7 @@ def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, 
             reason = reason or f"{path} cannot be resumed: {error.strerror}"
             continue
         try:
-            lock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if look else fcntl.LOCK_EX))
+            locked = lock(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if look else fcntl.LOCK_EX))
             found, size = _read(path, file, header, cases)
         except BlockingIOError:
             reason = reason or f"{path.stem} is still running"
@@ -160,7 +162,7 @@ def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, 
             if not look:
                 file.seek(size)
                 file.truncate()
-            return found
+            return replace(found, locked=locked)
         file.close()
     return reason or f"nothing to resume in {folder}: no interrupted run there"
 
@@ -234,7 +236,7 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
     if difference is not None:
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
     units = environments({**facts, **units_of(header)}) if header.get("spread") else {}
-    return Journal(path.stem, file, {**header, **kept, **units}, cells), size
+    return Journal(path.stem, file, True, {**header, **kept, **units}, cells), size
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -79,6 +79,8 @@ class Run:
     """Bytes of the journal, which only this process writes."""
     _csv_size: int = -1
     """Bytes of the CSV; -1 before it was written."""
+    warning: str = ""
+    """A text for the user if the journal could not be locked."""
     _units: dict[str, JsonObject] = field(default_factory=dict)
     """The facts of each unit."""
 
@@ -329,10 +331,14 @@ def start(folder: Path, header: JsonObject) -> Run:
                     break
                 journal.close()  # the files are of a run that ended within this second
                 Path(journal.name).unlink()
-        lock(journal, fcntl.LOCK_EX)
+        locked = lock(journal, fcntl.LOCK_EX)
         header = {"schema": SCHEMA, "run": name, "started": moment.isoformat(timespec="seconds"), **header}
         _append(journal, _line(header))
-    return Run(folder, name, header, journal, Cells(header))
+    return Run(folder, name, header, journal, Cells(header), warning="" if locked else _unlocked(folder))
+
+
+def _unlocked(folder: Path) -> str:
+    return f"{folder}: its file system has no locks, so two runs may continue one journal; give each run a folder of its own with --output"
 
 
 def resume(
@@ -363,7 +369,7 @@ def resume(
     again = [key for key in cells.cases() if retry and any(one.status in RETRIED for one in cells.of(*key).values())]
     for key in again:
         cells.drop(*key)
-    run = Run(folder, found.name, found.header, found.file, cells)
+    run = Run(folder, found.name, found.header, found.file, cells, warning="" if found.locked else _unlocked(folder))
     if look:
         run.journal.close()
     elif header.get("spread"):

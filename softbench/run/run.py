@@ -195,6 +195,8 @@ def run(
             found, note = interrupted_run(request, plan, head)
             observer.note(note)
         kept = found or writer.start(request.output, head)
+        if kept.warning:
+            observer.note(kept.warning)
         place.tell(kept.name)
         on_start(kept)
         session.pool.tell(kept.keep_log)

@@ -32,10 +32,14 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 16
+OF_JOBS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that Slurm sends to all processes of a job. The parent ends the workers then; one that ended before would be a failed cell."""
 
 
 def main(descriptor: int) -> None:
     """Serve the control socket until it closes."""
+    for signum in OF_JOBS:
+        signal.signal(signum, lambda *_: None)  # no SIG_IGN, which the programs that it starts would inherit
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # the parent must see the close, even if a child process lives on
     try:
@@ -118,7 +122,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     os.setsid()  # its own group can be killed as a whole, and a terminal's Ctrl-C does not reach it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
+    for signum in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(signum, signal.SIG_DFL)
     control.close()
     for descriptor in wake:

@@ -7,6 +7,7 @@ import time
 import pytest
 from forks import INDUCTORS
 from sampled import sampled
+from slurm import descendants
 from timed import wait_for
 
 from softbench.cli.output import AGAIN_SECONDS
@@ -41,7 +42,8 @@ def test_a_command_is_forked_after_inductor_compiled(cli, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("signum", "code"), sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143)], lambda signum, _: signum == signal.SIGINT)
+    ("signum", "code"),
+    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)], lambda signum, _: signum != signal.SIGTERM),
 )
 def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     process = cli.start_fork(*ARGUMENTS)
@@ -50,7 +52,8 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     if signum == signal.SIGINT:
         os.killpg(process.pid, signum)  # as a terminal does
     else:
-        process.send_signal(signum)
+        for pid in (*descendants(process.pid), process.pid):  # as Slurm does; the command itself may come last
+            os.kill(pid, signum)
     _, stderr = process.communicate(timeout=20)
     assert time.monotonic() - start < 15
     assert process.returncode == code

@@ -222,6 +222,23 @@ def test_a_run_that_is_still_going_is_not_taken_over(tmp_path, make_record):
     assert writer.resume(tmp_path / "empty", header())[0] is None
 
 
+def test_a_file_system_without_locks_is_named_and_used(tmp_path, make_record, monkeypatch):
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    assert writer.start(tmp_path / "locked", header()).warning == ""
+    monkeypatch.setattr("fcntl.flock", refuse)
+    run = writer.start(tmp_path, header())
+    warning = f"{tmp_path}: its file system has no locks, so two runs may continue one journal; give each run a folder of its own"
+    assert run.warning.startswith(warning)
+    run.add(0, [make_record("ours", [20.0])])
+    run.interrupt()
+    run, told = writer.resume(tmp_path, header())
+    assert "1 cells are there already" in told and run.warning.startswith(warning)
+    run.finish(publish=True)
+    assert read_csv(tmp_path / "latest.csv")
+
+
 def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_record):
     before = journal_of(tmp_path, make_record)
     run, told = writer.resume(tmp_path, header(CASES[:1]))

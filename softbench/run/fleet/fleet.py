@@ -165,6 +165,8 @@ def _store(request: RunRequest, head: JsonObject, members: Sequence[Member], obs
         found, note = writer.resume(request.output, head, every, retry=request.retry_failed)
         observer.note(note if found else f"{note}; measuring everything")
     kept = found or writer.start(request.output, head)
+    if kept.warning:
+        observer.note(kept.warning)
     kept.cases = cases
     return kept
 
