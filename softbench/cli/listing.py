@@ -14,13 +14,17 @@ from softbench.cli.actions import interruptible, read, try_file, wrote_to_stdout
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import UsageError
+from softbench.core.text import split_exclusions
 
 if TYPE_CHECKING:
     from softbench.core.json import JsonObject
     from softbench.plugins.info import BackendInfo
 
 Pattern = Annotated[
-    str, typer.Argument(help="all (without extras), a name, or a pattern: 'compile:*', '*'.", autocompletion=options.BACKENDS)
+    str,
+    typer.Argument(
+        help="all (without extras), or names and patterns as of --backends: 'compile:*', '!torch', '*'.", autocompletion=options.BACKENDS
+    ),
 ]
 Long = Annotated[bool, option(OUTPUT, "For each backend a summary, its costs, and when to choose it.", "--long", default=False)]
 Costs = Annotated[
@@ -73,9 +77,11 @@ def list_backends(
     flags = from_flags(given)
     with interruptible():
         infos = run.infos(Settings.from_sources({}, flags), load=load)
-    pattern = "*" if every and pattern == ALL else pattern
-    matched = matching(infos, pattern)
-    hidden = [info for info in matched if info.hidden and info.name != pattern and not every]
+    named, excluded = split_exclusions(one.strip() for one in pattern.split(","))
+    wanted = ["*" if every and one == ALL else one for one in named or [ALL]]
+    out = {info for one in excluded for info in matching(infos, one, f"'!{one}' excludes nothing: ")}
+    matched = [info for info in dict.fromkeys(info for one in wanted for info in matching(infos, one)) if info not in out]
+    hidden = [info for info in matched if info.hidden and info.name not in wanted and not every]
     matched = [info for info in matched if info not in hidden]
     if ops:
         known = [operation(name) for name in names()]
@@ -86,7 +92,7 @@ def list_backends(
     if wrote_to_stdout(lambda: _document("backends", [listing.backend_facts(info) for info in selected]), json):
         return
     output.show(listing.guide(selected, costs_by_backend) if long else listing.backends(selected), output.console())
-    _left_out([info for info in infos if info.extra and not info.hidden] if pattern == ALL else [], hidden)
+    _left_out([info for info in infos if info.extra and not info.hidden] if wanted == [ALL] else [], hidden)
 
 
 def _document(what: str, facts: Sequence[JsonObject]) -> JsonObject:

@@ -23,6 +23,8 @@ def test_list_has_the_table_as_json(main, tmp_path):
     assert [line.split()[0] for line in table.splitlines()[:-1]] == list(backends)
     (naive,) = json.loads(main("list", "naive", "--device", "cpu", "--json", "-")[1])["backends"]
     assert naive == backends["naive"]
+    several = json.loads(main("list", "triton-*,copy,!triton-[!r]*", "--device", "cpu", "--json", "-")[1])["backends"]
+    assert [one["name"] for one in several] == ["triton-row", "copy"]
 
 
 def test_operations_have_passes_parameters_and_backends(main):
