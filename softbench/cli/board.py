@@ -94,6 +94,6 @@ def _write_page(run: BoardRun, out: Path) -> None:
     from softbench.results.select import apart
 
     file, target = run.found.file, out / page_name(run)
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     (rows,) = (part for part in apart(read_csv(file)[0]) if (card_of(part), part[0].unit) == (run.card, run.unit))
     write([read_source(file, rows)], target, f"softbench report {file.name}")

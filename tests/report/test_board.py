@@ -186,6 +186,11 @@ def test_the_command_replaces_no_other_site_and_needs_a_result(main, tmp_path):
     assert err == "softbench: -o docs: its index.html is no board; name another folder, or remove that file\n"
     (tmp_path / "results").mkdir()
     assert main("board")[::2] == (2, "softbench: results: no run with a result; softbench run writes them\n")
+    assert main("board", "-o", "board.html")[::2] == (
+        2,
+        "softbench: -o board.html: is a file; name a folder, and the board is its index.html\n",
+    )
+    assert not (tmp_path / "board").exists()
 
 
 def test_two_cards_of_one_file_have_their_own_page(main, tmp_path):

@@ -343,7 +343,7 @@ function show() {
   if (upto !== asked) state.upto = "";
   const values = (key) => [...new Set(data.groups.map((one) => one[key]))].map((one) => [one, one]);
   $("choose").replaceChildren(...Object.entries(KEYS).map(([key, label]) => chooser(key, label, values(key), state[key])),
-    chooser("upto", "As of", [["", "the newest run"], ...[...of].reverse().map((run) => [data.runs.run[run], short(run)])], state.upto));
+    chooser("upto", "As of", [["", "the newest run"], ...[...of].reverse().map((run) => [data.runs.run[run], `${short(run)}${data.runs.torch[run] && `, torch ${data.runs.torch[run]}`}`])], state.upto));
   $("choose").hidden = state.view === "runs";
   $("views").replaceChildren(...Object.entries(VIEWS).map(([view, name]) => {
     const made = link(name, { view, case: view === "history" ? state.case : "", backend: view === "history" ? state.backend : "" });

@@ -38,17 +38,16 @@ MARK = '<meta name="generator" content="softbench board">'
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder whose index another program wrote.
+    """Refuse what is no folder, and a folder whose index another program wrote.
 
     Raises:
-        UsageError: it is no folder, or holds such an index.
-        SoftbenchError: it cannot be created or read.
+        UsageError: it is such a folder, or a file, or has the name of one.
+        SoftbenchError: it cannot be read.
     """
-    if out.exists() and not out.is_dir():
+    if out.suffix in (".html", ".htm") or (out.exists() and not out.is_dir()):
         raise UsageError(f"-o {out}: is a file; name a folder, and the board is its index.html")
     index = out / "index.html"
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if index.exists() and MARK not in index.read_text(encoding="utf-8", errors="replace")[:4000]:
             raise UsageError(f"-o {out}: its index.html is no board; name another folder, or remove that file")
     except OSError as error:
@@ -80,6 +79,7 @@ def write(board: Board, out: Path, title: str, problems: Sequence[str], command:
         "data": embedded({"problems": [one_line(text) for text in problems], **_data(board, out)}),
     }
     try:
+        out.mkdir(parents=True, exist_ok=True)
         replace_file(index, Template(asset("board.html", __package__)).substitute(values))
     except OSError as error:
         raise not_written(f"-o {out}", error) from None
