@@ -71,7 +71,7 @@ def compare(
         named = {"backends": ",".join(chosen.labels) or None, **found, "config": config, "quick": quick}
         command = ["run", *words(chosen, op, named)]
         asked = _asked(chosen, op, found, command, output=output, config=config, quick=quick)
-        measured = run.run(asked, observer, lambda started: None)
+        measured = run.run(asked, observer, observer.follow)
     return Result.of_run(measured, observer.notes)
 
 

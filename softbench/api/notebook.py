@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from softbench.core.errors import UsageError
 from softbench.core.files import not_written
 from softbench.core.text import duration, printable
+from softbench.report.progress import Leader
 
 if TYPE_CHECKING:
     from softbench.core.case import Case
@@ -35,6 +36,7 @@ class NotebookProgress:
         self._doing: Callable[[], str] = str
         self._pace: Pacing | None = None
         self._notes: list[str] = []
+        self.leader = Leader()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._update, daemon=True)
 
@@ -48,7 +50,7 @@ class NotebookProgress:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self._over.set()
         self._thread.join()
-        self._doing, self._pace = str, None
+        self._doing, self._pace, self.leader = str, None, Leader()
         self._show()
 
     def watch(self, doing: Callable[[], str]) -> None:
@@ -58,7 +60,7 @@ class NotebookProgress:
         self._pace = pace
 
     def advance(self, case: Case) -> None:
-        """The line follows the pace."""
+        self.leader.update()
 
     def note(self, text: str) -> None:
         self._notes.append(printable(text))
@@ -72,7 +74,8 @@ class NotebookProgress:
 
     def _data(self) -> dict[str, str]:
         pace = self._pace
-        line = f"{pace.done} of {pace.cells} cells, about {duration(pace.seconds_left())} left; {pace.doing()}" if pace else self._doing()
+        about = f"{pace.done} of {pace.cells} cells, about {duration(pace.seconds_left())} left" if pace else ""
+        line = "; ".join(filter(None, (about, self.leader.text, pace.doing() if pace else self._doing())))
         return {"text/plain": "\n".join(filter(None, (printable(line), *(f"softbench: {text}" for text in self._notes))))}
 
 

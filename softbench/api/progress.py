@@ -16,6 +16,7 @@ from softbench.plugins.load import importing
 if TYPE_CHECKING:
     from softbench.core.case import Case
     from softbench.plan.plan import Plan
+    from softbench.results.writer import Run
     from softbench.run.pace import Pacing
     from softbench.run.run import Observer
 
@@ -38,6 +39,11 @@ class Watched:
     def __init__(self, inner: Observer | None) -> None:
         self.inner = inner
         self.notes: list[str] = []
+
+    def follow(self, run: Run) -> None:
+        """The run has its files: the progress shows who leads so far."""
+        if leader := getattr(self.inner, "leader", None):
+            leader.rows = run.rows
 
     def watch(self, doing: Callable[[], str]) -> None:
         if self.inner:

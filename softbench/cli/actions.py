@@ -86,7 +86,7 @@ def measure(
 
             def on_start(begun: Run) -> None:
                 started.append(begun)
-                progress.follow(begun.rows)
+                progress.leader.rows = begun.rows
 
             def on_plan(plan: Plan) -> None:
                 while announced:

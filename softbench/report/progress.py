@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bar, TaskID
 from rich.table import Column
 
 from softbench.core.case import Case
+from softbench.core.errors import SoftbenchError
 from softbench.core.text import count, duration
 from softbench.plan.plan import Plan
 from softbench.report.answer import leader
@@ -26,6 +27,26 @@ BAR_WIDTH = 12
 LEADER_SHARE = 20  # the leader takes at most a twentieth of the time
 
 
+class Leader:
+    """Who leads so far, of a run whose rows are read between two cases."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """As `answer.leader`."""
+        self.rows: Callable[[], Sequence[Row]] = list
+        """The cells so far."""
+        self._due = 0.0
+
+    def update(self) -> None:
+        """Read the rows, unless the last time is too short ago. Errors are the run's, which tells them."""
+        begin = time.monotonic()
+        if begin < self._due:
+            return
+        with suppress(SoftbenchError, OSError):
+            self.text = leader(standings(self.rows()))
+        self._due = time.monotonic() + LEADER_SHARE * (time.monotonic() - begin)
+
+
 class Progress:
     """A `softbench.run.run.Observer` on a console. A thread shows the progress, as one request may take minutes."""
 
@@ -34,8 +55,7 @@ class Progress:
         self.console, self.quiet, self.verbose = console, quiet, verbose
         self._working: Callable[[], str] = str
         self._pace: Pacing | None = None
-        self._rows: Callable[[], Sequence[Row]] = list
-        self._leader, self._due = "", 0.0
+        self.leader = Leader()
         self._bar: Bar | None = None
         self._task = TaskID(0)
         self._over = threading.Event()
@@ -64,10 +84,6 @@ class Progress:
     def watch(self, working: Callable[[], str]) -> None:
         self._working = working
 
-    def follow(self, rows: Callable[[], Sequence[Row]]) -> None:
-        """The run has its files; `rows` gives the cells so far, and is called between two cases."""
-        self._rows = rows
-
     def begin(self, plan: Plan, pace: Pacing, name: str) -> None:
         available = [info.name for info in plan.infos if info.able]
         cases, left = count(len(plan.cases), "case"), duration(pace.seconds_left())
@@ -75,10 +91,8 @@ class Progress:
         self._pace = pace
 
     def advance(self, case: Case) -> None:
-        begin = time.monotonic()
-        if begin >= self._due and not self.quiet:
-            self._leader = leader(standings(self._rows()))
-            self._due = time.monotonic() + LEADER_SHARE * (time.monotonic() - begin)
+        if not self.quiet:
+            self.leader.update()
         if self.verbose and (pace := self._pace):
             self.note(f"{case.key}: {pace.done} of {pace.cells} cells, about {duration(pace.seconds_left())} left")
 
@@ -99,7 +113,7 @@ class Progress:
         left = f"about {duration(pace.seconds_left())} left" if pace else ""
         if self._bar is not None:
             done, cells = (pace.done, pace.cells) if pace else (0, None)
-            text = "".join(f"{mark} {text}" for mark, text in ((",", left), (";", self._leader), (";", doing)) if text)
+            text = "".join(f"{mark} {text}" for mark, text in ((",", left), (";", self.leader.text), (";", doing)) if text)
             self._bar.update(self._task, completed=done, total=cells, description=text, refresh=True)
         elif doing or left:
-            self.note("; ".join(filter(None, (f"{pace.done} of {pace.cells} cells, {left}" if pace else "", self._leader, doing))))
+            self.note("; ".join(filter(None, (f"{pace.done} of {pace.cells} cells, {left}" if pace else "", self.leader.text, doing))))

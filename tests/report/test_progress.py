@@ -51,7 +51,7 @@ def test_the_leader_so_far_is_shown(log, make_row):
     rows = [make_row(name, us, low_us=us, high_us=us) for name, us in (("torch", 9.0), ("naive", 20.0))]
     with progress.Progress(Console(file=log, width=200)) as watching:
         watching.begin(PLAN, PACE, "run-1")
-        watching.follow(lambda: rows)
+        watching.leader.rows = lambda: rows
         watching.advance(None)
         watching.show()
     assert "2 of 6 cells, about 1 min 15 s left; torch leads in 1 of 1 case; check of torch on a case" in log.getvalue()
