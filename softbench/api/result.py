@@ -180,7 +180,7 @@ class Result:
             return Pictures([written.file for written in plots.write([(self.csv, self.rows)], [target], kind, over)])
 
     def report(self, out: str | Path | None = None) -> Path:
-        """Write the page of `softbench report`: curves, heat maps, and cells down to their samples. It needs no network.
+        """Write the page of `softbench report`: curves, winners, and cells down to their samples. It needs no network.
 
         Args:
             out: the HTML file. The default is the CSV's name with .html.

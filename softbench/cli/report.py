@@ -40,7 +40,7 @@ def report(
         Path | None, typer.Option("--gate", help="The JSON of softbench gate, whose verdicts the page shows.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Write the results as one HTML page: curves, heat maps, cells down to their samples, and errors. It needs no network.
+    """Write the results as one HTML page: curves, winners, cells down to their samples, and errors. It needs no network.
 
     Samples come from the JSON beside each CSV. Two files are compared. Of three or more, the page shows the last and the trend of all.
     If two cards measured one cell, each card has a page.
