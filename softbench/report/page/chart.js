@@ -239,7 +239,7 @@ page.chart = (() => {
           }],
         },
       }, [xs, ...values], box);
-      u.over.addEventListener("dblclick", () => { zoomed = null; });
+      u.over.addEventListener("dblclick", () => { zoomed = null; u.setData(u.data); });
     };
     let zoomed = null;
     draw();
