@@ -41,7 +41,7 @@ Every = Annotated[
 ]
 Ops = Annotated[bool, option(OUTPUT, "List the operations, each with its passes and its backends.", "--ops", default=False)]
 Json = Annotated[Path | None, option(OUTPUT, "Write the listed backends or operations as JSON; - is stdout.", metavar="FILE|-")]
-Load = Annotated[bool, typer.Option("--load", help="Load plugins too, each in its own process; this runs their code.")]
+Load = Annotated[bool, option(OUTPUT, "Load plugins too, each in its own process; this runs their code.", "--load", default=False)]
 
 
 def register(app: typer.Typer) -> None:

@@ -63,12 +63,21 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         raise UsageError(f"{said}{' See' if said.endswith('?') else '; see'}: {ctx.command_path} --help") from None
 
 
+def _summary(help: str | None) -> str:
+    """The first sentence of a help, without what follows a colon or a semicolon. Click would cut it after 45 characters."""
+    return " ".join(re.split(r"[:;.](?:\s|$)", help or "", maxsplit=1)[0].split())
+
+
 class LineGroup(TyperGroup):
     """A group of commands whose usage errors are one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with one_line_errors(ctx):
             return super().parse_args(ctx, args)
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """What the list of commands says."""
+        return _summary(self.help)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         with one_line_errors(ctx):
@@ -84,6 +93,10 @@ def _with_stdout(args: list[str]) -> list[str]:
 
 class PanelCommand(TyperCommand):
     """A command whose help groups its options by `rich_help_panel`, in the order of their first option."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """What the list of commands says."""
+        return _summary(self.help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with one_line_errors(ctx):
@@ -125,4 +138,4 @@ class PanelCommand(TyperCommand):
         width = max(len(name) for rows in panels.values() for name, _ in rows if len(name) <= WIDEST)
         for panel in sorted(panels, key=lambda panel: PLACES.get(panel, 0)):
             with formatter.section(panel):
-                formatter.write_dl([(name.ljust(width), text) for name, text in panels[panel]], col_max=WIDEST)
+                formatter.write_dl([(name.ljust(width), text) for name, text in panels[panel]], col_max=width)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from softbench.core.json import JsonObject
     from softbench.results.runs import FoundRun, Tally, Unfinished
 
-Folders = Annotated[list[Path] | None, typer.Argument(metavar="[DIR]...", help="Folders of results, or CSVs.", show_default="results")]
+Folders = Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Folders of results, or CSVs.", show_default="results")]
 Json = Annotated[Path | None, option(OUTPUT, "Write the list as JSON; - is stdout, without the table.", metavar="FILE|-")]
 
 
