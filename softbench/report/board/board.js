@@ -16,7 +16,8 @@ function el(name, properties = {}, ...children) {
 const $ = (id) => document.getElementById(id);
 const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const percent = (fraction) => `${fraction < 0.0995 ? Number((100 * fraction).toPrecision(2)) : Math.round(100 * fraction)}%`;
-const change = (ratio) => `${ratio < 1 ? "−" : "+"}${Math.abs(100 * (ratio - 1)).toFixed(1)}%`;
+/** How much faster the faster of two is, as the threshold counts it. */
+const ahead = (ratio) => `${(100 * (Math.max(ratio, 1 / ratio) - 1)).toFixed(1)}%`;
 const digits = (value) => (value >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
 const time = (us) => (us < 1e3 ? `${digits(us)} us` : us < 1e6 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`);
 const mean = (values) => Math.exp(values.reduce((sum, value) => sum + Math.log(value), 0) / values.length);
@@ -166,7 +167,7 @@ function caseTable(group, cases, of) {
     const speed = !best ? "" : group.bytes[one.number] && !group.in_l2[one.number] ? `${digits(group.bytes[one.number] / best.us / 1e3)} GB/s` : time(best.us);
     const names = one.first.flatMap((number) => [backend(number, ofCase(group, one.number)), " "]);
     return [link(one.name, ofCase(group, one.number)), strip(one), names, best?.share ? percent(best.share) : "",
-      speed, best?.share && next?.share && one.first.length === 1 ? change(best.share / next.share) : one.first.length > 1 ? "tie" : ""];
+      speed, best?.share && next?.share && one.first.length === 1 ? ahead(best.share / next.share) : one.first.length > 1 ? "tie" : ""];
   }));
 }
 function strip(one) {
@@ -183,7 +184,7 @@ function strip(one) {
 function changeItem(one, where = true) {
   const group = data.groups[one.group], known = one.value.filter((value) => value);
   const far = known.length ? known.reduce((a, b) => (Math.abs(Math.log(b)) > Math.abs(Math.log(a)) ? b : a)) : null;
-  const size = known.length ? `: ${change(mean(known))}${known.length > 1 ? ` on average, ${change(far)} at most` : ""}` : "";
+  const size = known.length ? `, by ${ahead(mean(known))}${known.length > 1 ? ` on average, ${ahead(far)} at most` : ""}` : "";
   const notes = [...versionChanges(one.before, one.run), ...one.notes];
   const rows = one.case.map((number, i) => [
     link(group.case[number], ofCase(group, number)),
@@ -297,7 +298,7 @@ function draw(box, runs, lines, values, unit) {
 function changes(group, upto) {
   const found = (state.all ? data.changes : group.changes).filter((one) => one.run <= upto && (!state.kind || one.kind === state.kind));
   return [el("h2", {}, "Changes"),
-    help(`Newest first, with the verdicts of softbench compare: the interval of the change has no 1, and it is beyond ${percent(data.threshold)}, without the drift of copy. Open the page of a run for its samples.`),
+    help(`Newest first, with the verdicts of softbench compare: the interval of the change does not contain 1, and the change is beyond ${percent(data.threshold)}, without the drift of copy. Open the page of a run for its samples.`),
     el("div", { className: "controls" }, chooser("all", "Of", [["", named(group)], ["1", "all operations and cards"]], state.all),
       chooser("kind", "Kind", [["", "all"], ...Object.entries(WHAT)], state.kind)),
     found.length ? cut(found, MANY, (some) => el("ul", { className: "changes" }, some.map((one) => changeItem(one))), "changes") : el("p", {}, "There is none.")];
