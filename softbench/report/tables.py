@@ -100,8 +100,8 @@ def _answer(lines: Sequence[answer.Line], console: Console) -> list[Text]:
     found = []
     for line in lines:
         first, *others = textwrap.wrap(line.text, max(MIN_WRAPPED, console.width - indent), break_long_words=False, break_on_hyphens=False)
-        found.append(Text.assemble((line.name.ljust(indent), "bold"), (first, line.style)))
-        found += [Text(" " * indent + other, style=line.style) for other in others]
+        found.append(Text.assemble((line.name.ljust(indent), f"bold {line.style}"), first))
+        found += [Text(" " * indent + other) for other in others]
     return found
 
 
