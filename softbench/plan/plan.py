@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from softbench.core.json import JsonObject
 from softbench.core.machine import Gpu, Machine, unit_of
 from softbench.core.outcome import Status
 from softbench.core.text import count, size, unknown
+from softbench.ops.operation import Operation
 from softbench.ops.registry import operation
 from softbench.plan.deal import Shard, of_shard
 from softbench.plan.sweep import cases as cases_of_sweeps
@@ -140,9 +142,15 @@ def require_few_cells(cases: int, backends: int, shard: Shard | None, cards: int
 
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
     """How many workers fit into `budget` bytes if one worker at a time holds a case's buffers."""
-    largest = max((operation(case.op).largest_bytes(case) for case in cases), default=0)
-    rest = budget - WORKING_TENSORS * largest - CHECK_BYTES
+    operations = tuple(operation(op) for op in dict.fromkeys(case.op for case in cases))
+    rest = budget - WORKING_TENSORS * _largest_bytes(tuple(cases), operations) - CHECK_BYTES
     return max(1, int(rest // CONTEXT_BYTES[device]))
+
+
+@lru_cache(maxsize=2)  # each card of a fleet asks
+def _largest_bytes(cases: tuple[Case, ...], operations: tuple[Operation, ...]) -> int:
+    """Of all tensors, as long as the operations are declared so."""
+    return max((operation(case.op).largest_bytes(case) for case in cases), default=0)
 
 
 def grouped(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:

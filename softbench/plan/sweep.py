@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 
-from softbench.core.case import AT_DIM, DIMS, DTYPES, MAX_CELLS, OPERATION, PRESET, Case, CaseKey, Direction, shape_of
+from softbench.core.case import AT_DIM, DIMS, DTYPES, MAX_CELLS, OPERATION, PRESET, Case, CaseKey, Direction, parse_op, shape_of
 from softbench.core.errors import UsageError
 from softbench.core.text import unknown
-from softbench.ops.registry import NAMES as BUILT_IN, operation
+from softbench.ops.operation import Operation
+from softbench.ops.registry import NAMES as BUILT_IN, declared as declared_operation, names, operation
 from softbench.plan.declare import EVERY, axis, declared
 from softbench.plan.grammar import (
     DEFAULTS,
@@ -127,6 +129,14 @@ def cases(sweeps: Iterable[Sweep], device: str) -> tuple[Case, ...]:
     Raises:
         UsageError: an operation is unknown or lacks a parameter, a pass or a dtype, or there are more than MAX_CELLS.
     """
+    given = tuple(sweeps)
+    ops = dict.fromkeys(parse_op(op)[0] for sweep in given for op in sweep.op)
+    return _cases(given, device, tuple(declared_operation(op) for op in ops if op in names()))
+
+
+@lru_cache(maxsize=2)  # the cards of a fleet share them
+def _cases(sweeps: tuple[Sweep, ...], device: str, operations: tuple[Operation, ...]) -> tuple[Case, ...]:
+    """The cases, as long as the operations are declared so."""
     found: dict[Case, None] = {}
     for sweep in sweeps:
         ops = dict.fromkeys(with_parameters(op, given) for op in sweep.op for given in sweep.set)

@@ -6,10 +6,11 @@ import hashlib
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from softbench.core.case import YARDSTICK, Case
+from softbench.core.case import YARDSTICK, Case, parse_op
 from softbench.core.json import JsonObject
 from softbench.ops import registry
 from softbench.plan.plan import Plan
@@ -52,16 +53,21 @@ def fingerprint(
     measuring: dict[str, object], facts: dict[str, object], version: str, cases: Sequence[Case], backends: Sequence[str]
 ) -> dict[str, object]:
     """What must be equal to resume a run, by name, so that a message can name a difference."""
-    sweep = hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
-    what = {"softbench": version, "cases": f"{len(cases)} (hash {sweep})", "backends": ", ".join(backends)}
+    what = {"softbench": version, "cases": f"{len(cases)} (hash {_hash(tuple(cases))})", "backends": ", ".join(backends)}
     if files := registry.files():
         what["operations"] = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
     return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
 
 
+@lru_cache(maxsize=2)  # each card of a fleet asks
+def _hash(cases: tuple[Case, ...]) -> str:
+    return hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
+
+
 def _operations(cases: Sequence[Case]) -> dict[str, dict[str, str]]:
     """The fact `operations`: the hash of the file of each user's operation that the run measures. Empty without such operations."""
-    files = {name: registry.file_of(name) for name in dict.fromkeys(case.operation for case in cases)}
+    names = dict.fromkeys(parse_op(op)[0] for op in dict.fromkeys(case.op for case in cases))
+    files = {name: registry.file_of(name) for name in names}
     hashes = {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] for name, file in files.items() if file}
     return {"operations": hashes} if hashes else {}
 
