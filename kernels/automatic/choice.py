@@ -71,7 +71,7 @@ class Calls(NamedTuple):
 
 
 _choices: dict[Calls, Choice] = {}
-FORGETS.append(_choices.clear)
+FORGETS.append(lambda: _choices.clear())
 
 
 def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, function: str = "softmax") -> Choice:
