@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softbench.cli.actions import note, warn
+from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.text import count, printable
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 PAGE_CELLS = 20_000
 """Without an option the newest runs have a page, as long as they have at most so many cells together."""
+
+PAGES = "Write the page of softbench report for each run, or for none."
 
 
 def register(app: typer.Typer) -> None:
@@ -31,24 +34,13 @@ def board(
     places: Annotated[
         list[Path] | None, typer.Argument(metavar="[DIR]...", help="Folders of results, or CSVs.", show_default="results")
     ] = None,
-    out: Annotated[
-        Path, typer.Option("-o", "--out", "--output", metavar="DIR", help="The folder of the site.", rich_help_panel=OUTPUT)
-    ] = Path("board"),
-    title: Annotated[str, typer.Option(help="The title of the site.", rich_help_panel=OUTPUT)] = "softbench board",
+    out: Annotated[Path, option(OUTPUT, "The folder of the site.", "-o", "--out", "--output", metavar="DIR")] = Path("board"),
+    title: Annotated[str, option(OUTPUT, "The title of the site.")] = "softbench board",
     threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="PERCENT", help="Changes of fewer percent are not shown.", show_default="5, the gate's margin", rich_help_panel=OUTPUT
-        ),
+        float | None, option(OUTPUT, "Changes of fewer percent are not shown.", default="5, the gate's margin", metavar="PERCENT")
     ] = None,
     pages: Annotated[
-        bool | None,
-        typer.Option(
-            "--pages/--no-pages",
-            help="Write the page of softbench report for each run, or for none.",
-            show_default=f"of the newest runs, up to {PAGE_CELLS} cells",
-            rich_help_panel=OUTPUT,
-        ),
+        bool | None, option(OUTPUT, PAGES, "--pages/--no-pages", default=f"of the newest runs, up to {PAGE_CELLS} cells")
     ] = None,
 ) -> None:
     """Write a static site of many runs: the fastest backends of each operation on each card, their history, and what changed.
