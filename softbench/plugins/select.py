@@ -101,7 +101,7 @@ def select(
     if excluded:
         out = _excluded(known or infos, excluded, flag, yardstick=yardstick)
         left = [info for info in chosen if info.name not in out]
-        if not any(info.name != YARDSTICK for info in left):
+        if len(left) < len(chosen) and not any(info.name != YARDSTICK for info in left):
             raise UsageError(f"{flag} {','.join(names or ())}: no backend is left; an exclusion applies wherever it stands")
         named, chosen = [info for info in named if info in left], left
         infos = [info for info in infos if info.name not in out]
