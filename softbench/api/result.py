@@ -74,15 +74,16 @@ class Result:
 
     @classmethod
     def load(cls, path: str | Path) -> Result:
-        """Read a results file: the CSV of a run, or its JSON.
+        """Read a results file: the CSV of a run, or its JSON; of a folder its latest run.
 
         Raises:
             UsageError: `path` is neither a text nor a path.
-            ResultsError: the file is missing, damaged or of another program.
+            ResultsError: the file is missing, damaged or of another program, or the folder has none.
         """
         from softbench.results.csv import read_csv
         from softbench.results.document import SUFFIXES, csv_of
         from softbench.results.records import records_of
+        from softbench.results.runs import latest
 
         file = options.path(path, "path")
         if file.name.endswith(SUFFIXES):
@@ -92,8 +93,9 @@ class Result:
                 return cls(rows_of_run(records, document), csv_of(file), (), records)
             except (KeyError, TypeError, ValueError) as error:
                 raise ResultsError(f"{file}: its header is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
+        file, note = latest(file)
         rows, warnings = read_csv(file)
-        return cls(rows, file, warnings)
+        return cls(rows, file, [*([note] if note else []), *warnings])
 
     @property
     def json(self) -> Path:

@@ -19,7 +19,7 @@ from softbench.cli import verbosity
 from softbench.cli.panels import CONTEXT
 from softbench.core.errors import Interrupted, ResultsError, StorageError, UsageError
 from softbench.core.files import not_written, replace_file
-from softbench.core.text import count, printable
+from softbench.core.text import printable
 from softbench.results.document import beside
 
 if TYPE_CHECKING:
@@ -168,22 +168,12 @@ def read(file: Path, keep: Collection[str] | None = None) -> Sequence[Row]:
 
 
 def results_file(file: Path) -> Path:
-    """The results CSV that an argument names: in place of a folder its latest.csv, else the newest run in it and below.
+    """The results CSV that an argument names: in place of a folder its latest run, with a note. Raises as `runs.latest`."""
+    from softbench.results.runs import latest
 
-    Raises:
-        ResultsError: the folder holds no results.
-    """
-    from softbench.results.runs import find
-
-    if not file.is_dir():
-        return file
-    if (latest := file / "latest.csv").is_file():
-        return latest
-    found, _ = find([file])
-    if not found:
-        raise ResultsError(f"{file}: is a folder without results; name a results file, or write some there: softbench run --output {file}")
-    note(f"{found[-1].file} is the newest of {count(len(found), 'run')} in {file}; softbench runs {file} lists them")
-    return found[-1].file
+    found, text = latest(file)
+    warn([text] if text else [])
+    return found
 
 
 def reject_input(file: Path, flag: str) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from softbench.core.errors import ResultsError
 from softbench.core.files import no_link
 from softbench.core.json import JsonObject
-from softbench.core.text import one_line
+from softbench.core.text import count, one_line
 from softbench.results.csv import REQUIRED
 from softbench.results.document import beside, load_header, units_of
 from softbench.results.labels import MEANING
@@ -65,6 +65,23 @@ def find(paths: Iterable[Path]) -> tuple[list[FoundRun], list[str]]:
         except ResultsError as error:
             problems.append(str(error))
     return sorted(_once(found), key=lambda one: (one.started, one.run, str(one.file))), problems
+
+
+def latest(path: Path) -> tuple[Path, str]:
+    """The path; for a folder its latest.csv, else the newest run in it and below, and then a note that says so.
+
+    Raises:
+        ResultsError: the folder holds no results.
+    """
+    if not path.is_dir():
+        return path, ""
+    if (file := path / "latest.csv").is_file():
+        return file, ""
+    found, _ = find([path])
+    if not found:
+        raise ResultsError(f"{path}: is a folder without results; name a results file, or write some there: softbench run --output {path}")
+    newest = found[-1].file
+    return newest, f"{newest} is the newest of {count(len(found), 'run')} in {path}; softbench runs {path} lists them"
 
 
 def _csvs(path: Path) -> Iterator[Path]:

@@ -33,6 +33,15 @@ def test_csv_and_json_of_a_run_have_the_same_cells(name):
     assert by_csv.samples == by_json.samples
 
 
+def test_a_folder_is_its_latest_run(tmp_path):
+    shutil.copy(H200 / "odd.csv", tmp_path)
+    found = Result.load(tmp_path)
+    assert (found.csv, len(found.notes)) == (tmp_path / "odd.csv", 1)
+    with pytest.raises(ResultsError, match="is a folder without results"):
+        (tmp_path / "odd.csv").unlink()
+        Result.load(tmp_path)
+
+
 def test_a_frame_is_tidy(strategies):
     frame = strategies.frame()
     assert (list(frame.columns), len(frame)) == (list(COLUMNS), len(strategies.rows))
