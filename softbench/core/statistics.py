@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist, median, quantiles, variance
@@ -123,7 +123,7 @@ def _t(df: int) -> float:
     return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
 
 
-def process_sd(timings: Sequence[Timing], jitter_us: float) -> float | None:
+def process_sd(timings: Iterable[Timing], jitter_us: float) -> float | None:
     """The standard deviation between processes of a machine, a fraction: the typical one of these cells. None for too few processes.
 
     The cells' variances are those of logs of process medians, without the jitter. Their median, over that of chi-squared, ignores cells

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from softbench.core import statistics
 from softbench.core.files import replace_file
-from softbench.core.outcome import Measured, Record
+from softbench.core.outcome import Measured, Record, Timing
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.plan.plan import Plan
 from softbench.results.rows import SPREAD, SPREAD_FROM, Row, default_spread
@@ -40,15 +40,20 @@ def keep(plan: Plan, name: str, measured: Iterable[tuple[Record, Row]]) -> dict[
     """
     if plan.settings.processes < MIN_PROCESSES:
         return {}
-    clean = [
-        record.outcome.timing
-        for record, row in measured
-        if isinstance(record.outcome, Measured) and row.timed and not row.doubtful and (row.median_us or 0) > MIN_US
-    ]
-    sd = statistics.process_sd(clean, default_spread(plan.device, plan.settings.timer).jitter_us)
+    clean = 0
+
+    def timings() -> Iterator[Timing]:
+        """One after the other: the samples of all cells may need more memory than there is."""
+        nonlocal clean
+        for record, row in measured:
+            if isinstance(record.outcome, Measured) and row.timed and not row.doubtful and (row.median_us or 0) > MIN_US:
+                clean += 1
+                yield record.outcome.timing
+
+    sd = statistics.process_sd(timings(), default_spread(plan.device, plan.settings.timer).jitter_us)
     if sd is None:
         return {}
-    found = {"sd": round(sd, 5), "from": f"measured by {name}: {len(clean)} cells of {plan.settings.processes} processes"}
+    found = {"sd": round(sd, 5), "from": f"measured by {name}: {clean} cells of {plan.settings.processes} processes"}
     with suppress(OSError):
         file = _file(plan)
         file.parent.mkdir(parents=True, exist_ok=True)
