@@ -234,7 +234,8 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
-        raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}")
+        advice = "; a run with --devices continues on any card of the model" if difference == "unit" else ""
+        raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}{advice}")
     units = environments({**facts, **units_of(header)}) if header.get("spread") else {}
     return Journal(path.stem, file, True, {**header, **kept, **units}, cells), size
 

@@ -15,7 +15,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from softbench.core.errors import ResultsError
-from softbench.core.files import no_link
+from softbench.core.files import lock, no_link
 from softbench.core.json import JsonObject
 from softbench.core.text import count, one_line
 from softbench.results.csv import REQUIRED
@@ -234,7 +234,7 @@ def _unfinished(file: Path) -> Unfinished:
     with open(file, "rb", opener=no_link) as journal:
         running = False
         try:
-            fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             running = True
         first = journal.readline(SAMPLE)

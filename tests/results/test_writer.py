@@ -214,6 +214,13 @@ def test_a_run_with_other_settings_is_not_resumed(tmp_path, make_record):
     assert told == f"{before.name} cannot be resumed: rounds was 9, now it is 3"
 
 
+def test_a_run_of_another_card_is_not_resumed(tmp_path, make_record):
+    before, other = journal_of(tmp_path, make_record), header()
+    other["fingerprint"]["unit"] = "node2/0/22222222"
+    _, told = writer.resume(tmp_path, other)
+    assert told.startswith(f"{before.name} cannot be resumed: unit was None, now it is node2/0/22222222; a run with --devices continues")
+
+
 def test_a_run_that_is_still_going_is_not_taken_over(tmp_path, make_record):
     going = writer.start(tmp_path, header())
     run, told = writer.resume(tmp_path, header())
