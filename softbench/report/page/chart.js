@@ -1,7 +1,8 @@
 // A figure of lines, drawn by uPlot. Points, names beside lines and the strip of the fastest are drawn here.
 
-/** The backends whose lines are hidden in all figures. */
+/** The backends whose lines are hidden in all figures, and the one whose name the mouse or the focus is on. */
 page.hidden = new Set();
+page.lit = null;
 
 page.chart = (() => {
   const NAME = "12px system-ui, sans-serif", SMALL = "11px system-ui, sans-serif", STRIP = 18;
@@ -24,7 +25,7 @@ page.chart = (() => {
   };
 
   /**
-   * A figure in `root`. `series` have backend, label, yardstick, dash, width and points of x, y, cell, hollow and text. `strip` has places with the
+   * A figure in `root`. `series` have backend, label, yardstick, faint, dash, width and points of x, y, cell, hollow and text. `strip` has places with the
    * backends that are the fastest there. `marks` are texts at points. `labels` name the places of a trend.
    */
   return (root, { label, series, axis, y, strip = [], marks = [], labels = null, height = 340, open = page.panel.open }) => {
@@ -37,7 +38,8 @@ page.chart = (() => {
     });
     const wide = !labels && xs.at(-1) >= (xs.length <= 8 ? 4 : 32) * xs[0];
     const shown = (i) => !page.hidden.has(series[i].backend);
-    const colour = (one) => page.colour(one.backend);
+    const faint = (one) => one.faint && page.lit !== one.backend;
+    const colour = (one) => page.colour(one.backend) + (faint(one) ? "59" : "");
     const ys = () => values.flatMap((some, i) => shown(i) ? some.filter((value) => value !== null) : []);
     const range = () => {
       const some = ys().sort((a, b) => a - b);
@@ -87,7 +89,7 @@ page.chart = (() => {
       strip.forEach(({ names }) => names.forEach((name) => wins.set(name, (wins.get(name) ?? 0) + 1)));
       const last = new Map();
       series.forEach((one, i) => {
-        const j = shown(i) ? values[i].findLastIndex((value, k) => value !== null && inside(at(i, k))) : -1;
+        const j = shown(i) && !faint(one) ? values[i].findLastIndex((value, k) => value !== null && inside(at(i, k))) : -1;
         if (j < 0 || j <= (last.get(one.label)?.j ?? -1)) return;
         last.set(one.label, { one, i, j, y: at(i, j)[1], rank: wins.get(one.backend) ?? (one.yardstick ? 0.5 : 0) });
       });
@@ -208,7 +210,7 @@ page.chart = (() => {
           },
         ],
         series: [{}, ...series.map((one, i) => ({
-          label: one.label, show: shown(i), spanGaps: true, stroke: colour(one), width: one.width ?? 1.5, dash: one.dash ?? [], points: { show: false },
+          label: one.label, show: shown(i), spanGaps: true, stroke: colour(one), width: faint(one) ? 1 : one.width, dash: one.dash ?? [], points: { show: false },
         }))],
         hooks: {
           setSelect: [(self) => {
@@ -321,6 +323,11 @@ page.legend = (root, entries, key = []) => {
     return backend ? page.tint(made, backend) : made;
   };
   const list = page.make("div", "", { class: "legend" });
+  let waiting = 0;
+  const light = (backend) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { page.lit = backend; page.redraw(); }, 120);
+  };
   for (const { backend, label, dash } of entries) {
     const button = page.make("button", [sample(dash, backend), label], { type: "button", "aria-pressed": String(!page.hidden.has(backend)), "data-name": backend });
     button.addEventListener("click", () => {
@@ -329,6 +336,8 @@ page.legend = (root, entries, key = []) => {
       page.all(".legend button").filter((other) => other.dataset.name === backend).forEach((other) => other.setAttribute("aria-pressed", String(!hide)));
       page.redraw();
     });
+    for (const begin of ["mouseenter", "focus"]) button.addEventListener(begin, () => light(backend));
+    for (const end of ["mouseleave", "blur"]) button.addEventListener(end, () => light(null));
     list.append(button);
   }
   for (const [dash, text] of key) list.append(page.make("span", [sample(dash, null), text], { class: "key" }));

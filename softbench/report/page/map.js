@@ -91,12 +91,11 @@ page.map = (() => {
     const places = [];
     let edges = false;
     const make = (number, tag = "td") => {
-      const place = page.make(tag, "", { tabindex: "-1", role: "gridcell" });
+      const place = page.make(tag, "", { tabindex: "-1", role: tag === "td" ? "gridcell" : "button" });
       fill(place, number, over);
       places.push(place);
       return place;
     };
-    table.setAttribute("role", "grid");
     table.setAttribute("aria-label", title);
     if (shaped || Math.min(ms.length, ns.length) === 1 || numbers.length < 0.6 * ms.length * ns.length) {
       // A line, or few of the grid's fields are known, so each field says its shape.
@@ -117,6 +116,7 @@ page.map = (() => {
         table.append(line);
       }
     } else {
+      table.setAttribute("role", "grid");
       const down = ns.length > ms.length;
       const [downs, acrosses] = down ? [ns, ms] : [ms, ns];
       const place = new Map(numbers.map((number) => [down ? `${N[number]} ${M[number]}` : `${M[number]} ${N[number]}`, number]));

@@ -1,7 +1,7 @@
 // The figures of the overview and of the tabs of curves and maps, made from the page's data when they are first seen.
 page.pictures = (() => {
   const KIND_DASH = { "powers of two": [], "other multiples of 16 bytes": [2, 3], "other lengths": [7, 4] };
-  const LEAP = 8, BARS = 10;
+  const LEAP = 8, BARS = 10, FEW = 8, BRIGHT = 5;
   const FILE_DASH = [[6, 4], []];  // of two files, the older is dashed
 
   /** What can be drawn: a number of each cell. */
@@ -33,6 +33,25 @@ page.pictures = (() => {
     return `${pass[number]} ${dtype[number]}, ${line.axis ? line.fixed : line.cases.length === 1 ? page.size(number) : `${line.cases.length} shapes`}`;
   };
 
+  /** The backends that are not faint: all if they are few, else the yardstick, the reference, and those that are
+   * the fastest most often, or closest to it. */
+  const leaders = (line, parts) => {
+    const names = [...new Set(parts.map((one) => one.backend))];
+    if (names.length <= FEW) return new Set(names);
+    const points = new Map(names.map((name) => [name, 0]));
+    for (const number of line.cases) {
+      const best = page.data.cases.best[number];
+      if (best === null) continue;
+      for (const name of page.names(number)) points.set(name, (points.get(name) ?? 0) + 10);
+      for (const cell of cellsOf(number)) {
+        const us = page.value(cell, "median_us"), name = page.value(cell, "backend");
+        if (us && page.value(cell, "file") === page.lastFile()) points.set(name, (points.get(name) ?? 0) + page.value(best, "median_us") / us);
+      }
+    }
+    const ranked = names.sort((a, b) => points.get(b) - points.get(a)).slice(0, BRIGHT);
+    return new Set([...ranked, page.data.cells.relative_to?.find(Boolean), ...parts.filter((one) => one.yardstick).map((one) => one.backend)]);
+  };
+
   /** The lines of a figure: one for each file, backend and kind of length. */
   const series = (line, quantity) => {
     const two = page.data.files.length > 1, axis = page.data.cases[line.axis];
@@ -60,8 +79,10 @@ page.pictures = (() => {
       });
       return split.map((points) => ({ ...one, points }));
     });
-    // The yardstick below, and the file before below the file after.
-    return parts.sort((a, b) => b.yardstick - a.yardstick || a.file - b.file);
+    const bright = leaders(line, parts);
+    for (const one of parts) one.faint = !bright.has(one.backend);
+    // The faint below, then the yardstick, and the file before below the file after.
+    return parts.sort((a, b) => b.faint - a.faint || b.yardstick - a.yardstick || a.file - b.file);
   };
   const strip = (line) => line.cases.filter((number) => page.data.cases.best[number] !== null)
     .map((number) => ({ x: page.data.cases[line.axis][number], names: page.names(number) })).sort((a, b) => a.x - b.x);
@@ -95,7 +116,7 @@ page.pictures = (() => {
         some.sort((a, b) => (quantity.most ? -1 : 1) * (quantity.of(a) - quantity.of(b)));
         if (!some.length) continue;
         const most = Math.max(...some.map(quantity.of));
-        const part = page.make("div", [page.make("h4", page.size(number))]);
+        const part = page.make("div", [page.make("p", page.size(number), { class: "size" })]);
         box.append(part);
         const shown = opened.has(number) ? some.length : BARS;
         for (const cell of some.slice(0, shown)) {
