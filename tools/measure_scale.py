@@ -43,11 +43,11 @@ BACKENDS = (
 OPS = ("softmax", "log_softmax", "softmax(scale=0.5)", "softmax(scale=0.7)")
 COPY_GBPS, HOST_US = 4000.0, 5.0
 CHANGED = 50  # one cell of so many changes by a fifth in the second file
-ROUNDS, SAMPLES = 6, 16
+PROCESSES, SAMPLES = 6, 16
 RUN = ("run-20260101-000000", "run-20260102-000000")
 TELEMETRY = '{"sm_clock_mhz":1980,"memory_clock_mhz":3201,"power_w":%d.5,"temperature_c":42,"reasons":0,"throttled":""}'
 SETTINGS = {
-    **{"threads": None, "rounds": 3, "max_rounds": ROUNDS, "precision": 0.005, "tick_us": 0.032, "processes": 1, "seed": 0},
+    **{"threads": None, "rounds": 1, "max_rounds": 1, "precision": 0.005, "tick_us": 0.032, "processes": PROCESSES, "seed": 0},
     **{"warmup_ms": 2.0, "batch_ms": 10.0, "timer": "queued", "l2": "cold", "profile": "on", "timeout": {}, "memory_share": 0.9},
 }
 FACTS = {
@@ -85,7 +85,7 @@ def cells(number: int, second: bool) -> Iterator[tuple[Row, str]]:
             row = Row(
                 **{"backend": backend, "direction": case.direction.value, "M": case.M, "N": case.N, "dtype": case.dtype, "status": "ok"},
                 **{"grade": "yardstick" if backend == YARDSTICK else "pass", "reason": "", "median_us": us, "p20_us": us * 0.997},
-                **{"p80_us": us * 1.003, "n": ROUNDS * SAMPLES, "rounds": ROUNDS, "processes": 1, "gbps": gbps},
+                **{"p80_us": us * 1.003, "n": PROCESSES * SAMPLES, "rounds": PROCESSES, "processes": PROCESSES, "gbps": gbps},
                 **{"of_copy": copy_us / us, "speedup": reference / us, "relative_to": "torch", "build_s": 0.5 + 0.01 * place},
                 **{"build_cache": "cold", "error_over_bound": 0.01 * (place + 1) + 1e-7 * case.N, "timer": "queued"},
                 **{"device": "NVIDIA H200", "run": run, "l2": "cold", "device_us": us * 0.96, "host_us": 11.0 + place, "kernels": 1},
@@ -98,11 +98,11 @@ def cells(number: int, second: bool) -> Iterator[tuple[Row, str]]:
 
 def _json(case: Case, backend: str, place: int, us: float, rng: random.Random) -> str:
     batches = []
-    for turn in range(ROUNDS):
+    for turn in range(PROCESSES):
         level = us * rng.uniform(0.998, 1.002)
         samples = ",".join([f"{level * (1 + 0.0005 * (i % 5 - 2)):.4f}" for i in range(SAMPLES)])
         telemetry = TELEMETRY % (300 + turn)
-        batches.append(f'{{"process":0,"round":{turn},"position":{place},"samples_us":[{samples}],"telemetry":{telemetry}}}')
+        batches.append(f'{{"process":{turn},"round":0,"position":{place},"samples_us":[{samples}],"telemetry":{telemetry}}}')
     about = f'{{"M":{case.M},"N":{case.N},"dtype":"{case.dtype}","direction":"{case.direction.value}",'
     about += f'"device":"cuda","op":"{case.op}","shape":""}}'
     profile = f'{{"device_us":[{us * 0.96:.3f}],"host_us":[{11.0 + place}],"kernels":["softmax_kernel_{place}"],"note":"","peak_bytes":0}}'
@@ -326,7 +326,7 @@ def journal(folder: Path, number: int) -> list[Line]:
 
 
 def _record(case: Case, backend: str, unit: str) -> Record:
-    batches = tuple(Batch(0, turn, 0, tuple(20.0 + 0.01 * i for i in range(SAMPLES))) for turn in range(ROUNDS))
+    batches = tuple(Batch(0, turn, 0, tuple(20.0 + 0.01 * i for i in range(SAMPLES))) for turn in range(PROCESSES))
     grade = Grade.YARDSTICK if backend == YARDSTICK else Grade.PASS
     outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, CPU_TIMER, "", LIMIT))
     return Record(backend, case, outcome, "", unit)

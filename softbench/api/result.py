@@ -6,7 +6,7 @@ import base64
 import html
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,6 +66,8 @@ class Result:
         self.notes: tuple[str, ...] = tuple(notes)
         """The notes that the command line prints."""
         self._records = records
+        self._json: Path | None = None
+        """The JSON that the rows were read from."""
 
     @classmethod
     def of_run(cls, run: Run, notes: Sequence[str] = ()) -> Result:
@@ -88,9 +90,10 @@ class Result:
         file = options.path(path, "path")
         if file.name.endswith(SUFFIXES):
             document = _document(file)
-            records = records_of(document, file)
             try:
-                return cls(rows_of_run(records, document), csv_of(file), (), records)
+                found = cls(list(rows_of_run(records_of(document, file), document)), csv_of(file))
+                found._json = file
+                return found
             except (KeyError, TypeError, ValueError) as error:
                 raise ResultsError(f"{file}: its header is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
         file, note = latest(file)
@@ -102,7 +105,7 @@ class Result:
         """The file with the raw samples and the environment."""
         from softbench.results.document import beside
 
-        return beside(self.csv)
+        return self._json or beside(self.csv)
 
     @property
     def ok(self) -> bool:
@@ -126,7 +129,7 @@ class Result:
                 raise ResultsError(
                     f"{self.csv}: is of {self.rows[0].run}, but {self.json.name} is of another run; take both files of one run"
                 )
-            self._records = records_of(document, self.json)
+            self._records = list(records_of(document, self.json))
         return tuple(
             Sample(record.backend, case.op, case.direction.value, case.dtype, case.M, case.N, case.shape, *where, us, batch.throttled)
             for record in self._records
@@ -222,11 +225,11 @@ class Result:
 
 
 def _document(file: Path) -> JsonObject:
-    """A run document. Raises ResultsError if it is none."""
-    from softbench.results.document import load
+    """A run document, whose cells can be iterated once. Raises ResultsError if it is none."""
+    from softbench.results.document import stream
 
-    document = load(file)
-    if not isinstance(document.get("cells"), list):
+    document = stream(file)
+    if not isinstance(document.get("cells"), Iterable):
         raise ResultsError(f"{file}: is not a softbench run: it lacks cells")
     return document
 

@@ -10,7 +10,7 @@ import typer
 from softbench.cli.actions import note, read, reject_input
 from softbench.cli.panels import PanelCommand
 from softbench.core.errors import ResultsError, UsageError
-from softbench.core.files import not_written, replace_file
+from softbench.core.files import not_written, replace_file, replacing
 from softbench.core.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -31,23 +31,22 @@ def merge(
     A cell that two files have of one card is refused, and so are runs with other settings.
     """
     from softbench.results.csv import to_csv
-    from softbench.results.document import beside, packed
+    from softbench.results.document import beside, write_packed
     from softbench.results.merge import merged, notes
+    from softbench.results.records import record_of_line
     from softbench.results.rows import rows_of_run
 
     if out.suffix != ".csv":
         raise UsageError(f"-o {out}: the file must end in .csv")
     reject_input(out, "-o")
     parts = [_part(file) for file in files]
-    header, records = merged(parts)
+    header, cells = merged(parts)
     for text in notes(parts):
         note(text)
-    from softbench.results.records import record_to_json
-
-    document = {**header, "cells": [record_to_json(record) for record in records]}
     try:
-        replace_file(beside(out), packed(document))
-        replace_file(out, to_csv(rows_of_run(records, header)))
+        with replacing(beside(out)) as file:
+            write_packed(file, header, (cell.line for cell in cells))
+        replace_file(out, to_csv(rows_of_run((record_of_line(cell.line) for cell in cells), header)))
     except OSError as error:
         raise not_written(f"-o {out}", error) from None
     typer.echo(printable(str(out)))
@@ -60,16 +59,16 @@ def _part(file: Path) -> Part:
         ResultsError: the JSON is missing, damaged or of another run.
     """
     from softbench.plan.deal import parse_shard
-    from softbench.results.document import beside, load
-    from softbench.results.merge import Part
-    from softbench.results.records import records_of
+    from softbench.results.document import beside, stream
+    from softbench.results.merge import CellLine, Part
+    from softbench.results.records import line_of_record, records_of
 
-    rows, path = read(file), beside(file)
+    rows, path = read(file, ("run",)), beside(file)
     if not path.is_file():
         raise ResultsError(
             f"{file}: {path.name} is not in its folder, and that file has the samples; an interrupted run gets it after --resume"
         )
-    document = load(path)
+    document = stream(path)
     try:
         if document["run"] != rows[0].run:
             raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of {one_line(str(document['run']), 60)}")
@@ -77,11 +76,12 @@ def _part(file: Path) -> Part:
             if shard := source.get("shard"):
                 parse_shard(str(shard), "shard")
             dict(source.get("fingerprint") or {})
-        records = records_of(document, path)
+        found = records_of(document, path)
+        cells = [CellLine(record.backend, record.case, record.unit, line_of_record(record)) for record in found]
         del document["cells"]
-        if unknown := {record.unit for record in records} - {one["unit"] for one in document.get("units", ())}:
+        if unknown := {cell.unit for cell in cells} - {one["unit"] for one in document.get("units", ())}:
             raise ResultsError(f"{file}: does not say which card measured {unknown.pop() or 'its cells'}; measure it again")
-        part = Part(one_line(str(file)), document, records)
+        part = Part(one_line(str(file)), document, cells)
         _ = part.about, list(document["backends"])
     except ResultsError:
         raise  # the file is not damaged

@@ -1,6 +1,6 @@
 """The run document: the JSON of a run, compressed beside its CSV. It has the header, the units, and each cell with its raw samples.
 
-`load` reads the file, and `records.records_of` validates the cells.
+Each cell has a line of its own, so that `stream` reads a million with one of them in memory. `records.records_of` validates the cells.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -25,7 +25,10 @@ SUFFIXES = (SUFFIX, ".json")
 GZIP = b"\x1f\x8b"  # RFC 1952
 LEVEL = 6
 """Level 9 takes twice as long for 1 % less."""
-MAX_BYTES = 2**30  # softbench writes no larger document
+MAX_BYTES = 2**30
+"""A larger JSON is not read at once."""
+LINE_BYTES = 2**24
+"""A longer line is no cell."""
 HEAD_BYTES, CELLS = 2**20, b',"cells":['
 """How much of a document is decompressed for its header, and where the header ends: softbench writes the cells last."""
 
@@ -42,17 +45,22 @@ def csv_of(document: Path) -> Path:
 
 def packed(document: JsonObject) -> bytes:
     """A run document as compressed JSON. Equal documents have equal bytes."""
-    text = json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
-    return gzip.compress(text.encode(), LEVEL, mtime=0)
+    header, out = {key: value for key, value in document.items() if key != "cells"}, io.BytesIO()
+    write_packed(out, header, map(_json, document["cells"]))
+    return out.getvalue()
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def write_packed(file: IO[bytes], header: JsonObject, cells: Iterable[bytes]) -> None:
     """Write what `packed` returns of a header and its cells, of which each is JSON, without all cells in memory."""
     with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as out:
-        out.write(json.dumps(header, separators=(",", ":"), allow_nan=False).encode()[:-1] + b',"cells":[')
+        out.write(_json(header)[:-1] + CELLS)
         for number, cell in enumerate(cells):
-            out.write(b"," + cell if number else cell)
-        out.write(b"]}\n")
+            out.write((b",\n" if number else b"\n") + cell)
+        out.write(b"\n]}\n")
 
 
 def load(path: Path) -> JsonObject:
@@ -77,16 +85,58 @@ def load(path: Path) -> JsonObject:
     return document
 
 
+def stream(path: Path) -> JsonObject:
+    """As `load`. The cells of a file that softbench wrote are read while they are iterated, once.
+
+    Raises:
+        ResultsError: as `load`; also while the cells are iterated.
+    """
+    with suppress(OSError, EOFError, zlib.error, ValueError), _opened(path) as file:
+        head = file.readline(HEAD_BYTES)
+        if head.endswith(CELLS + b"\n") and isinstance(document := json.loads(head[: -len(CELLS) - 1] + b"}"), dict):
+            return {**document, "cells": _cells(path)}
+    return load(path)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The content of a file, decompressed."""
+    with path.open("rb") as raw:
+        compressed = raw.read(len(GZIP)) == GZIP
+        raw.seek(0)
+        yield io.BufferedReader(gzip.GzipFile(fileobj=raw), 2**16) if compressed else raw
+
+
+def _cells(path: Path) -> Iterator[JsonObject]:
+    import msgspec  # not with --help
+
+    try:
+        with _opened(path) as file:
+            file.readline()
+            while (line := file.readline(LINE_BYTES)) != b"]}\n":
+                yield msgspec.json.decode(line.removesuffix(b"\n").removesuffix(b","))
+    except OSError as error:
+        if not isinstance(error, gzip.BadGzipFile):
+            raise ResultsError(f"{path}: {error.strerror}") from None
+        raise _damaged(path, error) from None
+    except (EOFError, zlib.error) as error:
+        raise _damaged(path, error) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ResultsError(f"{path}: is damaged or not JSON: {one_line(str(error), 120)}") from None
+
+
+def _damaged(path: Path, error: Exception) -> ResultsError:
+    return ResultsError(f"{path}: is a damaged gzip file: {one_line(str(error), 120)}; copy it again, or measure again")
+
+
 def load_header(path: Path) -> JsonObject:
     """A run document without its cells. Only the beginning of a file that softbench wrote is decompressed.
 
     Raises:
         ResultsError: as `load`.
     """
-    with suppress(OSError, EOFError, zlib.error, ValueError), path.open("rb") as raw:
-        compressed = raw.read(len(GZIP)) == GZIP
-        raw.seek(0)
-        head, cells, _ = (gzip.GzipFile(fileobj=raw) if compressed else raw).read(HEAD_BYTES).partition(CELLS)
+    with suppress(OSError, EOFError, zlib.error, ValueError), _opened(path) as file:
+        head, cells, _ = file.read(HEAD_BYTES).partition(CELLS)
         if cells and isinstance(document := json.loads(head + b"}"), dict):
             return document
     return {key: value for key, value in load(path).items() if key != "cells"}
@@ -103,7 +153,7 @@ def _content(path: Path) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             content = file.read(MAX_BYTES + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ResultsError(f"{path}: is a damaged gzip file: {one_line(str(error), 120)}; copy it again, or measure again") from None
+        raise _damaged(path, error) from None
     if len(content) > MAX_BYTES:
         raise ResultsError(f"{path}: is too large to be a softbench file")
     return content

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
-from softbench.core.outcome import Record
 from softbench.core.text import count, few, one_line
 from softbench.results.document import common, device_name, environments, units_of
 
 UNLIKE = ("timeout", "memory_share")
 """Settings that change no measurement, so they may differ."""
+
+
+class CellLine(NamedTuple):
+    """A cell of a run document. A million of them take 2 GB, where their records take 6."""
+
+    backend: str
+    case: Case
+    unit: str
+    line: bytes = b""
+    """The cell as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +34,18 @@ class Part:
     """Its file, for messages."""
     header: JsonObject
     """Its run document without the cells."""
-    records: Sequence[Record]
+    cells: Sequence[CellLine]
 
     @property
     def about(self) -> str:
         """What it brings, as a sentence."""
-        cells, cases = count(len(self.records), "cell"), count(len({record.case for record in self.records}), "case")
+        cells, cases = count(len(self.cells), "cell"), count(len({record.case for record in self.cells}), "case")
         where = few([f"{device_name(facts)} {unit}".strip() for unit, facts in units_of(self.header).items()])
         return f"{self.name}: {cells} of {cases}, measured by {where}"
 
 
-def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[Record]]:
-    """The header and the records of all parts together. The run document then has the entry `merged`: what was merged.
+def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[CellLine]]:
+    """The header and the cells of all parts together. The run document then has the entry `merged`: what was merged.
 
     Raises:
         ResultsError: two parts have a cell of one card, or differ in settings, in the reference backend or in the source of a backend.
@@ -60,7 +69,7 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[Record]]:
         **({"seconds": _sums(part.header.get("seconds") or {} for part in parts)} if "seconds" in first else {}),
         "merged": sources,
     }
-    return header, _in_order([record for part in parts for record in part.records], header)
+    return header, _in_order([record for part in parts for record in part.cells], header)
 
 
 def notes(parts: Sequence[Part]) -> list[str]:
@@ -114,7 +123,7 @@ def _reject(first: Part, second: Part, what: str, a: object, b: object) -> None:
 def _reject_twice(parts: Sequence[Part]) -> None:
     seen: dict[tuple[str, str, Case], Part] = {}
     for part in parts:
-        for record in part.records:
+        for record in part.cells:
             key = (record.unit.rpartition("/")[2], record.backend, record.case)
             if key in seen:
                 where = f"of unit {record.unit}" if record.unit else "without a unit"
@@ -136,7 +145,7 @@ def _sources(part: Part) -> list[JsonObject]:
     about = {
         key: part.header.get(key) for key in ("run", "command", "shard", "softbench", "git_commit", "fingerprint") if part.header.get(key)
     }
-    return [{**about, "cells": len(part.records), "units": list(units_of(part.header))}]
+    return [{**about, "cells": len(part.cells), "units": list(units_of(part.header))}]
 
 
 def _first(tables: Iterable[Any]) -> JsonObject:
@@ -160,14 +169,14 @@ def _sums(tables: Iterable[JsonObject]) -> JsonObject:
     return found
 
 
-def _in_order(records: Sequence[Record], header: JsonObject) -> list[Record]:
-    """The records by operation, direction, dtype and extents, then by unit and backend."""
+def _in_order(records: Sequence[CellLine], header: JsonObject) -> list[CellLine]:
+    """The cells by operation, direction, dtype and extents, then by unit and backend."""
     kinds = dict.fromkeys((record.case.op, record.case.direction, record.case.dtype) for record in records)
     groups = {kind: i for i, kind in enumerate(kinds)}
     units = {one["unit"]: i for i, one in enumerate(header["units"])}
     backends = {name: i for i, name in enumerate(header["backends"])}
 
-    def place(record: Record) -> tuple[object, ...]:
+    def place(record: CellLine) -> tuple[object, ...]:
         case = record.case
         return (groups[case.op, case.direction, case.dtype], case.shape, case.M, case.N, units[record.unit], backends[record.backend])
 

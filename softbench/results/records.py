@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,19 +95,32 @@ def record_from_json(data: JsonObject) -> Record:
     return Record(backend, case_from_json(data["case"]), from_json(kind, outcome), source, unit_text(data["unit"]))
 
 
-def records_of(document: JsonObject, file: Path) -> list[Record]:
-    """The records of a run document, which was read from `file`.
+def line_of_record(record: Record) -> bytes:
+    """A record that was read from a file, as the text of its JSON again."""
+    import msgspec  # not with --help
+
+    return msgspec.json.encode(record_to_json(record))
+
+
+def record_of_line(line: bytes) -> Record:
+    """The inverse of `line_of_record`."""
+    import msgspec
+
+    return record_from_json(msgspec.json.decode(line))
+
+
+def records_of(document: JsonObject, file: Path) -> Iterator[Record]:
+    """The records of a run document, which was read from `file`, one by one.
 
     Raises:
         ResultsError: a cell is damaged; with its number.
     """
-    found = []
     for number, cell in enumerate(document["cells"], 1):
         try:
-            found.append(record_from_json(cell))
+            record = record_from_json(cell)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ResultsError(f"{file}: cell {number} is damaged: {type(error).__name__}: {one_line(str(error), 120)}") from None
-    return found
+        yield record
 
 
 def unit_text(value: object) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -258,13 +259,20 @@ def _row(cell: _Cell, yardstick: _Cell | None, reference: _Cell | None, device: 
     )
 
 
-def rows_of_run(records: Iterable[Record], header: JsonObject) -> list[Row]:
-    """The rows of a run's records, in their order. `header`: see `softbench.run.header.header`, with the run's name."""
-    by_case: dict[tuple[Case, str], dict[str, Record]] = {}
-    for record in records:
-        by_case.setdefault((record.case, record.unit), {})[record.backend] = record
-    units = units_of(header)
-    return [found for of in by_case.values() for found in rows_of_case(of, header, units)]
+def rows_of_run(records: Iterable[Record], header: JsonObject) -> Iterator[Row]:
+    """The rows of a run's records, in their order. The records of a case and unit follow each other.
+
+    `header`: see `softbench.run.header.header`, with the run's name.
+
+    Raises:
+        ValueError: the records of a case lie apart, so that its cells cannot be compared with copy.
+    """
+    units, seen = units_of(header), set[tuple[Case, str]]()
+    for key, some in groupby(records, lambda record: (record.case, record.unit)):
+        if key in seen:
+            raise ValueError(f"the cells of {key[0].key} lie apart")
+        seen.add(key)
+        yield from rows_of_case({record.backend: record for record in some}, header, units)
 
 
 def rows_of_case(records: Mapping[str, Record], header: JsonObject, units: Mapping[str, JsonObject]) -> list[Row]:

@@ -107,6 +107,14 @@ def test_the_drift_of_copy_is_taken_off(base, copy):
     assert compare.drift(base, base).text == ""
 
 
+def test_the_usual_drift_is_found_once(base, copy, monkeypatch):
+    """It was found for each cell: compare was quadratic."""
+    found = []
+    monkeypatch.setattr(compare, "median_interval", lambda values: found.append(len(values)))
+    compare.pairs([*base, *copy], [*base, *copy])
+    assert found == [3]
+
+
 def test_a_copy_that_changed_alone_convicts_nobody(base, copy):
     """In one case copy takes 10 % less in B: the machine, or its own process."""
     jumped = [*copy[:2], changed(copy[2], 0.9)]

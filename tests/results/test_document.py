@@ -8,7 +8,7 @@ import pytest
 from softbench.core.errors import ResultsError
 from softbench.core.machine import UNIT, Gpu, Machine, same_card, unit_of
 from softbench.results import document
-from softbench.results.document import beside, csv_of, device_name, environments, load, packed, units_of
+from softbench.results.document import beside, csv_of, device_name, environments, load, packed, stream, units_of
 
 A, B = "node1/0/0000000a", "node2/3/0000000b"
 
@@ -54,6 +54,33 @@ def test_a_small_file_of_a_huge_document_is_refused(tmp_path, monkeypatch):
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2000)))
     with pytest.raises(ResultsError, match="too large to be a softbench file"):
         load(tmp_path / "x.json.gz")
+
+
+def test_cells_are_read_one_by_one(tmp_path):
+    """A file of a million cells would take 10 GB: of one that ends in the middle the first cells are there before it is found."""
+    found = {"run": "run-1", "cells": [{"us": [1.5, i]} for i in range(20_000)]}
+    content = packed(found)
+    (tmp_path / "x.json.gz").write_bytes(content)
+    streamed = stream(tmp_path / "x.json.gz")
+    assert not isinstance(streamed["cells"], list)
+    assert {**streamed, "cells": list(streamed["cells"])} == found
+    (tmp_path / "x.json.gz").write_bytes(content[:-9])
+    cells = stream(tmp_path / "x.json.gz")["cells"]
+    assert [next(cells) for _ in range(3)] == found["cells"][:3]
+    with pytest.raises(ResultsError, match="is a damaged gzip file"):
+        list(cells)
+    (tmp_path / "x.json").write_bytes(gzip.decompress(content).replace(b"[1.5,7]", b"[1.5,NaN]"))
+    with pytest.raises(ResultsError, match="is damaged or not JSON"):
+        list(stream(tmp_path / "x.json")["cells"])
+
+
+@pytest.mark.parametrize(
+    "text", ['{"cells":[{"us":1}],"run":"run-1"}', '{"run":"run-1","cells":[{"us":1}]}', '{"run": "run-1",\n"cells": [{"us": 1}]}']
+)
+def test_a_document_of_other_lines_is_read_too(tmp_path, text):
+    (tmp_path / "x.json").write_text(text)
+    found = stream(tmp_path / "x.json")
+    assert {**found, "cells": list(found["cells"])} == {"run": "run-1", "cells": [{"us": 1}]}
 
 
 def test_environments_keep_shared_facts_once():

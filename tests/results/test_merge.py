@@ -1,5 +1,6 @@
 """Merging: shards of a sweep come back as one run, and nothing is merged that does not fit."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given, settings, strategies as st
 from softbench.core.errors import ResultsError
 from softbench.plan.deal import deal
 from softbench.results.document import load, packed
-from softbench.results.merge import Part, merged, notes, without_shard
-from softbench.results.records import record_from_json, record_to_json
+from softbench.results.merge import CellLine, Part, merged, notes, without_shard
+from softbench.results.records import line_of_record, record_from_json, record_of_line
 from softbench.results.rows import rows_of_run
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,8 @@ def header(unit=A, run="run-1", **about):
 
 
 def part(records, unit=A, number=1, **about):
-    found = [record_from_json({**record_to_json(record), "unit": unit}) for record in records]
+    measured = [replace(record, unit=unit) for record in records]
+    found = [CellLine(record.backend, record.case, unit, line_of_record(record)) for record in measured]
     return Part(f"{number}.csv", header(unit, f"run-{number}", **about), found)
 
 
@@ -42,13 +44,13 @@ def test_shards_merge_to_what_was_sharded(count, random, chosen):
     for number, some in enumerate(deal(cases, count), 1):
         unit = random.choice([A, B, C])
         parts.append(part([record for record in RECORDS if record.case in some], unit, number, shard=f"{number}/{count}"))
-        expected += parts[-1].records
+        expected += parts[-1].cells
     random.shuffle(parts)
     head, found = merged(parts)
     assert cells(found) == cells(expected) and len(found) == len(expected)
     assert sum(one["cells"] for one in head["merged"]) == len(found)
     assert not any("without shard" in text for text in notes(parts))
-    assert [row.unit for row in rows_of_run(found, head)] == [record.unit for record in found]
+    assert [row.unit for row in rows_of_run((record_of_line(one.line) for one in found), head)] == [record.unit for record in found]
 
 
 def test_a_merged_document_has_the_keys_of_a_run():

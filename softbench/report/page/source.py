@@ -11,7 +11,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
-from softbench.results.document import beside, load, units_of
+from softbench.results.document import beside, stream, units_of
 from softbench.results.records import record_from_json
 from softbench.results.rows import Row
 
@@ -74,7 +74,7 @@ def read_source(path: Path, rows: Sequence[Row], name: str = "") -> Source:
     if not document_path.is_file():
         return Source(name, rows, missing=f"{one_line(document_path.name, 120)} is not beside {name}, and that file has the samples")
     try:
-        document = load(document_path)
+        document = stream(document_path)
         if document.get("run") != rows[0].run:
             raise ResultsError(f"{document_path.name}: is of {one_line(str(document.get('run')), 60)}, and {name} is of {rows[0].run}")
         records = [record_from_json(cell) for cell in document.pop("cells")]
