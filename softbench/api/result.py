@@ -268,7 +268,7 @@ class Shown:
         console = Console(file=StringIO(), width=columns, record=True, force_terminal=False, force_jupyter=False)
         made = self._make(console)
         widen(console, made)
-        console.print(made, markup=False, highlight=False)
+        console.print(made, markup=False, highlight=False, crop=False)
         return console
 
 

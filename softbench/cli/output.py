@@ -41,7 +41,7 @@ class _Console(Console):
 def show(renderable: RenderableType, target: Console) -> None:
     """Print a renderable without markup and highlighting. No column is cut; the terminal breaks long lines."""
     widen(target, renderable)
-    target.print(renderable, markup=False, highlight=False)
+    target.print(renderable, markup=False, highlight=False, crop=False)
 
 
 @contextmanager

@@ -61,7 +61,10 @@ def results(rows: Sequence[Row], console: Console, source: str = "", *, wide: bo
     cut = [f"{count(left_out, 'table')} more"] if left_out else []
     cut += ["the tables are cut to fit"] if any(one.cut for one in shown) else []
     parts += [Text(f"{'; '.join(cut)}: --wide shows everything; --op, --direction, --dtype, --M, --N, --backends choose")] if cut else []
-    return Group(*parts, *notes(rows, signs="".join(matrix.signs(shown)), every=every or wide))
+    below = notes(rows, signs="".join(matrix.signs(shown)), every=every or wide)
+    for note in below if not console.is_terminal else ():
+        note.no_wrap, note.overflow = True, "ignore"  # in a log a reason is one line, which a search finds
+    return Group(*parts, *below)
 
 
 def _table(section: matrix.Section, console: Console, tables: int, *, wide: bool) -> matrix.Shown:
