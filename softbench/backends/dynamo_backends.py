@@ -1,7 +1,4 @@
-"""Dynamo's other backends as `compile:NAME`: those torch registers, those a package adds, and those PyTorch has removed.
-
-Sources: `torch._dynamo.list_backends(None)` of the torch that runs; PyTorch's pull requests 93382, 93878, 105789, 122128 and 158262.
-"""
+"""Dynamo's other backends as `compile:NAME`: those that the torch that runs registers, and those that a package adds."""
 
 from __future__ import annotations
 
@@ -63,34 +60,6 @@ PACKAGES = {
 }
 """Backends that need a package, by name. PyTorch registers some of them itself."""
 
-NVFUSER = "nvFuser lives on outside PyTorch, in lightning-thunder; for a fused softmax: compile"
-GONE = {
-    "nvfuser": ("2.0", f"it became aot_ts_nvfuser, which is gone since 2.1; {NVFUSER}"),
-    "ts_nvfuser": ("2.0", f"it became aot_ts_nvfuser, which is gone since 2.1; {NVFUSER}"),
-    "aot_nvfuser": ("2.0", f"it became aot_ts_nvfuser, which is gone since 2.1; {NVFUSER}"),
-    "prims_nvfuser": ("2.0", f"it became nvprims_nvfuser, which is gone since 2.1; {NVFUSER}"),
-    "aot_ts_nvfuser": ("2.1", NVFUSER),
-    "nvprims_nvfuser": ("2.1", NVFUSER),
-    "nvprims_aten": ("2.1", "aot_eager runs AOTAutograd's graph eagerly"),
-    "ofi": ("2.0", "torch.jit.optimize_for_inference of a scripted function; for speed: compile"),
-    "nnc": ("2.0", "jit-script, whose fuser NNC is; for speed: compile"),
-    "fx2trt": ("2.0", "torch-tensorrt: compile:tensorrt"),
-    "onnx2tensorrt": ("2.0", "torch-tensorrt: compile:tensorrt"),
-    "torch2trt": ("2.0", "torch-tensorrt: compile:tensorrt"),
-    "onnx2tf": ("2.0", "torch.onnx.export, and the other runtime by itself"),
-    "static_runtime": ("2.0", "torch.export and AOTInductor: triton-aoti shows that way"),
-    "ansor": ("2.0", "tvm, whose tuner Ansor was"),
-    "taso": ("2.0", "nothing; Inductor fuses on its own: compile"),
-    "aot_cudagraphs": ("2.0", "cudagraphs"),
-    "cudagraphs_ts": ("2.0", "cudagraphs; compile:reduce-overhead"),
-    "torchxla_trivial": ("2.4", "openxla"),
-    "torchxla_trace_once": ("2.4", "openxla_eval"),
-    "aot_torchxla_trivial": ("2.4", "openxla"),
-    "aot_torchxla_trace_once": ("2.4", "openxla"),
-    "onnxrt": ("2.9", "torch.onnx.export(dynamo=True), and ONNX Runtime by itself"),
-}
-"""Removed backends: the first PyTorch release without the backend, and what to use instead."""
-
 TORCHSCRIPT = ("ts", "aot_ts")
 OF_USERS = ("eager", "aot_eager")
 """Of the backends that PyTorch tags as debugging or experimental, those that tell users what capturing costs."""
@@ -109,14 +78,10 @@ class DynamoBackend(Compiled):
         self.backend, self.registered, self.package = backend, registered, package
         super().__init__(f"compile:{backend}", f", backend {backend}: {what}", advice, reuses_output=graphs, backend=backend)
         self.compiles = "always" if package else backend == "inductor"
-        gone = backend in GONE and not registered
-        self.hidden = gone or (package is not None and package.dead and not _installed(package)) or (tagged and backend not in OF_USERS)
+        self.hidden = (package is not None and package.dead and not _installed(package)) or (tagged and backend not in OF_USERS)
         self._tried: str | None = None
 
     def available(self) -> str | None:
-        if self.backend in GONE and not self.registered:
-            since, instead = GONE[self.backend]
-            return f"gone from PyTorch since {since}; instead: {instead}"
         if self.package and (reason := self._missing(self.package)):
             return reason
         if not self.registered and self.backend not in torch._dynamo.list_backends(None):
@@ -167,11 +132,11 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def dynamo_backends() -> list[DynamoBackend]:
-    """The backends that Dynamo registers, then those a package adds, then the removed ones."""
+    """The backends that Dynamo registers, then those a package adds."""
     import torch._dynamo
 
     registered, untagged = torch._dynamo.list_backends(None), torch._dynamo.list_backends()
-    names = dict.fromkeys(name for name in (*registered, *PACKAGES, *GONE) if not any(word in name for word in DEBUGGING))
+    names = dict.fromkeys(name for name in (*registered, *PACKAGES) if not any(word in name for word in DEBUGGING))
     return [DynamoBackend(name, name in registered, name in registered and name not in untagged) for name in names]
 
 

@@ -134,7 +134,7 @@ def extras(infos: Sequence[BackendInfo]) -> str:
 def hidden(infos: Sequence[BackendInfo]) -> str:
     """One line about the backends that only `--all` lists."""
     what = text.count(len(infos), "backend")
-    return f"and {what} for Dynamo's own tests, removed from PyTorch, or of a package that does not fit it; --all lists them"
+    return f"and {what} for Dynamo's own tests, or of a package that does not fit PyTorch; --all lists them"
 
 
 def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""Dynamo's other backends: registered ones, those of packages, and removed ones."""
+"""Dynamo's other backends: registered ones, and those of packages."""
 
 import importlib.util
 import sys
@@ -36,9 +36,9 @@ def test_log_softmax_is_compiled_in_every_direction(by_name, direction):
     assert grade(by_name["compile:aot_eager"], case(direction=direction, op="log_softmax")) == (Grade.PASS, "")
 
 
-def test_only_all_lists_what_serves_tests_or_is_gone(by_name, main):
+def test_only_all_lists_what_serves_tests_or_is_dead(by_name, main):
     hidden = {name for name, backend in by_name.items() if getattr(backend, "hidden", False)}
-    assert {"compile:eager_noexcept", "compile:tvm", "compile:nvfuser"} <= hidden
+    assert {"compile:eager_noexcept", "compile:tvm"} <= hidden
     assert not hidden & {"compile", "compile:eager", "compile:aot_eager", "compile:cudagraphs", "compile:tensorrt", "compile:max-autotune"}
 
     def listed(*words):
@@ -47,14 +47,6 @@ def test_only_all_lists_what_serves_tests_or_is_gone(by_name, main):
     assert listed("compile:*") == {name for name in by_name if name.startswith("compile:")} - hidden
     assert listed("--all") == set(by_name)
     assert listed("compile:tvm") == {"compile:tvm"}
-
-
-def test_a_removed_backend_names_release_and_replacement(by_name):
-    assert {"nvfuser", "nvprims_nvfuser", "aot_ts_nvfuser", "onnxrt", "fx2trt"} <= set(dynamo_backends.GONE)
-    for name, (since, _) in dynamo_backends.GONE.items():
-        if not by_name[f"compile:{name}"].registered:
-            assert f"gone from PyTorch since {since}; instead: " in by_name[f"compile:{name}"].available()
-    assert "aot_ts_nvfuser, which is gone since 2.1" in by_name["compile:nvfuser"].available()
 
 
 @pytest.mark.parametrize("name", sorted(dynamo_backends.PACKAGES))
