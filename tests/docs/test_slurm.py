@@ -1,6 +1,8 @@
 """The scripts of docs/fleet.md run as they stand there, under a Slurm that only pretends."""
 
+import json
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -40,9 +42,17 @@ def rows(slurm, part):
     return files[-1].read_text().splitlines()[1:] if files else []
 
 
+def test_the_recipe_has_options_that_slurm_knows(slurm):
+    assert list(SCRIPTS) == ["array.sh", "merge.sh"]
+    slurm.shell(SUBMIT)
+    array, merging = (json.loads(file.read_text())["options"] for file in sorted(slurm.queue.glob("job-*")))
+    assert array["array"] == f"1-{PARTS}" and merging == {"dependency": "afterany:100"}
+    for text in SCRIPTS.values():
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
 @pytest.mark.slow
 def test_the_recipe_measures_every_cell_once_whatever_ends_a_task(cli, slurm):
-    assert list(SCRIPTS) == ["array.sh", "merge.sh"]
     slurm.shell(SUBMIT)
     slurm.tick()
     *tasks, merging = slurm.tasks

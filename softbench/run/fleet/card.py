@@ -107,7 +107,7 @@ def main() -> NoReturn:
     link = Link(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # what else is printed must not get between the messages
     received: queue.Queue[JsonObject | None] = queue.Queue()
-    signal.signal(signal.SIGTERM, _interrupt)
+    _on_end(_interrupt)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the fleet, which then closes stdin
     threading.Thread(target=_receive, args=(received,), daemon=True).start()
     threading.Thread(target=link.beat, daemon=True).start()
@@ -117,7 +117,7 @@ def main() -> NoReturn:
             try:
                 serve(link, received.get, end)
             finally:
-                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nothing interrupts the end of the workers
+                _on_end(signal.SIG_IGN)  # nothing interrupts the end of the workers
     except SoftbenchError as error:
         link.send(Error(str(error), error.exit_code))
         code = error.exit_code
@@ -130,8 +130,14 @@ def main() -> NoReturn:
     os._exit(code)  # the thread that reads stdin may hold its lock
 
 
+def _on_end(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    """What to do at a signal that ends the card. Slurm may send both to all processes of a job."""
+    for signum in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, handler)
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough; what follows is the end of the workers
+    _on_end(signal.SIG_IGN)  # once is enough; what follows is the end of the workers
     raise Interrupted(signum)
 
 
