@@ -21,7 +21,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.files import lock, no_link, replace_file
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Measured, Profile, Record, Status
-from softbench.results.document import SUFFIX, device_name, environments, load, units_of
+from softbench.results.document import SUFFIX, device_name, environments, stream, units_of
 from softbench.results.records import record_from_json, record_to_json, records_of
 
 SHARD = "shard"
@@ -177,7 +177,7 @@ def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *
     document = max(folder.glob(f"run-*{SUFFIX}"), key=lambda path: path.name, default=None)
     if document is None:
         return f"no finished run in {folder}"
-    content, path = _as_journal(load(document), document), folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
+    content, path = _as_journal(stream(document), document), folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
     try:
         found, _ = _read(path, io.BytesIO(content), header, cases)
     except ValueError as error:
