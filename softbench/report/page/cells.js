@@ -1,13 +1,25 @@
 // The table of cells: sort by a heading, filter, and open a row in the side panel.
 page.cells = (() => {
-  const number = (name, text) => ({ number: true, key: (cell) => page.value(cell, name), text: (cell) => { const found = page.value(cell, name); return found === null ? "" : text(found); } });
+  const number = (name, text) => ({
+    number: true,
+    key: (cell) => page.value(cell, name),
+    text: (cell) => {
+      const found = page.value(cell, name);
+      return found === null ? "" : text(found);
+    },
+  });
   const word = (name) => ({ text: (cell) => page.value(cell, name) ?? "" });
   /** The columns, those that a small screen shows first. */
   const columns = () => {
     const file = page.data.files.length > 1 ? [{ name: "file", text: (cell) => page.data.files[page.value(cell, "file")].name }] : [];
     const every = [
       { name: "backend", term: "backend", widest: innerWidth < 600 ? 14 : 28, ...word("backend") },
-      { name: "shape", term: "case", text: (cell) => page.size(page.data.cells.case[cell]), key: (cell) => page.ofCase(cell, "M") * 2 ** 24 + page.ofCase(cell, "N") },
+      {
+        name: "shape",
+        term: "case",
+        text: (cell) => page.size(page.data.cells.case[cell]),
+        key: (cell) => page.ofCase(cell, "M") * 2 ** 24 + page.ofCase(cell, "N"),
+      },
       { name: "GB/s", term: "bandwidth", number: true, key: (cell) => page.value(cell, "gbps"), text: page.bandwidth },
       { name: "of copy", term: "fraction of copy", ...number("of_copy", page.percent) },
       { name: "pass", term: "pass", text: (cell) => page.ofCase(cell, "pass") },
@@ -22,7 +34,9 @@ page.cells = (() => {
       { name: "error / bound", term: "bound", ...number("error_over_bound", page.digits) },
       { name: "labels", term: "label", ...word("labels") },
     ];
-    return [...every.slice(0, 3), ...file, ...every.slice(3)].filter((column) => column === every[0] || column.name === "GB/s" || page.data.cells.case.some((_, cell) => column.text(cell) !== ""));
+    return [...every.slice(0, 3), ...file, ...every.slice(3)].filter(
+      (column) => column === every[0] || column.name === "GB/s" || page.data.cells.case.some((_, cell) => column.text(cell) !== ""),
+    );
   };
   const kind = (cell) => {
     const status = page.value(cell, "status");
@@ -36,22 +50,42 @@ page.cells = (() => {
   page.first.cells = () => {
     const root = page.find("#cell-list"), cells = page.data.cells.case;
     const of = {
-      file: (cell) => page.data.files[page.value(cell, "file")].name, backend: (cell) => page.value(cell, "backend"), pass: (cell) => page.ofCase(cell, "pass"),
-      dtype: (cell) => page.ofCase(cell, "dtype"), status: (cell) => page.value(cell, "status"), class: (cell) => page.value(cell, "class") ?? "",
+      file: (cell) => page.data.files[page.value(cell, "file")].name,
+      backend: (cell) => page.value(cell, "backend"),
+      pass: (cell) => page.ofCase(cell, "pass"),
+      dtype: (cell) => page.ofCase(cell, "dtype"),
+      status: (cell) => page.value(cell, "status"),
+      class: (cell) => page.value(cell, "class") ?? "",
     };
     const places = [];
     for (const [name, value] of Object.entries(of)) {
       const choices = [...new Set(cells.map((_, cell) => value(cell)))].filter(Boolean);
       if (choices.length < 2) continue;
       if (name !== "file") choices.sort();
-      places.push(page.make("label", [`${name} `, page.make("select", [page.make("option", "all", { value: "" }), ...choices.map((choice) => page.make("option", choice))], { "data-column": name })]));
+      places.push(
+        page.make("label", [
+          `${name} `,
+          page.make("select", [page.make("option", "all", { value: "" }), ...choices.map((choice) => page.make("option", choice))], {
+            "data-column": name,
+          }),
+        ]),
+      );
     }
     page.find("#filter-places").replaceChildren(...places);
     page.find(".more", form()).open = innerWidth > 640;
     list = page.list(root, { label: "Cells", columns: columns(), count: cells.length, kind, open: page.panel.open });
     const texts = new Map();
     const text = (cell) => {
-      if (!texts.has(cell)) texts.set(cell, [...["backend", "labels", "reason", "status", "class", "device", "unit"].map((name) => page.value(cell, name) ?? ""), page.caseText(cells[cell])].join(" ").toLowerCase());
+      if (!texts.has(cell))
+        texts.set(
+          cell,
+          [
+            ...["backend", "labels", "reason", "status", "class", "device", "unit"].map((name) => page.value(cell, name) ?? ""),
+            page.caseText(cells[cell]),
+          ]
+            .join(" ")
+            .toLowerCase(),
+        );
       return texts.get(cell);
     };
     const filter = () => {
@@ -61,7 +95,8 @@ page.cells = (() => {
       const found = list.every.filter((cell) => wanted.every((select) => of[select.dataset.column](cell) === select.value)
         && (!only || page.data.cells.doubtful?.[cell]) && (!words.length || words.every((one) => text(cell).includes(one))));
       list.show(found);
-      page.find("#shown").textContent = found.length === cells.length ? `${cells.length} cells` : `${found.length} of ${cells.length} cells`;
+      page.find("#shown").textContent =
+        found.length === cells.length ? `${cells.length} cells` : `${found.length} of ${cells.length} cells`;
     };
     page.find("#doubtful").parentElement.hidden = !page.data.cells.doubtful?.some(Boolean);
     form().hidden = false;

@@ -15,13 +15,36 @@
       return made;
     };
     const box = make("div", "", { class: "forest" });
-    box.append(make("div", [make("span", ""), make("span", [make("span", `← ${left}, ${percent(Math.exp(-reach))}`), make("span", `${right}, ${percent(Math.exp(reach))} →`)], { class: "ways" }), make("span", "")], { class: "line head", "aria-hidden": "true" }));
+    box.append(
+      make(
+        "div",
+        [
+          make("span", ""),
+          make("span", [make("span", `← ${left}, ${percent(Math.exp(-reach))}`), make("span", `${right}, ${percent(Math.exp(reach))} →`)], {
+            class: "ways",
+          }),
+          make("span", ""),
+        ],
+        { class: "line head", "aria-hidden": "true" },
+      ),
+    );
     for (const { label, text, low, value, high, kind, hollow, open } of rows) {
-      const track = make("span", [...(margin ? [span("margin", 1 / (1 + margin), 1 + margin)] : []), make("i", "", { class: "one" }), span("reach", low ?? value, high ?? value)], { class: "track" });
+      const track = make(
+        "span",
+        [
+          ...(margin ? [span("margin", 1 / (1 + margin), 1 + margin)] : []),
+          make("i", "", { class: "one" }),
+          span("reach", low ?? value, high ?? value),
+        ],
+        { class: "track" },
+      );
       const dot = make("i", "", { class: hollow ? "dot hollow" : "dot" });
       dot.style.left = `${place(value)}%`;
       track.append(dot);
-      const line = make(open ? "button" : "div", [make("span", label), track, make("span", text, { class: "n" })], { class: `line ${kind}`, ...(open ? { type: "button" } : {}) });
+      const line = make(open ? "button" : "div", [make("span", label), track, make("span", text, { class: "n" })], {
+        class: `line ${kind}`,
+        ...(open ? { type: "button" } : {}),
+      });
       if (open) line.addEventListener("click", open);
       box.append(line);
     }
@@ -45,23 +68,47 @@
       const [slower, faster] = ["slower", "faster"].map((verdict) => some.filter((i) => pairs.verdict[i] === verdict).length);
       const changed = [slower && `${slower} slower`, faster && `${faster} faster`].filter(Boolean).join(", ") || "same within noise";
       return {
-        label: backend, value: quantile(sorted, 0.5), low: quantile(sorted, 0.1), high: quantile(sorted, 0.9), kind: slower ? "bad" : faster ? "good" : "",
-        text: `${percent(quantile(sorted, 0.5))}; ${changed} of ${some.length}`, order: Math.max(slower, faster),
-        open: () => { page.find("#pair-backend").value = backend; filter(); },
+        label: backend,
+        value: quantile(sorted, 0.5),
+        low: quantile(sorted, 0.1),
+        high: quantile(sorted, 0.9),
+        kind: slower ? "bad" : faster ? "good" : "",
+        text: `${percent(quantile(sorted, 0.5))}; ${changed} of ${some.length}`,
+        order: Math.max(slower, faster),
+        open: () => {
+          page.find("#pair-backend").value = backend;
+          filter();
+        },
       };
     }).sort((a, b) => b.order - a.order);
     if (rows.length) {
       root.append(make("h3", "Change of each backend, relative to copy"));
       forest(root, rows, { left: "B is slower", right: "B is faster" });
-      root.append(make("p", "The dot is the median over a backend's cells; the bar holds 80 % of them. A click shows its cells below.", { class: "help" }));
+      root.append(
+        make("p", "The dot is the median over a backend's cells; the bar holds 80 % of them. A click shows its cells below.", {
+          class: "help",
+        }),
+      );
     }
     const digits = (value) => value === null ? "" : value >= 100 ? String(Math.round(value)) : page.digits(value);
     const list = page.list(page.find("#pair-list"), {
-      label: "Comparison", count: pairs.verdict.length, kind: (i) => VERDICT_KIND[pairs.verdict[i]] ?? (pairs.verdict[i] === "B: missing" || pairs.verdict[i] === "A: missing" ? "plain" : "warn"),
-      open: (i, focus) => { if (pairs.cell[i] !== null) page.panel.open(pairs.cell[i], focus); },
+      label: "Comparison",
+      count: pairs.verdict.length,
+      kind: (i) =>
+        VERDICT_KIND[pairs.verdict[i]] ?? (pairs.verdict[i] === "B: missing" || pairs.verdict[i] === "A: missing" ? "plain" : "warn"),
+      open: (i, focus) => {
+        if (pairs.cell[i] !== null) page.panel.open(pairs.cell[i], focus);
+      },
       columns: [
         { name: "backend", term: "backend", widest: innerWidth < 600 ? 12 : 28, text: (i) => pairs.backend[i] },
-        { name: "without drift", term: "drift", number: true, key: (i) => pairs.change[i], text: (i) => pairs.change[i] === null ? "" : `${pairs.change[i].toFixed(3)} (${pairs.low[i].toFixed(3)} to ${pairs.high[i].toFixed(3)})` },
+        {
+          name: "without drift",
+          term: "drift",
+          number: true,
+          key: (i) => pairs.change[i],
+          text: (i) =>
+            pairs.change[i] === null ? "" : `${pairs.change[i].toFixed(3)} (${pairs.low[i].toFixed(3)} to ${pairs.high[i].toFixed(3)})`,
+        },
         { name: "verdict", term: "verdict", text: (i) => pairs.verdict[i] },
         { name: "case", term: "case", text: (i) => `${pairs.case[i]} ${pairs.unit[i]}`.trim() },
         { name: "A, GB/s", term: "bandwidth", number: true, key: (i) => pairs.a[i], text: (i) => digits(pairs.a[i]) },
@@ -73,7 +120,12 @@
     const options = (element, texts) => element.append(...[...new Set(texts)].sort().map((text) => make("option", text)));
     options(select, pairs.backend);
     options(verdicts, pairs.verdict);
-    const filter = () => list.show(list.every.filter((i) => (!select.value || pairs.backend[i] === select.value) && (!verdicts.value || pairs.verdict[i] === verdicts.value)));
+    const filter = () =>
+      list.show(
+        list.every.filter(
+          (i) => (!select.value || pairs.backend[i] === select.value) && (!verdicts.value || pairs.verdict[i] === verdicts.value),
+        ),
+      );
     page.find("#pair-filter").hidden = false;
     page.find("#pair-filter").addEventListener("input", filter);
     page.find("#pair-filter").addEventListener("submit", (event) => event.preventDefault());
@@ -87,24 +139,55 @@
     const fails = (i) => verdicts.gated[i] && STATE_KIND[verdicts.state[i]] === "bad";
     const known = verdicts.ratio.map((_, i) => i).filter((i) => verdicts.ratio[i] !== null);
     // Those that fail, then those furthest from 1.
-    const drawn = new Set([...known].sort((a, b) => fails(b) - fails(a) || Math.abs(verdicts.ratio[b] - 1) - Math.abs(verdicts.ratio[a] - 1)).slice(0, MOST));
+    const drawn = new Set(
+      [...known].sort((a, b) => fails(b) - fails(a) || Math.abs(verdicts.ratio[b] - 1) - Math.abs(verdicts.ratio[a] - 1)).slice(0, MOST),
+    );
     const open = (i) => verdicts.cell[i] === null ? undefined : () => page.panel.open(verdicts.cell[i]);
     if (drawn.size) {
       const root = page.find("#gate-figure");
-      forest(root, known.filter((i) => drawn.has(i)).map((i) => ({
-        label: `${verdicts.backend[i]} ${verdicts.case[i]}`, value: verdicts.ratio[i], low: verdicts.low[i], high: verdicts.high[i], kind: kind(i), hollow: !verdicts.gated[i],
-        text: `${verdicts.ratio[i].toFixed(3)} ${verdicts.state[i]}`, open: open(i),
-      })), { margin: verdicts.margin[0], left: "new is faster", right: "new is slower" });
-      root.append(make("p", `Latency of new over old, with its interval. Grey: the margin. Hollow: advisory.${known.length > MOST ? ` ${known.length - MOST} cells nearest to 1 are in the table only.` : ""}`, { class: "help" }));
+      forest(
+        root,
+        known
+          .filter((i) => drawn.has(i))
+          .map((i) => ({
+            label: `${verdicts.backend[i]} ${verdicts.case[i]}`,
+            value: verdicts.ratio[i],
+            low: verdicts.low[i],
+            high: verdicts.high[i],
+            kind: kind(i),
+            hollow: !verdicts.gated[i],
+            text: `${verdicts.ratio[i].toFixed(3)} ${verdicts.state[i]}`,
+            open: open(i),
+          })),
+        { margin: verdicts.margin[0], left: "new is faster", right: "new is slower" },
+      );
+      root.append(
+        make(
+          "p",
+          `Latency of new over old, with its interval. Grey: the margin. Hollow: advisory.${known.length > MOST ? ` ${known.length - MOST} cells nearest to 1 are in the table only.` : ""}`,
+          { class: "help" },
+        ),
+      );
     }
     const list = page.list(page.find("#verdict-list"), {
-      label: "Verdicts", count: verdicts.state.length, kind, open: (i, focus) => { if (verdicts.cell[i] !== null) page.panel.open(verdicts.cell[i], focus); },
+      label: "Verdicts",
+      count: verdicts.state.length,
+      kind,
+      open: (i, focus) => {
+        if (verdicts.cell[i] !== null) page.panel.open(verdicts.cell[i], focus);
+      },
       columns: [
         { name: "state", term: "verdict", text: (i) => verdicts.state[i] + (verdicts.gated[i] ? "" : " (advisory)") },
         { name: "new/old", number: true, key: (i) => verdicts.ratio[i], text: (i) => verdicts.ratio[i]?.toFixed(3) ?? "" },
         { name: "backend", term: "backend", widest: 28, text: (i) => verdicts.backend[i] },
         { name: "case", term: "case", text: (i) => verdicts.case[i] },
-        { name: "95 % interval", term: "interval", number: true, key: (i) => verdicts.low[i], text: (i) => verdicts.low[i] === null ? "" : `${verdicts.low[i].toFixed(3)} to ${verdicts.high[i].toFixed(3)}` },
+        {
+          name: "95 % interval",
+          term: "interval",
+          number: true,
+          key: (i) => verdicts.low[i],
+          text: (i) => (verdicts.low[i] === null ? "" : `${verdicts.low[i].toFixed(3)} to ${verdicts.high[i].toFixed(3)}`),
+        },
         { name: "n", text: (i) => verdicts.n[i] },
         { name: "reason", widest: 90, text: (i) => verdicts.reason[i] },
       ],
@@ -120,18 +203,52 @@
     root.append(grid);
     for (const panel of panels) {
       const series = Object.entries(panel.means).map(([backend, means]) => ({
-        backend, label: backend, dash: page.DASHES[page.dash(backend)], width: 1.6,
-        points: means.map((y, x) => ({ x, y, text: `${backend}, ${panel.title}\n${runs[x]}: ${y === null ? "" : y.toFixed(3)} of copy` })).filter(({ y }) => y !== null),
+        backend,
+        label: backend,
+        dash: page.DASHES[page.dash(backend)],
+        width: 1.6,
+        points: means
+          .map((y, x) => ({ x, y, text: `${backend}, ${panel.title}\n${runs[x]}: ${y === null ? "" : y.toFixed(3)} of copy` }))
+          .filter(({ y }) => y !== null),
       }));
       const marks = panel.changes.map(([backend, run, text]) => ({ x: run, y: panel.means[backend][run], text }));
       const place = make("div", "", { class: "plot" });
       grid.append(make("figure", [make("figcaption", panel.title), place]));
-      page.chart(place, { label: `Trend, ${panel.title}`, series, axis: "run", y: { label: "fraction of copy", zero: false, one: true }, marks, labels: runs, height: 300 });
+      page.chart(place, {
+        label: `Trend, ${panel.title}`,
+        series,
+        axis: "run",
+        y: { label: "fraction of copy", zero: false, one: true },
+        marks,
+        labels: runs,
+        height: 300,
+      });
     }
     const table = make("table", [
-      make("thead", [make("tr", ["backend", "pass and dtype", ...runs].map((name) => make("th", name, { scope: "col" })))]),
-      make("tbody", panels.flatMap((panel) => Object.entries(panel.means).map(([backend, means]) => make("tr", [backend, panel.title, ...means.map((mean) => mean?.toFixed(3) ?? "")].map((text) => make("td", text)))))),
+      make("thead", [
+        make(
+          "tr",
+          ["backend", "pass and dtype", ...runs].map((name) => make("th", name, { scope: "col" })),
+        ),
+      ]),
+      make(
+        "tbody",
+        panels.flatMap((panel) =>
+          Object.entries(panel.means).map(([backend, means]) =>
+            make(
+              "tr",
+              [backend, panel.title, ...means.map((mean) => mean?.toFixed(3) ?? "")].map((text) => make("td", text)),
+            ),
+          ),
+        ),
+      ),
     ]);
-    if (panels.length) root.append(make("details", [make("summary", "The figures as a table"), make("div", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": "Mean fractions of copy" })]));
+    if (panels.length)
+      root.append(
+        make("details", [
+          make("summary", "The figures as a table"),
+          make("div", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": "Mean fractions of copy" }),
+        ]),
+      );
   };
 })();

@@ -5,7 +5,9 @@ page.hidden = new Set();
 page.lit = null;
 
 page.chart = (() => {
-  const NAME = "12px system-ui, sans-serif", SMALL = "11px system-ui, sans-serif", STRIP = 18;
+  const NAME = "12px system-ui, sans-serif",
+    SMALL = "11px system-ui, sans-serif",
+    STRIP = 18;
 
   const logTicks = (low, high) => {
     const found = [];
@@ -17,7 +19,7 @@ page.chart = (() => {
   /** As many of the places as have room, the powers of two first. */
   const placeTicks = (u, places, position, width) => {
     const chosen = [];
-    const ordered = [...places].sort((a, b) => (Number.isInteger(Math.log2(b)) - Number.isInteger(Math.log2(a))) || a - b);
+    const ordered = [...places].sort((a, b) => Number.isInteger(Math.log2(b)) - Number.isInteger(Math.log2(a)) || a - b);
     for (const place of ordered) {
       if (chosen.every((other) => Math.abs(position(other) - position(place)) > width)) chosen.push(place);
     }
@@ -33,14 +35,16 @@ page.chart = (() => {
     const column = new Map(xs.map((x, i) => [x, i]));
     const values = series.map((one) => {
       const found = new Array(xs.length).fill(null);
-      one.points.forEach((point) => { found[column.get(point.x)] = point.y; });
+      one.points.forEach((point) => {
+        found[column.get(point.x)] = point.y;
+      });
       return found;
     });
     const wide = !labels && xs.at(-1) >= (xs.length <= 8 ? 4 : 32) * xs[0];
     const shown = (i) => !page.hidden.has(series[i].backend);
     const faint = (one) => one.faint && page.lit !== one.backend;
     const colour = (one) => page.colour(one.backend) + (faint(one) ? "59" : "");
-    const ys = () => values.flatMap((some, i) => shown(i) ? some.filter((value) => value !== null) : []);
+    const ys = () => values.flatMap((some, i) => (shown(i) ? some.filter((value) => value !== null) : []));
     const range = () => {
       const some = ys().sort((a, b) => a - b);
       if (!some.length) return y.log ? [1, 10] : [0, 1];
@@ -48,19 +52,26 @@ page.chart = (() => {
       if (y.log) return [low / 1.25, high * 1.25];
       if (y.near) {
         // The best at each place, and what is up to a tenth below it.
-        const best = xs.map((_, j) => Math.max(...values.map((some, i) => shown(i) && some[j] !== null ? some[j] : 0))).filter(Boolean);
+        const best = xs.map((_, j) => Math.max(...values.map((some, i) => (shown(i) && some[j] !== null ? some[j] : 0)))).filter(Boolean);
         return [0.9 * Math.min(...best), 1.02 * high];
       }
       const bottom = y.zero && low < 0.75 * high ? 0 : Math.max(0, low - 0.08 * (high - low) - 0.02 * high);
       return [bottom, high + 0.06 * (high - bottom)];
     };
     const narrow = () => root.clientWidth < 560;
-    const box = page.make("div", "", { class: "canvas", tabindex: "0", role: "application", "aria-roledescription": "figure", "aria-label": `${label}. The arrow keys go to its points, Enter opens a cell.` });
+    const box = page.make("div", "", {
+      class: "canvas",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "figure",
+      "aria-label": `${label}. The arrow keys go to its points, Enter opens a cell.`,
+    });
     root.append(box);
     let u = null;
 
     const at = (i, j) => [u.valToPos(xs[j], "x", true), u.valToPos(values[i][j], "y", true)];
-    const inside = ([px, py]) => px >= u.bbox.left - 1 && px <= u.bbox.left + u.bbox.width + 1 && py >= u.bbox.top - 1 && py <= u.bbox.top + u.bbox.height + 1;
+    const inside = ([px, py]) =>
+      px >= u.bbox.left - 1 && px <= u.bbox.left + u.bbox.width + 1 && py >= u.bbox.top - 1 && py <= u.bbox.top + u.bbox.height + 1;
 
     const drawPoints = (context, ratio) => {
       series.forEach((one, i) => {
@@ -96,12 +107,20 @@ page.chart = (() => {
       const ends = [...last.values()];
       const step = 14 * ratio;
       const room = narrow() ? 4 : Math.floor(u.bbox.height / step);
-      const kept = ends.sort((a, b) => b.rank - a.rank || a.y - b.y).slice(0, room).sort((a, b) => a.y - b.y);
-      kept.forEach((end, k) => { end.at = k ? Math.max(end.y, kept[k - 1].at + step) : end.y; });
+      const kept = ends
+        .sort((a, b) => b.rank - a.rank || a.y - b.y)
+        .slice(0, room)
+        .sort((a, b) => a.y - b.y);
+      kept.forEach((end, k) => {
+        end.at = k ? Math.max(end.y, kept[k - 1].at + step) : end.y;
+      });
       const over = kept.length ? kept.at(-1).at - (u.bbox.top + u.bbox.height) : 0;
       if (over > 0) {
         let limit = u.bbox.top + u.bbox.height;
-        for (const end of [...kept].reverse()) { end.at = Math.min(end.at, limit); limit = end.at - step; }
+        for (const end of [...kept].reverse()) {
+          end.at = Math.min(end.at, limit);
+          limit = end.at - step;
+        }
       }
       context.textAlign = "left";
       context.textBaseline = "middle";
@@ -131,7 +150,7 @@ page.chart = (() => {
       const top = u.bbox.top - (STRIP + 5) * ratio;
       const [left, right] = [u.bbox.left, u.bbox.left + u.bbox.width];
       const places = strip.map(({ x }) => u.valToPos(x, "x", true));
-      const begin = places.map((px, i) => i ? (places[i - 1] + px) / 2 : left);
+      const begin = places.map((px, i) => (i ? (places[i - 1] + px) / 2 : left));
       const groups = [];
       strip.forEach(({ names }, i) => {
         const text = names.join(" or ");
@@ -144,7 +163,7 @@ page.chart = (() => {
         names.slice(0, 4).forEach((name, k, some) => {
           context.fillStyle = page.colour(name);
           context.globalAlpha = 0.3;
-          context.fillRect(from, top + k * STRIP * ratio / some.length, to - from, STRIP * ratio / some.length);
+          context.fillRect(from, top + (k * STRIP * ratio) / some.length, to - from, (STRIP * ratio) / some.length);
           context.globalAlpha = 1;
         });
         context.strokeStyle = page.css("--paper");
@@ -154,13 +173,15 @@ page.chart = (() => {
         context.fillStyle = page.css("--ink");
         context.textAlign = "center";
         context.textBaseline = "middle";
-        const fits = [text, names.length > 2 ? `${names.length} tie` : "", names.length === 1 ? text.slice(0, 6) : "tie"].find((one) => one && context.measureText(one).width < to - from - 6 * ratio);
-        if (fits) context.fillText(fits, (from + to) / 2, top + STRIP * ratio / 2 + ratio);
+        const fits = [text, names.length > 2 ? `${names.length} tie` : "", names.length === 1 ? text.slice(0, 6) : "tie"].find(
+          (one) => one && context.measureText(one).width < to - from - 6 * ratio,
+        );
+        if (fits) context.fillText(fits, (from + to) / 2, top + (STRIP * ratio) / 2 + ratio);
       });
       context.font = scaled(SMALL, ratio);
       context.fillStyle = page.css("--quiet");
       context.textAlign = "right";
-      if (strip.length) context.fillText("fastest", left - 6 * ratio, top + STRIP * ratio / 2 + ratio);
+      if (strip.length) context.fillText("fastest", left - 6 * ratio, top + (STRIP * ratio) / 2 + ratio);
     };
 
     const drawMarks = (context, ratio) => {
@@ -174,7 +195,7 @@ page.chart = (() => {
     };
 
     const scaled = (font, ratio) => font.replace(/([\d.]+)px/, (_, size) => `${size * ratio}px`);
-    const short = (text) => text.length > (narrow() ? 14 : 26) ? `${text.slice(0, narrow() ? 13 : 25)}…` : text;
+    const short = (text) => (text.length > (narrow() ? 14 : 26) ? `${text.slice(0, narrow() ? 13 : 25)}…` : text);
     const measure = document.createElement("canvas").getContext("2d");
     const margin = () => {
       measure.font = `600 ${NAME}`;
@@ -188,67 +209,124 @@ page.chart = (() => {
       const grid = { stroke: page.css("--grid"), width: 1 };
       const axes = { font: SMALL, stroke: page.css("--quiet"), grid, ticks: { ...grid, size: 4 } };
       const tick = labels ? Math.min(90, 7 * Math.max(...labels.map((one) => one.length))) : 8 * String(xs.at(-1)).length;
-      u = new uPlot({
-        width: Math.max(280, root.clientWidth), height: narrow() ? Math.min(height, 280) : height,
-        padding: [strip.length ? STRIP + 12 : 10, margin(), 0, 0],
-        legend: { show: false },
-        cursor: { points: { show: false }, y: false, x: false, drag: { x: true, y: true, uni: 25 } },
-        scales: {
-          x: { time: false, distr: wide ? 3 : 1, log: 2, range: (_, low, high) => low === high ? [low - 0.5, high + 0.5] : labels ? [low - 0.3, high + 0.3] : wide ? [low / 1.06, high * 1.06] : [low - 0.03 * (high - low), high + 0.03 * (high - low)] },
-          y: { distr: y.log ? 3 : 1, range: (_, low, high, key) => zoomed ?? range() },
-        },
-        axes: [
-          {
-            ...axes, size: 26, label: axis, labelSize: 16, labelFont: SMALL, labelGap: 0,
-            splits: (self, _, low, high) => placeTicks(self, xs.filter((x) => x >= low && x <= high), (x) => self.valToPos(x, "x"), tick),
-            filter: (_, splits) => splits, values: (_, splits) => splits.map((x) => labels ? labels[x] : String(x)),
+      u = new uPlot(
+        {
+          width: Math.max(280, root.clientWidth),
+          height: narrow() ? Math.min(height, 280) : height,
+          padding: [strip.length ? STRIP + 12 : 10, margin(), 0, 0],
+          legend: { show: false },
+          cursor: { points: { show: false }, y: false, x: false, drag: { x: true, y: true, uni: 25 } },
+          scales: {
+            x: {
+              time: false,
+              distr: wide ? 3 : 1,
+              log: 2,
+              range: (_, low, high) =>
+                low === high
+                  ? [low - 0.5, high + 0.5]
+                  : labels
+                    ? [low - 0.3, high + 0.3]
+                    : wide
+                      ? [low / 1.06, high * 1.06]
+                      : [low - 0.03 * (high - low), high + 0.03 * (high - low)],
+            },
+            y: { distr: y.log ? 3 : 1, range: (_, low, high, key) => zoomed ?? range() },
           },
-          {
-            ...axes, size: 52, label: y.label, labelSize: 16, labelFont: SMALL, labelGap: 0,
-            ...(y.log ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, splits) => splits } : {}),
-            values: (_, splits) => splits.map((value) => y.text ? y.text(value) : String(+value.toPrecision(6))),
+          axes: [
+            {
+              ...axes,
+              size: 26,
+              label: axis,
+              labelSize: 16,
+              labelFont: SMALL,
+              labelGap: 0,
+              splits: (self, _, low, high) =>
+                placeTicks(
+                  self,
+                  xs.filter((x) => x >= low && x <= high),
+                  (x) => self.valToPos(x, "x"),
+                  tick,
+                ),
+              filter: (_, splits) => splits,
+              values: (_, splits) => splits.map((x) => (labels ? labels[x] : String(x))),
+            },
+            {
+              ...axes,
+              size: 52,
+              label: y.label,
+              labelSize: 16,
+              labelFont: SMALL,
+              labelGap: 0,
+              ...(y.log ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, splits) => splits } : {}),
+              values: (_, splits) => splits.map((value) => (y.text ? y.text(value) : String(+value.toPrecision(6)))),
+            },
+          ],
+          series: [
+            {},
+            ...series.map((one, i) => ({
+              label: one.label,
+              show: shown(i),
+              spanGaps: true,
+              stroke: colour(one),
+              width: faint(one) ? 1 : one.width,
+              dash: one.dash ?? [],
+              points: { show: false },
+            })),
+          ],
+          hooks: {
+            setSelect: [
+              (self) => {
+                const { left, top, width, height: tall } = self.select;
+                zoomed =
+                  tall > 0 && width > 0 && tall < self.over.clientHeight
+                    ? [self.posToVal(top + tall, "y"), self.posToVal(top, "y")]
+                    : zoomed;
+              },
+            ],
+            draw: [
+              (self) => {
+                u = self;
+                const { ctx } = self,
+                  ratio = devicePixelRatio;
+                ctx.save();
+                ctx.setLineDash([]);
+                drawStrip(ctx, ratio);
+                if (y.one) {
+                  ctx.strokeStyle = page.css("--ink");
+                  ctx.lineWidth = ratio;
+                  const level = self.valToPos(1, "y", true);
+                  if (level > self.bbox.top && level < self.bbox.top + self.bbox.height) {
+                    ctx.beginPath();
+                    ctx.moveTo(self.bbox.left, level);
+                    ctx.lineTo(self.bbox.left + self.bbox.width, level);
+                    ctx.stroke();
+                  }
+                }
+                drawPoints(ctx, ratio);
+                drawNames(ctx, ratio);
+                drawMarks(ctx, ratio);
+                ctx.restore();
+              },
+            ],
           },
-        ],
-        series: [{}, ...series.map((one, i) => ({
-          label: one.label, show: shown(i), spanGaps: true, stroke: colour(one), width: faint(one) ? 1 : one.width, dash: one.dash ?? [], points: { show: false },
-        }))],
-        hooks: {
-          setSelect: [(self) => {
-            const { left, top, width, height: tall } = self.select;
-            zoomed = tall > 0 && width > 0 && tall < self.over.clientHeight ? [self.posToVal(top + tall, "y"), self.posToVal(top, "y")] : zoomed;
-          }],
-          draw: [(self) => {
-            u = self;
-            const { ctx } = self, ratio = devicePixelRatio;
-            ctx.save();
-            ctx.setLineDash([]);
-            drawStrip(ctx, ratio);
-            if (y.one) {
-              ctx.strokeStyle = page.css("--ink");
-              ctx.lineWidth = ratio;
-              const level = self.valToPos(1, "y", true);
-              if (level > self.bbox.top && level < self.bbox.top + self.bbox.height) {
-                ctx.beginPath();
-                ctx.moveTo(self.bbox.left, level);
-                ctx.lineTo(self.bbox.left + self.bbox.width, level);
-                ctx.stroke();
-              }
-            }
-            drawPoints(ctx, ratio);
-            drawNames(ctx, ratio);
-            drawMarks(ctx, ratio);
-            ctx.restore();
-          }],
         },
-      }, [xs, ...values], box);
-      u.over.addEventListener("dblclick", () => { zoomed = null; u.setData(u.data); });
+        [xs, ...values],
+        box,
+      );
+      u.over.addEventListener("dblclick", () => {
+        zoomed = null;
+        u.setData(u.data);
+      });
     };
     let zoomed = null;
     draw();
     page.redraws.add(draw);
     let width = root.clientWidth;
     new ResizeObserver(() => {
-      if (root.clientWidth && Math.abs(root.clientWidth - width) > 2) { width = root.clientWidth; draw(); }
+      if (root.clientWidth && Math.abs(root.clientWidth - width) > 2) {
+        width = root.clientWidth;
+        draw();
+      }
     }).observe(root);
 
     // Points: the nearest to the mouse, or the one that the arrow keys chose.
@@ -258,25 +336,41 @@ page.chart = (() => {
     };
     const cell = (i, j) => series[i].points.find(({ x }) => x === xs[j]).cell;
     const nearest = (event) => {
-      const ratio = devicePixelRatio, over = u.over.getBoundingClientRect();
+      const ratio = devicePixelRatio,
+        over = u.over.getBoundingClientRect();
       const [mx, my] = [(event.clientX - over.left) * ratio + u.bbox.left, (event.clientY - over.top) * ratio + u.bbox.top];
       let best = null;
-      values.forEach((some, i) => shown(i) && some.forEach((value, j) => {
-        if (value === null) return;
-        const [px, py] = at(i, j);
-        const distance = Math.hypot(px - mx, py - my);
-        if (distance < 24 * ratio && (!best || distance < best.distance)) best = { i, j, distance };
-      }));
+      values.forEach(
+        (some, i) =>
+          shown(i) &&
+          some.forEach((value, j) => {
+            if (value === null) return;
+            const [px, py] = at(i, j);
+            const distance = Math.hypot(px - mx, py - my);
+            if (distance < 24 * ratio && (!best || distance < best.distance)) best = { i, j, distance };
+          }),
+      );
       return best;
     };
     const boxOf = ({ i, j }) => {
-      const over = box.getBoundingClientRect(), [px, py] = at(i, j);
-      return { left: over.left + px / devicePixelRatio - 6, top: over.top + py / devicePixelRatio - 6, bottom: over.top + py / devicePixelRatio + 6, width: 12 };
+      const over = box.getBoundingClientRect(),
+        [px, py] = at(i, j);
+      return {
+        left: over.left + px / devicePixelRatio - 6,
+        top: over.top + py / devicePixelRatio - 6,
+        bottom: over.top + py / devicePixelRatio + 6,
+        width: 12,
+      };
     };
     const ring = page.make("div", "", { class: "ring", hidden: "" });
     const speak = (point) => {
-      if (!point) { page.tip.hide(); ring.hidden = true; return; }
-      const place = boxOf(point), over = box.getBoundingClientRect();
+      if (!point) {
+        page.tip.hide();
+        ring.hidden = true;
+        return;
+      }
+      const place = boxOf(point),
+        over = box.getBoundingClientRect();
       if (!ring.isConnected) box.append(ring);
       ring.hidden = false;
       ring.style.left = `${place.left - over.left}px`;
@@ -301,7 +395,8 @@ page.chart = (() => {
       if (!chosen || !visible.includes(chosen.i)) chosen = { i: visible[0], j: values[visible[0]].findIndex((value) => value !== null) };
       else if (step[1]) {
         let { j } = chosen;
-        do j = (j + step[1] + xs.length) % xs.length; while (values[chosen.i][j] === null);
+        do j = (j + step[1] + xs.length) % xs.length;
+        while (values[chosen.i][j] === null);
         chosen = { i: chosen.i, j };
       } else {
         // Up and down go to the next line at this place, by value.
@@ -311,7 +406,13 @@ page.chart = (() => {
       speak(chosen);
       page.say(text(chosen.i, chosen.j));
     });
-    return { remove: () => { page.redraws.delete(draw); u.destroy(); box.remove(); } };
+    return {
+      remove: () => {
+        page.redraws.delete(draw);
+        u.destroy();
+        box.remove();
+      },
+    };
   };
 })();
 
@@ -319,7 +420,11 @@ page.chart = (() => {
 page.legend = (root, entries, key = []) => {
   const sample = (dash, backend) => {
     const line = page.svg("line", { x1: 1, x2: 33, y1: 6, y2: 6, "stroke-dasharray": dash.join(" ") });
-    const made = page.svg("svg", { width: 34, height: 12, "aria-hidden": "true" }, backend ? [line, page.svg("path", { d: page.MARKERS[page.marker(backend)], transform: "translate(17 6)" })] : [line]);
+    const made = page.svg(
+      "svg",
+      { width: 34, height: 12, "aria-hidden": "true" },
+      backend ? [line, page.svg("path", { d: page.MARKERS[page.marker(backend)], transform: "translate(17 6)" })] : [line],
+    );
     return backend ? page.tint(made, backend) : made;
   };
   const list = page.make("div", "", { class: "legend" });
@@ -329,11 +434,18 @@ page.legend = (root, entries, key = []) => {
     waiting = setTimeout(() => { page.lit = backend; page.redraw(); }, 120);
   };
   for (const { backend, label, dash } of entries) {
-    const button = page.make("button", [sample(dash, backend), label], { type: "button", "aria-pressed": String(!page.hidden.has(backend)), "data-name": backend });
+    const button = page.make("button", [sample(dash, backend), label], {
+      type: "button",
+      "aria-pressed": String(!page.hidden.has(backend)),
+      "data-name": backend,
+    });
     button.addEventListener("click", () => {
       const hide = !page.hidden.has(backend);
       if (hide) page.hidden.add(backend); else page.hidden.delete(backend);
-      page.all(".legend button").filter((other) => other.dataset.name === backend).forEach((other) => other.setAttribute("aria-pressed", String(!hide)));
+      page
+        .all(".legend button")
+        .filter((other) => other.dataset.name === backend)
+        .forEach((other) => other.setAttribute("aria-pressed", String(!hide)));
       page.redraw();
     });
     for (const begin of ["mouseenter", "focus"]) button.addEventListener(begin, () => light(backend));

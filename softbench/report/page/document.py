@@ -108,8 +108,8 @@ def _look(*, drawn: bool) -> dict[str, Any]:
 
 
 def _short(script: str) -> str:
-    """A script without lines of comments, and without indentation."""
-    return re.sub(r"^\s*(//.*\n)?", "", script, flags=re.MULTILINE)
+    """A script without the comments that begin a line, and without indentation."""
+    return re.sub(r"^\s*(//[^\n]*\n|/\*\*.*?\*/\n)?", "", script, flags=re.MULTILINE | re.DOTALL)
 
 
 def _environment() -> Environment:

@@ -10,7 +10,10 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
   const head = page.make("tr");
   const body = page.make("tbody");
   const sizes = page.make("colgroup");
-  const spaces = [page.make("tr", [page.make("td", "", { colspan: columns.length })], { class: "space", "aria-hidden": "true" }), page.make("tr", [page.make("td", "", { colspan: columns.length })], { class: "space", "aria-hidden": "true" })];
+  const spaces = [
+    page.make("tr", [page.make("td", "", { colspan: columns.length })], { class: "space", "aria-hidden": "true" }),
+    page.make("tr", [page.make("td", "", { colspan: columns.length })], { class: "space", "aria-hidden": "true" }),
+  ];
   const scroller = page.make("div", [table], { class: "scroller", tabindex: "0", role: "region", "aria-label": label });
   table.append(sizes, page.make("thead", [head]), body);
   root.append(scroller);
@@ -44,7 +47,11 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     if (!by) { sorted = shown; return; }
     const keyed = shown.map((row) => [(by.key ?? by.text)(row), row]);
     // Rows without a value stay at the end in both orders.
-    keyed.sort(([a], [b]) => missing(a) - missing(b) || (down ? -1 : 1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))));
+    keyed.sort(
+      ([a], [b]) =>
+        missing(a) - missing(b) ||
+        (down ? -1 : 1) * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b))),
+    );
     sorted = keyed.map(([, row]) => row);
   };
   const make = (row) => page.make("tr", columns.map((column, i) => {
@@ -57,7 +64,9 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
   let made = new Map();
   const render = () => {
     const from = all ? 0 : Math.max(0, Math.floor(scroller.scrollTop / height) - MARGIN);
-    const to = all ? Math.min(sorted.length, all) : Math.min(sorted.length, from + Math.ceil((scroller.clientHeight || 700) / height) + 2 * MARGIN);
+    const to = all
+      ? Math.min(sorted.length, all)
+      : Math.min(sorted.length, from + Math.ceil((scroller.clientHeight || 700) / height) + 2 * MARGIN);
     spaces[0].firstChild.style.height = `${from * height}px`;
     spaces[1].firstChild.style.height = all ? "0px" : `${(sorted.length - to) * height}px`;
     const focused = document.activeElement?.closest?.("tr")?.dataset.row;
@@ -95,7 +104,8 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     selected = row;
     const place = sorted.indexOf(row);
     const headed = table.tHead.offsetHeight;
-    if (place * height < scroller.scrollTop || (place + 1) * height + headed > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = place * height - scroller.clientHeight / 2;
+    if (place * height < scroller.scrollTop || (place + 1) * height + headed > scroller.scrollTop + scroller.clientHeight)
+      scroller.scrollTop = place * height - scroller.clientHeight / 2;
     render();
     if (focus) page.find(`tr[data-row="${row}"] button`, body)?.focus({ preventScroll: true });
   };

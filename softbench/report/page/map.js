@@ -22,7 +22,9 @@ page.map = (() => {
   const cellOf = (backend, number) => {
     if (!index) {
       index = new Map();
-      page.data.cells.case.forEach((one, cell) => { if (page.value(cell, "file") === page.lastFile()) index.set(`${one} ${page.value(cell, "backend")}`, cell); });
+      page.data.cells.case.forEach((one, cell) => {
+        if (page.value(cell, "file") === page.lastFile()) index.set(`${one} ${page.value(cell, "backend")}`, cell);
+      });
     }
     return index.get(`${number} ${backend}`);
   };
@@ -31,16 +33,29 @@ page.map = (() => {
     const { best, tied, unknown } = page.data.cases;
     if (unknown[number] || page.value(best[number], "backend") === backend) return false;
     const other = cellOf(backend, number);
-    return other !== undefined && page.value(other, "median_us") !== null && page.value(other, "status") === "ok" && !tied[number].includes(other);
+    return (
+      other !== undefined &&
+      page.value(other, "median_us") !== null &&
+      page.value(other, "status") === "ok" &&
+      !tied[number].includes(other)
+    );
   };
-  const crossover = (a, b) => a !== undefined && b !== undefined && beats(a, page.value(page.data.cases.best[b], "backend")) && beats(b, page.value(page.data.cases.best[a], "backend"));
+  const crossover = (a, b) =>
+    a !== undefined &&
+    b !== undefined &&
+    beats(a, page.value(page.data.cases.best[b], "backend")) &&
+    beats(b, page.value(page.data.cases.best[a], "backend"));
 
   const fill = (place, number, over) => {
     const { best, lead, unknown } = page.data.cases;
     const cell = best[number], names = page.names(number);
     const doubtful = page.data.cells.doubtful?.[cell] ? " !" : "";
     place.dataset.c = cell;
-    place.setAttribute("aria-label", page.describe(cell) + (names.length > 1 ? `\nties with ${names.filter((name) => name !== page.value(cell, "backend")).join(", ")}` : ""));
+    place.setAttribute(
+      "aria-label",
+      page.describe(cell) +
+        (names.length > 1 ? `\nties with ${names.filter((name) => name !== page.value(cell, "backend")).join(", ")}` : ""),
+    );
     if (over) {
       const other = cellOf(over, number);
       const us = other === undefined ? null : page.value(other, "median_us");
@@ -56,7 +71,10 @@ page.map = (() => {
       place.classList.add("tie");
     }
     const ahead = lead[number] !== null && names.length === 1 ? `+${page.percent(lead[number])}` : names.length > 1 ? "tie" : "";
-    place.append(page.make("b", names.length > 2 ? `${page.value(cell, "backend")} +${names.length - 1}` : names.join(" = ")), page.make("span", (unknown[number] && ahead ? `(${ahead})` : ahead) + doubtful));
+    place.append(
+      page.make("b", names.length > 2 ? `${page.value(cell, "backend")} +${names.length - 1}` : names.join(" = ")),
+      page.make("span", (unknown[number] && ahead ? `(${ahead})` : ahead) + doubtful),
+    );
   };
 
   /** The colours of the winners with their number of cases, and what the other signs mean. */
@@ -65,7 +83,9 @@ page.map = (() => {
     const entry = (box, ...texts) => { const item = page.make("li", [box, ...texts]); list.append(item); };
     const swatch = (kind = "") => page.make("i", "", { class: kind });
     if (over) {
-      ["under 0.8x", "0.8x to 0.97x", "0.97x to 1.03x", "1.03x to 1.25x", "1.25x to 2x", "2x and more"].forEach((text, i) => entry(swatch(`r${i}`), text));
+      ["under 0.8x", "0.8x to 0.97x", "0.97x to 1.03x", "1.03x to 1.25x", "1.25x to 2x", "2x and more"].forEach((text, i) =>
+        entry(swatch(`r${i}`), text),
+      );
       return list;
     }
     const alone = new Map();
@@ -75,9 +95,11 @@ page.map = (() => {
       if (names.length === 1) alone.set(names[0], (alone.get(names[0]) ?? 0) + 1); else { ties += 1; tie ??= names; }
     }
     [...alone].sort((a, b) => b[1] - a[1]).forEach(([name, count]) => entry(page.tint(swatch(), name), `${name}: fastest in ${count}`));
-    if (ties) entry(page.tint(page.tint(swatch("tie"), tie[0]), tie[1], "--other"), page.term("tie"), ` in ${ties}: striped in the colours of two`);
+    if (ties)
+      entry(page.tint(page.tint(swatch("tie"), tie[0]), tie[1], "--other"), page.term("tie"), ` in ${ties}: striped in the colours of two`);
     entry(page.make("b", "+12%"), page.term("lead", "lead"), " over the next");
-    if (numbers.some((number) => page.data.cells.doubtful?.[page.data.cases.best[number]])) entry(page.make("b", "!"), page.term("doubtful"));
+    if (numbers.some((number) => page.data.cells.doubtful?.[page.data.cases.best[number]]))
+      entry(page.make("b", "!"), page.term("doubtful"));
     if (edges) entry(swatch("edge"), page.term("crossover"));
     return list;
   };
@@ -101,7 +123,12 @@ page.map = (() => {
       // A line, or few of the grid's fields are known, so each field says its shape.
       const [head, other, heads] = ms.length <= ns.length ? [M, N, ms] : [N, M, ns], letters = head === M ? ["M", "N"] : ["N", "M"];
       const flows = shaped || numbers.length < 1.5 * heads.length;
-      const rows = flows ? [["", [...numbers].sort((a, b) => N[a] - N[b] || M[a] - M[b])]] : heads.map((one) => [`${letters[0]} ${one}`, numbers.filter((number) => head[number] === one).sort((a, b) => other[a] - other[b])]);
+      const rows = flows
+        ? [["", [...numbers].sort((a, b) => N[a] - N[b] || M[a] - M[b])]]
+        : heads.map((one) => [
+            `${letters[0]} ${one}`,
+            numbers.filter((number) => head[number] === one).sort((a, b) => other[a] - other[b]),
+          ]);
       table.classList.add("loose");
       for (const [name, some] of rows) {
         const line = page.make("tr");
@@ -120,7 +147,14 @@ page.map = (() => {
       const down = ns.length > ms.length;
       const [downs, acrosses] = down ? [ns, ms] : [ms, ns];
       const place = new Map(numbers.map((number) => [down ? `${N[number]} ${M[number]}` : `${M[number]} ${N[number]}`, number]));
-      table.append(page.make("thead", [page.make("tr", [page.make("td", down ? "N \\ M" : "M \\ N"), ...acrosses.map((across) => page.make("th", String(across), { scope: "col" }))])]));
+      table.append(
+        page.make("thead", [
+          page.make("tr", [
+            page.make("td", down ? "N \\ M" : "M \\ N"),
+            ...acrosses.map((across) => page.make("th", String(across), { scope: "col" })),
+          ]),
+        ]),
+      );
       const body = page.make("tbody");
       downs.forEach((d, i) => {
         const line = page.make("tr", [page.make("th", String(d), { scope: "row" })]);

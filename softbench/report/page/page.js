@@ -24,7 +24,8 @@ const page = {
   say: (text) => { page.find("#said").textContent = text; },
 };
 
-page.value = (cell, name) => page.data.cells[name]?.[cell] ?? (name === "labels" || name === "reason" || name === "shape" || name === "relative_to" ? "" : null);
+page.value = (cell, name) =>
+  page.data.cells[name]?.[cell] ?? (name === "labels" || name === "reason" || name === "shape" || name === "relative_to" ? "" : null);
 page.ofCase = (cell, name) => page.data.cases[name][page.data.cells.case[cell]];
 page.size = (number) => page.data.cases.shape[number] || `${page.data.cases.M[number]}x${page.data.cases.N[number]}`;
 page.caseText = (number) => `${page.data.cases.pass[number]} ${page.data.cases.dtype[number]} ${page.size(number)}`;
@@ -55,7 +56,8 @@ page.describe = (cell) => {
   const lines = [`${value("backend")}, ${page.caseText(page.data.cells.case[cell])}`];
   if (page.data.files.length > 1) lines[0] += ` (${page.data.files[value("file")].name})`;
   if (value("status") !== "ok") lines.push(value("status"));
-  if (value("median_us")) lines.push(`median ${page.micros(value("median_us"))}` + (page.interval(cell) && `, 95 % interval ${page.interval(cell)}`));
+  if (value("median_us"))
+    lines.push(`median ${page.micros(value("median_us"))}` + (page.interval(cell) && `, 95 % interval ${page.interval(cell)}`));
   const more = [];
   if (value("gbps")) more.push(`${page.bandwidth(cell).replace(" (L2)", "")} GB/s${page.bandwidth(cell).endsWith(")") ? " (L2)" : ""}`);
   if (value("of_copy")) more.push(`${page.percent(value("of_copy"))} of copy`);
@@ -80,7 +82,9 @@ page.MARKERS = {
 };
 page.DASHES = { "-": [], "--": [7, 4], "-.": [8, 3, 2, 3], ":": [2, 3] };
 page.printing = false;
-page.dark = () => !page.printing && (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+page.dark = () =>
+  !page.printing &&
+  (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 page.colour = (backend) => page.data.looks[backend][page.dark() ? 1 : 0];
 page.marker = (backend) => page.data.looks[backend][2];
 page.dash = (backend) => page.data.looks[backend][3];

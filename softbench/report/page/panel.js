@@ -17,7 +17,10 @@ page.panel = (() => {
       });
     }
     const names = ["set", "round", "place", "slowed", "clock", "power", "temperature", "count"];
-    return (begins.get(cell) ?? []).map(([i, start]) => [...names.map((name) => rounds[name][i]), samples.slice(start, start + rounds.shown[i])]);
+    return (begins.get(cell) ?? []).map(([i, start]) => [
+      ...names.map((name) => rounds[name][i]),
+      samples.slice(start, start + rounds.shown[i]),
+    ]);
   };
 
   const median = (values) => {
@@ -36,15 +39,27 @@ page.panel = (() => {
     const label = `Samples of ${rounds.length} rounds, from ${page.micros(low)} to ${page.micros(values.at(-1))}`;
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "strip", role: "img", "aria-label": label });
     for (const us of [low, (low + high) / 2, high]) {
-      picture.append(svg("line", { x1: left, x2: width, y1: y(us), y2: y(us) }), svg("text", { x: left - 6, y: y(us) + 4, "text-anchor": "end" }, [page.micros(us)]));
+      picture.append(
+        svg("line", { x1: left, x2: width, y1: y(us), y2: y(us) }),
+        svg("text", { x: left - 6, y: y(us) + 4, "text-anchor": "end" }, [page.micros(us)]),
+      );
     }
     const step = (width - left) / rounds.length;
     rounds.forEach(([set, round, , slowed, , , , , samples], i) => {
       const begin = left + i * step + 0.08 * step;
-      samples.forEach((us, j) => picture.append(svg("circle", { cx: begin + 0.84 * step * (j + 0.5) / samples.length, cy: y(us), r: 2, class: slowed ? "slowed" : "" })));
+      samples.forEach((us, j) =>
+        picture.append(
+          svg("circle", { cx: begin + (0.84 * step * (j + 0.5)) / samples.length, cy: y(us), r: 2, class: slowed ? "slowed" : "" }),
+        ),
+      );
       const middle = y(median(samples));
       picture.append(svg("line", { x1: begin, x2: begin + 0.84 * step, y1: middle, y2: middle, class: "median" }));
-      if (round !== null && i % Math.ceil(rounds.length / 8) === 0) picture.append(svg("text", { x: begin + 0.42 * step, y: height - 6, "text-anchor": "middle" }, [rounds.length * 90 > width ? String(round) : `round ${round}` + (set ? `, set ${set}` : "")]));
+      if (round !== null && i % Math.ceil(rounds.length / 8) === 0)
+        picture.append(
+          svg("text", { x: begin + 0.42 * step, y: height - 6, "text-anchor": "middle" }, [
+            rounds.length * 90 > width ? String(round) : `round ${round}` + (set ? `, set ${set}` : ""),
+          ]),
+        );
     });
     if (above) picture.append(svg("text", { x: width - 4, y: top + 12, "text-anchor": "end" }, [`${above} above ${page.micros(high)}`]));
     return picture;
@@ -52,7 +67,15 @@ page.panel = (() => {
 
   const asTable = (all) => {
     const texts = all.map(([set, round, place, slowed, clock, power, temperature, count, samples]) => [
-      set, round, place, count, median(samples), clock ? `${clock} MHz` : "", power ? `${power} W` : "", temperature ? `${temperature} C` : "", slowed,
+      set,
+      round,
+      place,
+      count,
+      median(samples),
+      clock ? `${clock} MHz` : "",
+      power ? `${power} W` : "",
+      temperature ? `${temperature} C` : "",
+      slowed,
       samples.map((us) => page.digits(us, 4)).join(" ") + (samples.length < count ? ` (${samples.length} of ${count} are shown)` : ""),
     ]);
     const head = ["set", "round", "place", "samples", "median", "SM clock", "power", "temperature", "slowed by", "values"];
@@ -69,12 +92,21 @@ page.panel = (() => {
     const found = [];
     const title = (text, term) => found.push(make("h3", term ? [page.term(term, text)] : text));
     const facts = [
-      ["median", "median", page.value(cell, "median_us") && page.micros(page.value(cell, "median_us"))], ["interval", "95 % interval", page.interval(cell)],
-      ["bandwidth", "bandwidth, GB/s", page.bandwidth(cell)], ["fraction of copy", "of copy", page.value(cell, "of_copy") && page.percent(page.value(cell, "of_copy"))],
-      ["status", "status", page.value(cell, "status") === "ok" ? "" : page.value(cell, "status")], ["class", "class", page.value(cell, "class")],
+      ["median", "median", page.value(cell, "median_us") && page.micros(page.value(cell, "median_us"))],
+      ["interval", "95 % interval", page.interval(cell)],
+      ["bandwidth", "bandwidth, GB/s", page.bandwidth(cell)],
+      ["fraction of copy", "of copy", page.value(cell, "of_copy") && page.percent(page.value(cell, "of_copy"))],
+      ["status", "status", page.value(cell, "status") === "ok" ? "" : page.value(cell, "status")],
+      ["class", "class", page.value(cell, "class")],
       ["label", "labels", page.value(cell, "labels")],
     ].filter(([, , text]) => text);
-    found.push(make("dl", facts.flatMap(([term, name, text]) => [make("dt", [page.term(term, name)]), make("dd", text)]), { class: "facts" }));
+    found.push(
+      make(
+        "dl",
+        facts.flatMap(([term, name, text]) => [make("dt", [page.term(term, name)]), make("dd", text)]),
+        { class: "facts" },
+      ),
+    );
     const reason = data.more.reason[cell] || page.value(cell, "reason");
     if (reason) { title("Reason"); found.push(make("p", reason, { class: "long" })); }
     title("Command to measure it again");
@@ -82,7 +114,14 @@ page.panel = (() => {
     const rounds = roundsOf(cell);
     if (rounds.length && rounds[0][1] === null) {
       title("Quantiles of the samples", "sample");
-      found.push(strip(rounds, width), make("p", `The page has ${rounds[0][8].length} quantiles of ${rounds[0][7]} samples, from the smallest to the largest: ${rounds[0][8].map((us) => page.micros(us)).join(", ")}. The run's JSON has all samples.`, { class: "help" }));
+      found.push(
+        strip(rounds, width),
+        make(
+          "p",
+          `The page has ${rounds[0][8].length} quantiles of ${rounds[0][7]} samples, from the smallest to the largest: ${rounds[0][8].map((us) => page.micros(us)).join(", ")}. The run's JSON has all samples.`,
+          { class: "help" },
+        ),
+      );
     } else if (rounds.length) {
       title("Samples by round", "round");
       found.push(strip(rounds, width));
@@ -99,8 +138,16 @@ page.panel = (() => {
     }
     title("All columns");
     const columns = Object.keys(data.cells).filter((name) => !["case", "doubtful"].includes(name) && !name.startsWith("command_"));
-    const pairs = columns.map((name) => [name, name === "file" ? file.name : page.value(cell, name)]).filter(([, value]) => value !== null && value !== "");
-    found.push(make("dl", pairs.map(([name, value]) => make("div", [make("dt", name), make("dd", value === Infinity ? "inf" : String(value))])), { class: "columns" }));
+    const pairs = columns
+      .map((name) => [name, name === "file" ? file.name : page.value(cell, name)])
+      .filter(([, value]) => value !== null && value !== "");
+    found.push(
+      make(
+        "dl",
+        pairs.map(([name, value]) => make("div", [make("dt", name), make("dd", value === Infinity ? "inf" : String(value))])),
+        { class: "columns" },
+      ),
+    );
     found.unshift(make("p", `${page.caseText(number)}${data.files.length > 1 ? `, ${file.name}` : ""}`));
     return found;
   };

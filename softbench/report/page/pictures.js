@@ -10,10 +10,34 @@ page.pictures = (() => {
     const value = (name) => (cell) => page.value(cell, name);
     const found = [];
     const peak = Math.max(0, ...(page.data.cells.gbps ?? []).filter(Boolean));
-    if (has("gbps")) found.push({ name: "bandwidth", label: peak >= 1000 ? "bandwidth, TB/s" : "bandwidth, GB/s", of: (cell) => page.value(cell, "gbps") && page.value(cell, "gbps") / (peak >= 1000 ? 1000 : 1), zero: true, most: true });
-    if (has("of_copy")) found.push({ name: "fraction of copy", label: "fraction of copy", of: (cell) => page.isYardstick(cell) || !page.value(cell, "gbps") ? null : page.value(cell, "of_copy"), zero: true, one: true, most: true });
+    if (has("gbps"))
+      found.push({
+        name: "bandwidth",
+        label: peak >= 1000 ? "bandwidth, TB/s" : "bandwidth, GB/s",
+        of: (cell) => page.value(cell, "gbps") && page.value(cell, "gbps") / (peak >= 1000 ? 1000 : 1),
+        zero: true,
+        most: true,
+      });
+    if (has("of_copy"))
+      found.push({
+        name: "fraction of copy",
+        label: "fraction of copy",
+        of: (cell) => (page.isYardstick(cell) || !page.value(cell, "gbps") ? null : page.value(cell, "of_copy")),
+        zero: true,
+        one: true,
+        most: true,
+      });
     if (has("of_copy")) found.push({ ...found.at(-1), name: "fraction of copy, near the fastest", near: true });
-    if (has("speedup")) found.push({ name: `speed-up over ${page.data.cells.relative_to?.find(Boolean) ?? "the reference"}`, label: "speed-up", of: (cell) => page.isYardstick(cell) ? null : page.value(cell, "speedup"), log: true, one: true, text: (times) => `${page.ratio(times)}x`, most: true });
+    if (has("speedup"))
+      found.push({
+        name: `speed-up over ${page.data.cells.relative_to?.find(Boolean) ?? "the reference"}`,
+        label: "speed-up",
+        of: (cell) => (page.isYardstick(cell) ? null : page.value(cell, "speedup")),
+        log: true,
+        one: true,
+        text: (times) => `${page.ratio(times)}x`,
+        most: true,
+      });
     found.push({ name: "median", label: "median", of: value("median_us"), log: true, text: page.micros });
     if (has("device_us")) found.push({ name: "device time", label: "device time", of: value("device_us"), log: true, text: page.micros });
     return found;
@@ -45,11 +69,16 @@ page.pictures = (() => {
       for (const name of page.names(number)) points.set(name, (points.get(name) ?? 0) + 10);
       for (const cell of cellsOf(number)) {
         const us = page.value(cell, "median_us"), name = page.value(cell, "backend");
-        if (us && page.value(cell, "file") === page.lastFile()) points.set(name, (points.get(name) ?? 0) + page.value(best, "median_us") / us);
+        if (us && page.value(cell, "file") === page.lastFile())
+          points.set(name, (points.get(name) ?? 0) + page.value(best, "median_us") / us);
       }
     }
     const ranked = names.sort((a, b) => points.get(b) - points.get(a)).slice(0, BRIGHT);
-    return new Set([...ranked, page.data.cells.relative_to?.find(Boolean), ...parts.filter((one) => one.yardstick).map((one) => one.backend)]);
+    return new Set([
+      ...ranked,
+      page.data.cells.relative_to?.find(Boolean),
+      ...parts.filter((one) => one.yardstick).map((one) => one.backend),
+    ]);
   };
 
   /** The lines of a figure: one for each file, backend and kind of length. */
@@ -64,7 +93,17 @@ page.pictures = (() => {
         const backend = page.value(cell, "backend"), file = page.value(cell, "file"), kind = kinds.get(axis[number]);
         const key = [file, kind, backend].join("\n");
         const yardstick = page.isYardstick(cell);
-        if (!found.has(key)) found.set(key, { backend, yardstick, file, kind, label: backend, width: two ? (file ? 2 : 1.2) : 1.6, dash: two ? FILE_DASH[file] : KIND_DASH[kind]?.length ? KIND_DASH[kind] : page.DASHES[page.dash(backend)], points: [] });
+        if (!found.has(key))
+          found.set(key, {
+            backend,
+            yardstick,
+            file,
+            kind,
+            label: backend,
+            width: two ? (file ? 2 : 1.2) : 1.6,
+            dash: two ? FILE_DASH[file] : KIND_DASH[kind]?.length ? KIND_DASH[kind] : page.DASHES[page.dash(backend)],
+            points: [],
+          });
         found.get(key).points.push({ x: axis[number], y, cell, hollow: Boolean(page.data.cells.doubtful?.[cell]) });
       }
     }
@@ -99,7 +138,8 @@ page.pictures = (() => {
         for (const cell of cellsOf(number)) {
           const backend = page.value(cell, "backend");
           const label = page.isYardstick(cell) ? `${backend} (yardstick)` : backend;
-          if (!seen.has(backend) && page.value(cell, "median_us") !== null) seen.set(backend, { backend, label, dash: page.data.files.length > 1 ? [] : page.DASHES[page.dash(backend)] });
+          if (!seen.has(backend) && page.value(cell, "median_us") !== null)
+            seen.set(backend, { backend, label, dash: page.data.files.length > 1 ? [] : page.DASHES[page.dash(backend)] });
         }
       }
     }
@@ -123,7 +163,15 @@ page.pictures = (() => {
           const bar = page.tint(page.make("i"), page.value(cell, "backend"));
           bar.style.width = `${100 * quantity.of(cell) / most}%`;
           const file = page.data.files.length > 1 ? `, ${page.data.files[page.value(cell, "file")].name}` : "";
-          const button = page.make("button", [page.make("span", page.value(cell, "backend") + file), page.make("span", [bar], { class: "track" }), page.make("span", (quantity.text ?? page.digits)(quantity.of(cell)), { class: "n" })], { type: "button", class: "bar", "data-c": cell });
+          const button = page.make(
+            "button",
+            [
+              page.make("span", page.value(cell, "backend") + file),
+              page.make("span", [bar], { class: "track" }),
+              page.make("span", (quantity.text ?? page.digits)(quantity.of(cell)), { class: "n" }),
+            ],
+            { type: "button", class: "bar", "data-c": cell },
+          );
           button.addEventListener("click", () => page.panel.open(cell));
           button.addEventListener("mouseover", () => page.tip.show(page.describe(cell), button.getBoundingClientRect()));
           button.addEventListener("mouseout", page.tip.hide);
@@ -148,7 +196,14 @@ page.pictures = (() => {
     if (!line.axis) return bars(root, line, quantity);
     const some = series(line, quantity);
     if (!some.length) { root.append(page.make("p", `No cell here has this number: ${quantity.name}.`)); return null; }
-    return page.chart(root, { label: `${lineTitle(line)}: ${quantity.name}`, series: some, axis: line.axis === "N" ? "N, columns of a row" : "M, rows", y: quantity, strip: strip(line), height });
+    return page.chart(root, {
+      label: `${lineTitle(line)}: ${quantity.name}`,
+      series: some,
+      axis: line.axis === "N" ? "N, columns of a row" : "M, rows",
+      y: quantity,
+      strip: strip(line),
+      height,
+    });
   };
 
   const choice = (name, texts, chosen, term) => {
@@ -161,12 +216,27 @@ page.pictures = (() => {
   const overview = () => {
     const root = page.find("#picture"), { lines } = page.data, groups = page.groups();
     if (!lines.length) {
-      root.append(page.make("p", groups.size ? "No cell has a bandwidth, so there is no curve. The map is by the medians." : "No backend but the yardstick has a result. The tab Wrong and skipped says why."));
+      root.append(
+        page.make(
+          "p",
+          groups.size
+            ? "No cell has a bandwidth, so there is no curve. The map is by the medians."
+            : "No backend but the yardstick has a result. The tab Wrong and skipped says why.",
+        ),
+      );
       groups.forEach((numbers, title) => page.map(root, `Fastest backend, ${title}`, numbers));
       return;
     }
     const kinds = quantities();
-    const [shapes, chooseLine] = choice("shapes", lines.map(lineTitle), lines.reduce((best, line, i) => line.axis && (best === null || line.cases.length > 1.5 * lines[best].cases.length) ? i : best, null) ?? 0, "case");
+    const [shapes, chooseLine] = choice(
+      "shapes",
+      lines.map(lineTitle),
+      lines.reduce(
+        (best, line, i) => (line.axis && (best === null || line.cases.length > 1.5 * lines[best].cases.length) ? i : best),
+        null,
+      ) ?? 0,
+      "case",
+    );
     const [quantity, chooseQuantity] = choice("quantity", kinds.map(({ name }) => name), 0, "bandwidth");
     const form = page.make("form", [shapes, quantity], { class: "controls" });
     form.addEventListener("submit", (event) => event.preventDefault());
@@ -193,7 +263,15 @@ page.pictures = (() => {
   const curves = () => {
     const root = page.find("#all-curves"), { lines } = page.data, kinds = quantities();
     if (!lines.length) { root.append(page.make("p", "No cell has a bandwidth, so there is nothing to draw.")); return; }
-    const [quantity, chooseQuantity] = choice("quantity", kinds.map(({ name }) => name), Math.max(0, kinds.findIndex(({ name }) => name === "fraction of copy")), "fraction of copy");
+    const [quantity, chooseQuantity] = choice(
+      "quantity",
+      kinds.map(({ name }) => name),
+      Math.max(
+        0,
+        kinds.findIndex(({ name }) => name === "fraction of copy"),
+      ),
+      "fraction of copy",
+    );
     const form = page.make("form", [quantity], { class: "controls" });
     form.addEventListener("submit", (event) => event.preventDefault());
     root.append(form);
@@ -211,7 +289,13 @@ page.pictures = (() => {
       places[i].classList.remove("waiting");
       made.set(i, figure(places[i], lines[i], kinds[chooseQuantity.value], 300));
     };
-    const near = new IntersectionObserver((entries) => entries.forEach((entry) => { if (entry.isIntersecting) show(places.indexOf(entry.target)); }), { rootMargin: "600px" });
+    const near = new IntersectionObserver(
+      (entries) =>
+        entries.forEach((entry) => {
+          if (entry.isIntersecting) show(places.indexOf(entry.target));
+        }),
+      { rootMargin: "600px" },
+    );
     places.forEach((place) => near.observe(place));
     form.addEventListener("input", () => {
       const again = [...made.keys()];
@@ -224,9 +308,25 @@ page.pictures = (() => {
 
   const maps = () => {
     const root = page.find("#all-maps"), groups = page.groups();
-    if (!groups.size) { root.append(page.make("p", "No case has a fastest backend, because none but the yardstick has a result.")); return; }
-    const rivals = [...new Set((page.data.cells.backend ?? []).filter((_, cell) => page.value(cell, "file") === page.lastFile() && page.value(cell, "median_us") !== null))];
-    const select = page.make("select", [page.make("option", "the fastest backend and its lead", { value: "" }), ...rivals.map((name) => page.make("option", `speed-up of the fastest over ${name}`, { value: name }))], { id: "map-show" });
+    if (!groups.size) {
+      root.append(page.make("p", "No case has a fastest backend, because none but the yardstick has a result."));
+      return;
+    }
+    const rivals = [
+      ...new Set(
+        (page.data.cells.backend ?? []).filter(
+          (_, cell) => page.value(cell, "file") === page.lastFile() && page.value(cell, "median_us") !== null,
+        ),
+      ),
+    ];
+    const select = page.make(
+      "select",
+      [
+        page.make("option", "the fastest backend and its lead", { value: "" }),
+        ...rivals.map((name) => page.make("option", `speed-up of the fastest over ${name}`, { value: name })),
+      ],
+      { id: "map-show" },
+    );
     const form = page.make("form", [page.make("label", ["Show ", select])], { class: "controls" });
     form.addEventListener("submit", (event) => event.preventDefault());
     const place = page.make("div");
