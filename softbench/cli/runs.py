@@ -65,7 +65,7 @@ def runs(folders: Folders = None, json: Json = None) -> None:
 def _document(counted: list[tuple[FoundRun, Tally]], left: list[Unfinished], problems: list[str]) -> JsonObject:
     finished = [
         {
-            **{"file": str(one.file), "run": one.run, "started": one.started, "device": one.device, "unit": one.unit},
+            **{"file": str(one.file), "run": one.run, "started": one.started, "cards": [*tally.cards]},
             **{"command": one.command, "commit": one.commit, "cells": tally.cells, "backends": [*tally.backends]},
             **{"operations": [*tally.operations], "directions": [*tally.directions], "dtypes": [*tally.dtypes]},
             **{"status": dict(tally.status), "labels": dict(tally.labels)},

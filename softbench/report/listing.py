@@ -169,7 +169,7 @@ def runs(found: Sequence[tuple[FoundRun, Tally]], left: Sequence[Unfinished], fo
         bad = f" ({wrong})" if (wrong := not_ok(tally)) else ""
         what = " ".join(",".join(names) for names in (tally.operations, tally.directions, tally.dtypes))
         about = f"  {text.count(tally.cells, 'cell')}{bad}: {what}; {text.few(list(tally.backends))}"
-        lines.append((run.file, run.started, run.device, Text(about, style="dim", no_wrap=True, overflow="ellipsis")))
+        lines.append((run.file, run.started, " and ".join(tally.cards), Text(about, style="dim", no_wrap=True, overflow="ellipsis")))
     below = folders[0] if len(folders) == 1 else Path()
     names = [str(file.relative_to(below)) if file.is_relative_to(below) and file != below else str(file) for file, *_ in lines]
     width = max(map(len, names), default=0)

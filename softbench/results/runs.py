@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 
+from softbench.core.case import OPERATION
 from softbench.core.errors import ResultsError
 from softbench.core.files import lock, no_link
 from softbench.core.json import JsonObject
@@ -155,11 +156,15 @@ class Tally:
     operations: tuple[str, ...]
     directions: tuple[str, ...]
     dtypes: tuple[str, ...]
+    cards: tuple[str, ...]
+    """Each model of its cards, with their number if there are several: `2 x NVIDIA H200`."""
     status: Mapping[str, int]
     labels: Mapping[str, int]
 
 
-COUNTED = ("backend", "direction", "dtype", "status")
+COUNTED = ("backend", "direction", "dtype", "status", "device")
+YOUNGER = {"op": "dtype", "unit": "device", "labels": "status"}
+"""Columns that a file may lack, each with one whose values then do no harm."""
 NOT_TRIED = ("skipped", "unavailable")
 
 
@@ -174,19 +179,23 @@ def tally(file: Path) -> Tally:
             reader = csv.reader(lines)
             head = next(reader)
             places = [head.index(name) for name in COUNTED]
-            places += [head.index(name) if name in head else places[0] for name in ("op", "labels")]
+            places += [head.index(name if name in head else other) for name, other in YOUNGER.items()]
             counts = Counter(map(itemgetter(*places), reader))
     except (OSError, ValueError, IndexError, StopIteration, csv.Error) as error:
         raise ResultsError(f"{file}: is damaged ({one_line(str(error), 80)}); softbench show {file} names the line") from None
     status, labels = Counter[str](), Counter[str]()
-    for (*_, ended, _, marks), number in counts.items():
+    units: dict[str, set[str]] = {}
+    for (_, _, _, ended, device, _, unit, marks), number in counts.items():
         status[one_line(ended, 20)] += number
         labels.update({mark: number for mark in marks.split() if mark in MEANING})
+        units.setdefault(one_line(device, 120), set()).add(unit)
+    cards = tuple(f"{len(some)} x {device}" if len(some) > 1 else device for device, some in units.items())
 
     def several(place: int) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one_line(values[place], 120) for values in counts if values[3] not in NOT_TRIED or place))
 
-    return Tally(status.total(), several(0), several(4), several(1), several(2), status, labels)
+    operations = several(5) if "op" in head else (OPERATION,)
+    return Tally(status.total(), several(0), operations, several(1), several(2), cards, status, labels)
 
 
 @dataclass(frozen=True, slots=True)

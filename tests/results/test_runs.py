@@ -106,6 +106,10 @@ def test_a_tally_counts_what_the_rows_say(tmp_path):
     assert found.status == Counter(row.status for row in rows)
     assert found.labels == Counter(label for row in rows for label in row.labels.split())
     assert set(found.operations) == {row.op for row in rows}
+    assert found.cards == ("NVIDIA H200",)
+    two = tmp_path / "two.csv"
+    two.write_text(file.read_text().replace("/0/ccbc9197", "/1/ccbc9198", 1))
+    assert tally(two).cards == ("2 x NVIDIA H200",)
     torn = tmp_path / "torn.csv"
     torn.write_text(file.read_text()[:5000].rpartition(",")[0].rpartition("\n")[0] + "\ntorch,forward\n")
     with pytest.raises(ResultsError, match=r"torn\.csv: is damaged .*softbench show .*torn\.csv names the line"):
