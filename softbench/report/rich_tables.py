@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
@@ -21,6 +21,21 @@ def table(head: Sequence[str], numbers: Container[int] = (), folded: Container[i
     for i, name in enumerate(head):
         made.add_column(name, justify="right" if i in numbers else "left", no_wrap=i not in folded, overflow="fold")
     return made
+
+
+def long_table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Container[int] = ()) -> Iterator[Text]:
+    """The head and the lines of a long table, which no console wraps. A `Table` takes a millisecond for each line."""
+    widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str], between: str) -> str:
+        padded = (
+            cell.rjust(width) if i in numbers else cell.ljust(width) for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return between.join(padded).rstrip()
+
+    texts = ["━╇━".join("━" * width for width in widths), *(line(cells, " │ ") for cells in rows)]
+    yield Text(line(head, " ┃ "), style="bold", no_wrap=True, overflow="ignore")
+    yield Text("\n".join(texts), no_wrap=True, overflow="ignore")
 
 
 def widen(target: Console, renderable: RenderableType) -> None:

@@ -211,12 +211,8 @@ def _limited(rows: Sequence[Row]) -> list[Text]:
 
 def cells(rows: Sequence[Row]) -> RenderableType:
     """One line per cell, with its latency, spread, build and check."""
-    head, lines, numbers = _cells(rows)
-    table = rich_tables.table(head, numbers)
-    for line in lines:
-        table.add_row(*line)
     found = notes(rows, every=True)
-    return Group(table, *([Text(), *found] if found else []))
+    return Group(*rich_tables.long_table(*_cells(rows)), *([Text(), *found] if found else []))
 
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], set[int]]:
