@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 from softbench.core.case import DTYPES, pass_name
@@ -140,12 +141,15 @@ def kinds(lengths: Collection[int], dtype: str, axis: str) -> dict[str, list[int
 
     Kernels treat three kinds of N unlike, so one line through all of them zigzags. Powers of two fill their blocks. Other rows of whole
     16-byte vectors are all aligned. The rest start at any address. Where fewer than MIN_POINTS lengths are powers of two, they count as
-    others; then so few of whole vectors count as the rest. M has no kinds, as it does not change how a row is read.
+    others; then so few of whole vectors count as the rest. M has no kinds, as it does not change how a row is read. Nor has a sweep of
+    whole vectors in equal steps: its neighbours differ little, and a line through its powers of two alone would cross the others.
     """
+    ordered = sorted(lengths)
+    if len(ordered) > 2 and len({b - a for a, b in pairwise(ordered)}) == 1 and all(_aligned(length, dtype) for length in ordered):
+        return {"": ordered}
     found: dict[str, list[int]] = {POWER: [], WHOLE: [], ANY: []}
-    for length in sorted(lengths):
-        aligned = length * DTYPES[dtype] % VECTOR_BYTES == 0
-        found[POWER if axis == "M" or length & (length - 1) == 0 else WHOLE if aligned else ANY].append(length)
+    for length in ordered:
+        found[POWER if axis == "M" or length & (length - 1) == 0 else WHOLE if _aligned(length, dtype) else ANY].append(length)
     if axis == "M":
         return {"": found[POWER]}
     if len(found[POWER]) < MIN_POINTS:
@@ -154,6 +158,11 @@ def kinds(lengths: Collection[int], dtype: str, axis: str) -> dict[str, list[int
             found[ANY] = sorted(found.pop(WHOLE) + found[ANY])
     found = {kind: members for kind, members in found.items() if members}
     return found if len(found) > 1 else {"": next(iter(found.values()))}
+
+
+def _aligned(length: int, dtype: str) -> bool:
+    """Whether each row begins at a 16-byte vector."""
+    return length * DTYPES[dtype] % VECTOR_BYTES == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ def test_lengths_are_powers_whole_vectors_and_others():
     """1000 bf16 are 125 vectors of 16 bytes, and 12 are one and a half."""
     assert kinds([1024, 781, 4096, 1000, 2048, 12], "bf16", "N") == {POWER: [1024, 2048, 4096], WHOLE: [1000], ANY: [12, 781]}
     assert kinds([1024, 2048, 4096, 12], "fp32", "N") == {POWER: [1024, 2048, 4096], WHOLE: [12]}
+    assert kinds([*range(256, 6273, 128)], "fp32", "N") == {"": [*range(256, 6273, 128)]}
+    assert {*kinds([*range(1, 9)], "fp32", "N")} == {POWER, ANY}
     assert kinds([512, 640, 768, 781], "bf16", "N") == {WHOLE: [512, 640, 768], ANY: [781]}
     assert kinds([5, 33, 200], "bf16", "N") == {"": [5, 33, 200]}
     assert kinds([1, 3, 64], "bf16", "M") == {"": [1, 3, 64]}
