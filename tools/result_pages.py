@@ -30,6 +30,8 @@ NOT_MEASURED = re.compile(r" (?:--output|-o|--shard) \S+| --resume| --force")
 """Options of a command line that change no measurement."""
 FRONTIER = (("forward", "bf16", 4096), ("backward", "bf16", 4096))
 """Sections of the frontier's tables: direction, dtype and M."""
+SWEEP = (256, 1024, 2048, 4096, 6272)
+"""Numbers of columns in the tables of the default sweep."""
 README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
 README_COLUMNS = (1024, 4096, 16384, 65536, 131072, 781, 5003, 50257)
 README_DOUBT = "! doubtful: noisy, or with the host's time"
@@ -183,11 +185,9 @@ def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]]) -> str:
     return shown([row for section in sections for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
 
 
-def sweep(name: str, backends: Sequence[str], every: int) -> str:
-    """The default sweep at every n-th number of columns."""
-    rows = rows_of(name)
-    columns = sorted({row.N for row in rows})[::every]
-    return shown([row for row in rows if row.N in columns and row.backend in backends], legend=True)
+def sweep(name: str, backends: Sequence[str], columns: Sequence[int]) -> str:
+    """The default sweep of these backends at these numbers of columns."""
+    return shown([row for row in rows_of(name) if row.N in columns and row.backend in backends], legend=True)
 
 
 HEAD = """\
@@ -206,28 +206,34 @@ def h200() -> str:
     parts = [
         "# Results on an H200",
         HEAD.format(card="h200"),
+        "## The default sweep",
+        "Five of its 48 lengths, and six of its backends:",
+        measured_by("h200/sweep"),
+        sweep("h200/sweep", ("copy", "torch", "compile", "liger", *OWN), SWEEP),
+        "`softbench plot results/h200/sweep.csv` draws all of it:",
+        "![Fraction of copy and bandwidth over N of the default sweep](../../results/h200/sweep.webp)",
         "## Frontier",
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
-        "Two of the tables of `softbench show results/h200/frontier.csv --wide`:",
-        frontier_tables("h200/frontier", FRONTIER),
+        "One of the tables of `softbench show results/h200/frontier.csv --wide`:",
+        frontier_tables("h200/frontier", FRONTIER[:1]),
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
-        f"![The fastest backend of each shape, forward bf16]({FIGURE}-heatmap-forward-bf16.png)",
+        f"![The fastest backend of each shape, forward bf16]({FIGURE}-heatmap-forward-bf16.webp)",
         "## Inside compilers",
         "The same cases in operators and compiled graphs, in the newest run of the kernels themselves. Packages of AOTInductor have\n"
-        "traced kernels there. In `packages-shims` C functions launch those of the kernels that compilers cannot.",
-        measured_by("h200/compiled", "h200/packages-shims"),
-        spread("h200/compiled", "h200/packages-shims"),
+        "traced kernels there.",
+        measured_by("h200/compiled"),
+        spread("h200/compiled"),
         "## Other operations",
         measured_by("h200/log_softmax", "h200/operations"),
         averages(["h200/log_softmax", "h200/operations"], ("torch", "compile", *OWN), BY_M),
         "## Odd lengths",
-        "Rows whose length is no multiple of 16 bytes start at any address. The tables in bf16:",
+        "Rows whose length is no multiple of 16 bytes start at any address. Forward in bf16:",
         measured_by("h200/odd"),
-        shown([row for row in rows_of("h200/odd") if row.dtype == "bf16"], legend=False),
+        shown([row for row in rows_of("h200/odd") if (row.dtype, row.direction) == ("bf16", "forward")], legend=False),
         "## Losses",
         measured_by("h200/losses", "h200/losses-torch"),
         averages(["h200/losses"], ("liger", "quack", *OWN), BY_M),
@@ -259,9 +265,9 @@ def h100() -> str:
         "# Results on an H100",
         HEAD.format(card="h100"),
         "## The default sweep",
-        "Eight of its 48 lengths, and six of its backends:",
+        "Five of its 48 lengths, and seven of its backends:",
         measured_by("h100/sweep"),
-        sweep("h100/sweep", ("copy", "torch", "compile", "cudnn", "numba", *OWN), 6),
+        sweep("h100/sweep", ("copy", "torch", "compile", "cudnn", "numba", *OWN), SWEEP),
         "## Frontier",
         "The cases of the H200's [frontier](h200.md#frontier), with softbench's kernels:",
         measured_by("h100/frontier"),

@@ -168,7 +168,7 @@ class Result:
         """Draw the figures of `softbench plot`. A notebook shows them.
 
         Args:
-            out: the file, which ends in .png, .svg or .pdf. The default is the CSV's name with .png. Each of several files adds to it.
+            out: the file, which ends in .png, .svg, .pdf or .webp. The default: the CSV's name with .png. Each of several files adds to it.
             kind: `curves`, `bandwidth`, `heatmap`, `speedup` or `costs`, as `--kind`.
             over: the backend that speed-ups compare with; the default is the reference backend.
 

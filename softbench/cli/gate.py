@@ -120,7 +120,7 @@ Long = Annotated[
 Json = Annotated[Path | None, option(OUTPUT, "Write the verdicts as JSON; - is stdout, without the table.", metavar="FILE|-")]
 Markdown = Annotated[Path | None, option(OUTPUT, "Write the report as Markdown into this file.")]
 Junit = Annotated[Path | None, option(OUTPUT, "Write JUnit XML with a test case per cell.")]
-Plot = Annotated[Path | None, option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg or .pdf.")]
+Plot = Annotated[Path | None, option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg, .pdf or .webp.")]
 Families = Annotated[int | None, option(SELF_TEST, "A/A repetitions of the self-test, each with fresh processes; 4 to 1000.", default="59")]
 Resume = Annotated[
     bool, option(SELF_TEST, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False)

@@ -61,7 +61,7 @@ Picture = Annotated[
         "-o",
         "--out",
         "--output",
-        help="The file: .png, .svg or .pdf; with --format, its name without suffix. Several files are OUT-forward.png, ...",
+        help="The file: .png, .svg, .pdf or .webp; with --format, its name without suffix. Several files are OUT-forward.png, ...",
         show_default="FILE.png, or FILE-KIND.png",
     ),
 ]
@@ -75,7 +75,7 @@ Kind = Annotated[
 ]
 Formats = Annotated[
     list[str] | None,
-    typer.Option("--format", help="png, svg, pdf, or several: png,svg.", autocompletion=FORMATS, show_default="of -o"),
+    typer.Option("--format", help="png, svg, pdf, webp, or several: png,svg.", autocompletion=FORMATS, show_default="of -o"),
 ]
 Over = Annotated[
     str | None,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FORMATS = (".png", ".svg", ".pdf")
+FORMATS = (".png", ".svg", ".pdf", ".webp")
 INK, PAPER = "#1b1c1d", "#fefefd"
 """The colours of text and of hollow points."""
 FAINT, GREY = f"{INK}26", f"{INK}4d"

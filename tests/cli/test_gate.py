@@ -276,7 +276,7 @@ BAD = {
     "a candidate of a self-test": (("gate", "--self-test", "--candidate", "torch"), "--candidate does not go with a self-test"),
     "an unknown backend to test": (("gate", "--self-test", "--reference", "troch", *SMALL), "troch"),
     "an unknown field": (("gate", "run.csv", "--baseline", "run.csv", "--allow-env-mismatch", "gpus"), "did you mean 'gpu'?"),
-    "a figure of another format": (("gate", "run.csv", "--baseline", "run.csv", "--plot", "x.jpeg"), "must end in .png, .svg, .pdf"),
+    "a figure of another format": (("gate", "run.csv", "--baseline", "run.csv", "--plot", "x.jpeg"), "must end in .png, .svg, .pdf, .webp"),
     "a file in no folder": (("gate", "run.csv", "--baseline", "run.csv", "--junit", "no/x.xml"), "--junit no/x.xml: cannot be written"),
 }
 

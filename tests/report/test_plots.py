@@ -84,7 +84,7 @@ def test_a_single_group_keeps_name_and_format(tmp_path, rows, suffix, magic):
 
 
 def test_errors_of_drawing_and_writing_are_one_line(tmp_path, rows):
-    with pytest.raises(UsageError, match=r"must end in .png, .svg, .pdf"):
+    with pytest.raises(UsageError, match=r"must end in .png, .svg, .pdf, .webp"):
         plots.write([(Path("a.csv"), rows)], [tmp_path / "out.jpeg"])
     with pytest.raises(ResultsError, match="cannot be written: No such file"):
         plots.write([(Path("a.csv"), rows[:4])], [tmp_path / "none" / "out.png"])
@@ -130,10 +130,10 @@ def test_formats_and_output_name_the_files():
     assert files("x.svg") == files("x.svg", "svg") == ["x.svg"]
     assert files("v1.2", "pdf", "svg", "pdf") == ["v1.2.pdf", "v1.2.svg"]
     for out, formats, message in (
-        ("x", (), "-o x: the file must end in .png, .svg, .pdf"),
+        ("x", (), "-o x: the file must end in .png, .svg, .pdf, .webp"),
         ("x.svg", ("png",), "-o x.svg --format png: contradict each other; give -o x, or no --format"),
         ("x.svg", ("svg", "png"), "-o x.svg --format svg,png: contradict each other; give -o x, or no --format"),
-        ("x", ("jpeg",), "--format: unknown format 'jpeg'; known are png, svg, pdf"),
+        ("x", ("jpeg",), "--format: unknown format 'jpeg'; known are png, svg, pdf, webp"),
     ):
         with pytest.raises(UsageError) as caught:
             files(out, *formats)
