@@ -25,7 +25,7 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
   columns.forEach((column, i) => {
     const longest = Math.max(column.name.length + 3, ...sample.map((row) => String(column.text(row)).length + (i ? 0 : 1)));
     const col = page.make("col");
-    col.style.width = `${Math.min(column.widest ?? 46, longest) * 7.6 + 18}px`;
+    col.style.width = `${Math.min(column.widest ?? 46, longest) * 7.7 + 22}px`;
     sizes.append(col);
     const button = page.make("button", column.name, { type: "button", ...(column.term ? { "data-term": column.term } : {}) });
     const cell = page.make("th", [button], { scope: "col", ...(column.number ? { class: "n" } : {}) });

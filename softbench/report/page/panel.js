@@ -118,7 +118,8 @@ page.panel = (() => {
         strip(rounds, width),
         make(
           "p",
-          `The page has ${rounds[0][8].length} quantiles of ${rounds[0][7]} samples, from the smallest to the largest: ${rounds[0][8].map((us) => page.micros(us)).join(", ")}. The run's JSON has all samples.`,
+          `${rounds[0][8].length} quantiles of ${rounds[0][7]} samples, from the smallest to the largest, in microseconds: ` +
+            `${rounds[0][8].map((us) => page.digits(us, 4)).join(", ")}. The run's JSON has all samples.`,
           { class: "help" },
         ),
       );

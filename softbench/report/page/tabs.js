@@ -40,6 +40,7 @@ page.tabs = (() => {
     if (wanted === "main" && !page.find("main").classList.contains("unread")) return;  // the link to the content
     if (cell && Number(cell[1]) < page.count()) {
       if (page.find("main").classList.contains("unread")) show(names.includes("cells") ? "cells" : names[0]);
+      page.cells.list()?.go(Number(cell[1]), false);
       page.panel.open(Number(cell[1]));
     } else {
       page.panel.close();
