@@ -160,7 +160,7 @@ class Result:
         from softbench.report.rich_tables import LOG_WIDTH, TABLE_WIDTH
 
         def shown(console: Console) -> RenderableType:
-            return tables.cells(self.rows) if long else tables.results(self.rows, console, str(self.csv), wide=wide)
+            return tables.cells(self.rows, str(self.csv)) if long else tables.results(self.rows, console, str(self.csv), wide=wide)
 
         return Shown(shown, LOG_WIDTH if long or wide else TABLE_WIDTH)
 

@@ -224,7 +224,7 @@ def _show(rows: Sequence[Row], source: str, *, wide: bool, long: bool, costs: bo
     elif markdown:
         typer.echo(tables.as_markdown(rows, source, long=long))
     else:
-        output.show(tables.cells(rows) if long else tables.results(rows, console, source, wide=wide), console)
+        output.show(tables.cells(rows, source) if long else tables.results(rows, console, source, wide=wide), console)
 
 
 def plot(

@@ -84,7 +84,8 @@ def heading(rows: Sequence[Row], source: str = "") -> str:
     if len(dates) > 1 and dates[0].split()[0] == dates[1].split()[0]:
         dates[1] = dates[1].split()[1]
     able = sum(row.status != Status.UNAVAILABLE for row in rows)
-    about = [f"{count(able, 'cell')} on {rows[0].device}{clock}", *([f"{' to '.join(dates)} UTC"] if dates else [])]
+    devices = " and ".join(dict.fromkeys(row.device for row in rows))
+    about = [f"{count(able, 'cell')} on {devices}{clock}", *([f"{' to '.join(dates)} UTC"] if dates else [])]
     return f"{source}: {', '.join(about)}" if source else ", ".join(about)
 
 
@@ -209,10 +210,10 @@ def _limited(rows: Sequence[Row]) -> list[Text]:
     return [Text(f"{name}: {grade} ({_span(some)}): {worst[name, grade].reason}") for (name, grade), some in limited.items()]
 
 
-def cells(rows: Sequence[Row]) -> RenderableType:
-    """One line per cell, with its latency, spread, build and check."""
+def cells(rows: Sequence[Row], source: str = "") -> RenderableType:
+    """What was measured, and one line per cell, with its latency, spread, build and check. `source`: the name of the file."""
     found = notes(rows, every=True)
-    return Group(*rich_tables.long_table(*_cells(rows)), *([Text(), *found] if found else []))
+    return Group(Text(heading(rows, source), style="dim"), *rich_tables.long_table(*_cells(rows)), *([Text(), *found] if found else []))
 
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], set[int]]:
@@ -224,7 +225,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]], set[int]]:
 
 def as_markdown(rows: Sequence[Row], source: str = "", *, long: bool = False) -> str:
     """The answer and the whole tables of `results`, or those of `cells` if `long`, as Markdown; below them the notes as a list."""
-    parts = [markup.table(*_cells(rows))] if long else []
+    parts = [markup.safe(heading(rows, source)), markup.table(*_cells(rows))] if long else []
     for some in () if long else apart(rows):
         found = standings(some)
         lines = "\n".join(f"- **{line.name}**: {markup.safe(line.text)}" for line in answer.lines(some, found))

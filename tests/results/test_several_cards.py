@@ -64,7 +64,8 @@ def test_show_has_a_table_for_each_card(main, tmp_path, both):
     assert list(dict.fromkeys(line.split(" H200 ")[1].split(",")[0] for line in out.splitlines() if " H200 " in line)) == [A, B]
     assert main("show", "--markdown", name)[1].count(f"{B}, ") == out.count(f"{B}, ") == 1
     code, out, _ = main("show", "--long", name)
-    assert out.splitlines()[0].rstrip().endswith("unit")
+    assert out.splitlines()[0].startswith(f"{name}: ")
+    assert out.splitlines()[1].endswith("unit")
     assert main("show", "--costs", name)[1].count("NVIDIA H200 node1/") == 2
 
 
