@@ -69,6 +69,8 @@ class Run:
     cells: Cells
     cases: Sequence[Case] = ()
     """The cases in the order of the sweep; without them cells have the order in which they were measured."""
+    warning: str = ""
+    """A text for the user if the journal could not be locked."""
     _rows: dict[tuple[Case, str], list[Row]] = field(default_factory=dict)
     """The rows of unchanged cases, by case and unit."""
     _due: float = 0.0
@@ -79,8 +81,6 @@ class Run:
     """Bytes of the journal, which only this process writes."""
     _csv_size: int = -1
     """Bytes of the CSV; -1 before it was written."""
-    warning: str = ""
-    """A text for the user if the journal could not be locked."""
     _units: dict[str, JsonObject] = field(default_factory=dict)
     """The facts of each unit."""
 
@@ -111,7 +111,7 @@ class Run:
     def has(self, process: int, names: Sequence[str], case: Case, unit: str | None = None) -> bool:
         """True if the records of all these backends exist, measured from the present source files. Without `unit` by any one unit."""
         if unit is None:
-            return any(self.has(process, names, case, one) for one in self.cells.units(case) if one in self._units) or not names
+            return any(self.has(process, names, case, one) for one in self.cells.units(case) if one in self._units)
         sources, of = self.header["sources"], self.cells.of(case, unit)
         return all((found := of.get((process, name))) is not None and found.source == sources.get(name) for name in names)
 
