@@ -9,6 +9,8 @@ page.cells = (() => {
     },
   });
   const word = (name) => ({ text: (cell) => page.value(cell, name) ?? "" });
+  const meanings = (cell) =>
+    (page.value(cell, "labels") ?? "").split(" ").filter(Boolean).map((label) => `${label}: ${page.data.terms[label] ?? ""}`).join("\n");
   /** The columns, those that a small screen shows first. */
   const columns = () => {
     const file = page.data.files.length > 1 ? [{ name: "file", text: (cell) => page.data.files[page.value(cell, "file")].name }] : [];
@@ -32,7 +34,7 @@ page.cells = (() => {
       { name: "speed-up", term: "speed-up", ...number("speedup", (times) => `${page.ratio(times)}x`) },
       { name: "device time", term: "device time", ...number("device_us", page.micros) },
       { name: "error / bound", term: "bound", ...number("error_over_bound", page.digits) },
-      { name: "labels", term: "label", ...word("labels") },
+      { name: "labels", term: "label", ...word("labels"), title: meanings },
     ];
     return [...every.slice(0, 3), ...file, ...every.slice(3)].filter(
       (column) => column === every[0] || column.name === "GB/s" || page.data.cells.case.some((_, cell) => column.text(cell) !== ""),

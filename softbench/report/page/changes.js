@@ -164,7 +164,10 @@
       root.append(
         make(
           "p",
-          `Latency of new over old, with its interval. Grey: the margin. Hollow: advisory.${known.length > MOST ? ` ${known.length - MOST} cells nearest to 1 are in the table only.` : ""}`,
+          [
+            "Latency of new over old, with its interval. Grey: the ", page.term("margin"), ". Hollow: ", page.term("advisory cell", "advisory"), ".",
+            known.length > MOST ? ` ${known.length - MOST} cells nearest to 1 are in the table only.` : "",
+          ],
           { class: "help" },
         ),
       );

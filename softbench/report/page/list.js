@@ -1,7 +1,7 @@
 // A table of any number of rows, of which only those near the screen are elements. It sorts by its headings.
 
 /**
- * A table in `root`. `columns` have name, text of a row, key to sort by, and may have number (right-aligned), term and widest (in letters).
+ * A table in `root`. `columns` have name, text of a row, key to sort by, and may have number (right-aligned), term, title and widest (in letters).
  * `open` is called with the row that a click or Enter chooses, `kind` gives its class. Returns how to show some rows, and one row.
  */
 page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" }) => {
@@ -58,7 +58,8 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     const text = String(column.text(row));
     const cell = page.make(i ? "td" : "th", i || !open ? text : [page.make("button", text, { type: "button" })], i ? {} : { scope: "row" });
     if (column.number) cell.className = "n";
-    if (text.length > 12) cell.title = text;
+    const title = column.title ? column.title(row) : text.length > 12 ? text : "";
+    if (title) cell.title = title;
     return cell;
   }), { "data-row": row, class: kind(row) });
   let made = new Map();

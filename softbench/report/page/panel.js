@@ -103,7 +103,10 @@ page.panel = (() => {
     found.push(
       make(
         "dl",
-        facts.flatMap(([term, name, text]) => [make("dt", [page.term(term, name)]), make("dd", text)]),
+        facts.flatMap(([term, name, text]) => {
+          const labels = name === "labels" ? text.split(" ").flatMap((label) => [page.term(label), " "]) : text;
+          return [make("dt", [page.term(term, name)]), make("dd", labels)];
+        }),
         { class: "facts" },
       ),
     );
