@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from softbench.core.case import Case
+from softbench.core.case import MAX_CELLS, Case
 from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
 from softbench.core.text import count, few, one_line
@@ -48,8 +48,11 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[CellLine]]:
     """The header and the cells of all parts together. The run document then has the entry `merged`: what was merged.
 
     Raises:
-        ResultsError: two parts have a cell of one card, or differ in settings, in the reference backend or in the source of a backend.
+        ResultsError: two parts have a cell of one card, or differ in settings, in the reference backend or in the source of a backend;
+            or all have too many cells.
     """
+    if (cells := sum(len(part.cells) for part in parts)) > MAX_CELLS:
+        raise ResultsError(f"the files have {cells} cells together, and a results file has at most {MAX_CELLS}: merge fewer files")
     _reject_unlike(parts)
     _reject_twice(parts)
     facts: dict[str, JsonObject] = {}

@@ -89,6 +89,15 @@ def test_a_cell_twice_from_one_card_is_refused():
         merged([part(RECORDS), part(RECORDS[:1], moved, 2)])  # the same card in another host
 
 
+def test_more_cells_than_a_file_may_have_are_not_merged(monkeypatch):
+    monkeypatch.setattr("softbench.results.merge.MAX_CELLS", len(RECORDS))
+    assert merged([part(RECORDS[:20]), part(RECORDS[20:], B, 2)])
+    with pytest.raises(
+        ResultsError, match=rf"the files have {len(RECORDS) + 1} cells together, and .* at most {len(RECORDS)}: merge fewer"
+    ):
+        merged([part(RECORDS), part(RECORDS[:1], B, 2)])
+
+
 def test_a_cell_of_two_cards_is_kept_twice():
     assert len(merged([part(RECORDS), part(RECORDS, B, 2)])[1]) == 2 * len(RECORDS)
 
