@@ -172,11 +172,6 @@ class TwoFiles:
         return f"{count(moved, 'cell')} of another card in B than in A; cards of one model differ in bandwidth" if moved else ""
 
 
-def drift(a: Sequence[Row], b: Sequence[Row]) -> Drift:
-    """The drift of the machine between two files, by their yardstick."""
-    return TwoFiles(a, b).drift
-
-
 def pairs(a: Sequence[Row], b: Sequence[Row], threshold: float = 0.0) -> list[Pair]:
     """Every cell with a result in one of the files (`TwoFiles.pairs`)."""
     return list(TwoFiles(a, b).pairs(threshold))

@@ -60,7 +60,7 @@ def test_cells_of_two_timers_are_not_compared(base, copy):
     found = compare.pairs(a, [a[0], *b[1:]])
     assert [pair.verdict for pair in found[:2]] == ["same", "not compared: timed by do_bench in A, by queued in B"]
     assert [(pair.changed, pair.worse(0.0), pair.ratio) for pair in found[1:3]] == [(False, False, None)] * 2
-    assert compare.drift(a, b).text == ""
+    assert compare.TwoFiles(a, b).drift.text == ""
     assert compare.summary(found).startswith("0 faster, 0 slower, 1 within noise, 5 of two timers; ")
 
 
@@ -103,8 +103,8 @@ def test_the_drift_of_copy_is_taken_off(base, copy):
     assert found[0].change.value == pytest.approx(1.1 / 1.3)
     assert found[0].ratio == pytest.approx(1 / 1.3)
     said = "copy is 10.0 % slower in B (median of 3 cases); verdicts are relative to copy"
-    assert compare.drift([*base, *copy], slower).text == said
-    assert compare.drift(base, base).text == ""
+    assert compare.TwoFiles([*base, *copy], slower).drift.text == said
+    assert compare.TwoFiles(base, base).drift.text == ""
 
 
 def test_the_usual_drift_is_found_once(base, copy, monkeypatch):
