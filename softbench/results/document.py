@@ -43,21 +43,10 @@ def csv_of(document: Path) -> Path:
     return document.with_name(document.name.removesuffix(".gz").removesuffix(".json") + ".csv")
 
 
-def packed(document: JsonObject) -> bytes:
-    """A run document as compressed JSON. Equal documents have equal bytes."""
-    header, out = {key: value for key, value in document.items() if key != "cells"}, io.BytesIO()
-    write_packed(out, header, map(_json, document["cells"]))
-    return out.getvalue()
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-
-
 def write_packed(file: IO[bytes], header: JsonObject, cells: Iterable[bytes]) -> None:
-    """Write what `packed` returns of a header and its cells, of which each is JSON, without all cells in memory."""
+    """Write a run document of a header and its cells, of which each is JSON. Equal documents have equal bytes."""
     with gzip.GzipFile("", "wb", LEVEL, file, mtime=0) as out:
-        out.write(_json(header)[:-1] + CELLS)
+        out.write(json.dumps(header, separators=(",", ":"), allow_nan=False).encode()[:-1] + CELLS)
         for number, cell in enumerate(cells):
             out.write((b",\n" if number else b"\n") + cell)
         out.write(b"\n]}\n")

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
 import pytest
+from documents import packed
 from gating import GPU, cell_samples, dice, key, stored, write_run
 from hypothesis import given, settings, strategies as st
 from sampled import sampled
@@ -21,7 +22,7 @@ from softbench.core.errors import SoftbenchError
 from softbench.gate import environment_match, run_files, unpaired
 from softbench.gate.verdicts import Rules
 from softbench.report import gate_report
-from softbench.results.document import beside, load, packed
+from softbench.results.document import beside, load
 
 
 @pytest.fixture

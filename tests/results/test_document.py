@@ -4,11 +4,12 @@ import gzip
 from pathlib import Path
 
 import pytest
+from documents import packed
 
 from softbench.core.errors import ResultsError
 from softbench.core.machine import UNIT, Gpu, Machine, same_card, unit_of
 from softbench.results import document
-from softbench.results.document import beside, csv_of, device_name, environments, load, packed, stream, units_of
+from softbench.results.document import beside, csv_of, device_name, environments, load, stream, units_of
 
 A, B = "node1/0/0000000a", "node2/3/0000000b"
 

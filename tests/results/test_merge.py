@@ -4,11 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from documents import packed
 from hypothesis import given, settings, strategies as st
 
 from softbench.core.errors import ResultsError
 from softbench.plan.deal import deal
-from softbench.results.document import load, packed
+from softbench.results.document import load
 from softbench.results.merge import CellLine, Part, merged, notes, without_shard
 from softbench.results.records import line_of_record, record_from_json, record_of_line
 from softbench.results.rows import rows_of_run

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from documents import packed
 
 from softbench.core.errors import ResultsError
 from softbench.report import plots
 from softbench.results.compare import pairs
 from softbench.results.csv import read_csv, to_csv
-from softbench.results.document import load, packed
+from softbench.results.document import load
 from softbench.results.select import apart, file_of
 
 ROOT = Path(__file__).parents[2]

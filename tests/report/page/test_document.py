@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from documents import packed
 
 from softbench.gate.run_files import read_report
 from softbench.gate.samples import CellKey
@@ -19,7 +20,7 @@ from softbench.report.page import comparison, data, document, overview
 from softbench.report.page.source import Source, names, read_source
 from softbench.results import compare
 from softbench.results.csv import read_csv, to_csv
-from softbench.results.document import beside, load, packed
+from softbench.results.document import beside, load
 
 RESULTS = Path(__file__).parents[3] / "results" / "h200"
 MANY = 1050
