@@ -106,11 +106,6 @@ page.cells = (() => {
     form().addEventListener("submit", (event) => event.preventDefault());
     form().addEventListener("reset", () => setTimeout(filter));
     filter();
-    page.printers.push(() => {
-      const left = list.print(page.PRINTED_ROWS);
-      page.find("#not-printed").textContent = left ? `${left} more cells are not printed; filter the table, or use the CSV.` : "";
-      return () => list.print(0);
-    });
   };
   return { list: () => list };
 })();

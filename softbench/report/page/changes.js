@@ -129,7 +129,6 @@
     page.find("#pair-filter").hidden = false;
     page.find("#pair-filter").addEventListener("input", filter);
     page.find("#pair-filter").addEventListener("submit", (event) => event.preventDefault());
-    page.printers.push(() => { list.print(page.PRINTED_ROWS); return () => list.print(0); });
   };
 
   const STATE_KIND = { slower: "bad", broken: "bad", missing: "bad", ambiguous: "warn", faster: "good", new: "plain" };
@@ -172,7 +171,7 @@
         ),
       );
     }
-    const list = page.list(page.find("#verdict-list"), {
+    page.list(page.find("#verdict-list"), {
       label: "Verdicts",
       count: verdicts.state.length,
       kind,
@@ -195,7 +194,6 @@
         { name: "reason", widest: 90, text: (i) => verdicts.reason[i] },
       ],
     });
-    page.printers.push(() => { list.print(page.PRINTED_ROWS); return () => list.print(0); });
   };
 
   page.first.trend = () => {

@@ -127,6 +127,17 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
       if (page.panel.isOpen()) open(sorted[place], false);
     });
   }
+  // A printer gets the first rows, all of them elements.
+  page.printers.push(() => {
+    all = page.PRINTED_ROWS;
+    render();
+    const undo = page.printNote(root, sorted.length - all, "rows");
+    return () => {
+      undo();
+      all = 0;
+      render();
+    };
+  });
   sort();
   render();
   measure();
@@ -135,8 +146,6 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     show(rows) { shown = rows; sort(); scroller.scrollTop = 0; render(); },
     every, go,
     shows: (row) => shown.includes(row),
-    /** For a printer: the first rows, all of them elements. */
-    print(most) { all = most; render(); return Math.max(0, sorted.length - most); },
     rows: () => sorted,
   };
 };

@@ -101,6 +101,15 @@ page.css = (name) => {
   return getComputedStyle(probe).color;
 };
 page.isYardstick = (cell) => page.value(cell, "class") === "yardstick";
+/** What a printer gets of long tables and of many figures. `printers` are called before, and each may return what undoes it. */
+page.PRINTED_ROWS = 1000;
+page.PRINTED_FIGURES = 24;
+page.printers = [];
+page.printNote = (root, left, what) => {
+  const note = page.make("p", left > 0 ? `${left} more ${what} are not printed; the page and the CSV have them.` : "");
+  root.append(note);
+  return () => note.remove();
+};
 /** Called when the theme or what is hidden changes. */
 page.redraws = new Set();
 page.redraw = () => page.redraws.forEach((draw) => draw());

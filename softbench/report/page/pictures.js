@@ -303,7 +303,10 @@ page.pictures = (() => {
       made.clear();
       again.forEach(show);
     });
-    page.printers.push(() => places.slice(0, page.PRINTED_FIGURES).forEach((_, i) => show(i)));
+    page.printers.push(() => {
+      places.slice(0, page.PRINTED_FIGURES).forEach((_, i) => show(i));
+      return page.printNote(root, places.length - page.PRINTED_FIGURES, "figures");
+    });
   };
 
   const maps = () => {

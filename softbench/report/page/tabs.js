@@ -1,9 +1,4 @@
 // The parts of the report as tabs, the theme, and what a printer gets.
-page.PRINTED_ROWS = 1000;
-page.PRINTED_FIGURES = 24;
-/** Called before the page is printed. Each may return what undoes it. */
-page.printers = [];
-
 page.tabs = (() => {
   const links = page.all("#tabs a");
   const sections = page.all("main > section");
