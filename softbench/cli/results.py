@@ -409,5 +409,6 @@ def _compare(head: Sequence[str], shown: Sequence[Pair], below: Sequence[str], *
         return
     typer.echo("\n".join(head))
     if shown:
-        output.show(pair_table.comparison(shown), output.console())
+        console = output.console()
+        output.show(pair_table.comparison(shown, console.width), console)
     typer.echo("\n".join(below))

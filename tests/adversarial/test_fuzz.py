@@ -172,7 +172,7 @@ def test_no_csv_makes_show_or_compare_raise(run_folder, data):
             return
     shown(tables.results(rows, Console(width=80)))
     shown(tables.cells(rows))
-    shown(pair_table.comparison(compare.pairs(rows, rows)))
+    shown(pair_table.comparison(compare.pairs(rows, rows), 80))
 
 
 @few

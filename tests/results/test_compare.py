@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from softbench.report.pair_table import comparison
 from softbench.results import compare, rows
 from softbench.results.csv import to_csv
 
@@ -149,3 +150,10 @@ def test_the_exit_code_has_the_margin_of_the_gate(main, tmp_path, base, factor, 
 def test_cells_without_intervals_are_never_worse(base):
     (found,) = compare.pairs([replace(base[0], low_us=None)], [changed(base[0], 3)])
     assert (found.verdict, found.change, found.worse(0.05)) == ("doubtful", None, False)
+
+
+def test_a_narrow_terminal_gets_fewer_columns(base):
+    found = compare.pairs(base, [changed(row, 2) for row in base])
+    heads = [[str(column.header) for column in comparison(found, width).columns] for width in (120, 92, 70)]
+    assert heads[0] == ["backend", "case", "A, GB/s", "B, GB/s", "B/A", "without drift", "verdict"]
+    assert heads[1:] == [[name for name in heads[0] if name != "B/A"], ["backend", "case", "without drift", "verdict"]]
