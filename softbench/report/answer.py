@@ -139,7 +139,8 @@ def _lead(best: str, tied: Tied, where: _Places) -> str:
     if always:
         return f"{', '.join((best, *always[:-1]))} and {always[-1]} tie{cases}"
     names = [name for name, _ in rivals.most_common()]
-    return f"{best}{cases}" + (f", in {ties} of them a tie with {names[0]}{' and others' * (len(names) > 1)}" if ties else "")
+    of_them = "each" if ties == len(tied) else f"{ties} of them"
+    return f"{best}{cases}" + (f", in {of_them} a tie with {names[0]}{' and others' * (len(names) > 1)}" if ties else "")
 
 
 def _limited(name: str, tied: Tied) -> str:

@@ -312,7 +312,8 @@ def _cell(row: Row | None, detail: int, place: str, factor: float) -> _Cell:
     numbers = [units.three_digits(factor * row.gbps) if row.gbps and not row.in_l2 else units.micros(row.median_us or 0)]
     if row.grade == Grade.YARDSTICK:
         return _Cell(tuple(numbers), signs, "dim")
-    numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(row.speedup) + "x" if row.speedup else ""]
+    speedup = row.speedup if row.backend != row.relative_to else None  # its own is 1
+    numbers += [units.percent(row.of_copy) if row.of_copy else "", units.ratio(speedup) + "x" if speedup else ""]
     signs += "~" * (row.grade in LIMITED) + place
     return _Cell(tuple(numbers[:detail]), signs, "bold green" if place else "")
 

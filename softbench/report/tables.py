@@ -27,6 +27,8 @@ from softbench.results.select import apart
 
 REASONS = 4
 """Reasons below the tables, unless all are asked for."""
+HOSTS = 4
+"""Backends whose host time is told, those of the longest."""
 TABLES = 8
 """Tables of a file, unless all are asked for."""
 LINES, ALL_LINES, FEWEST_LINES = 24, 72, 8
@@ -178,10 +180,10 @@ def _without_copy(rows: Sequence[Row]) -> list[Text]:
 def _hosts(rows: Sequence[Row]) -> list[Text]:
     """Which backends keep the host busy for longer than the GPU, and which calls cannot be queued, as they wait for the GPU."""
     slow = [row for row in rows if row.timer == TIMERS[0] and row.host_us and row.median_us and row.host_us > row.median_us]
-    takes = [
-        f"{name} {us_text(median(row.host_us for row in some if row.host_us))} ({count(len(some), 'cell')})"
-        for name, some in grouped(slow, lambda row: row.backend).items()
-    ]
+    of_backend = {name: median(row.host_us or 0 for row in some) for name, some in grouped(slow, lambda row: row.backend).items()}
+    longest = sorted(of_backend, key=lambda name: -of_backend[name])
+    takes = [f"{name} {us_text(of_backend[name])} ({count(sum(row.backend == name for row in slow), 'cell')})" for name in longest[:HOSTS]]
+    takes += [f"less for {count(len(longest) - HOSTS, 'backend')}"] if len(longest) > HOSTS else []
     found = [Text(f"host time, where it is longer than the GPU's and an eager program waits for it: {', '.join(takes)}")] if takes else []
     waiting = Counter(row.backend for row in rows if row.timer == DO_BENCH) if any(row.timer == TIMERS[0] for row in rows) else Counter()
     for name, cells in waiting.items():
