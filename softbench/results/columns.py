@@ -187,6 +187,10 @@ class _View:
     def __class__(self) -> type[Row]:  # type: ignore[override]
         return Row
 
+    def __reduce__(self) -> tuple[type[Row], tuple[object, ...]]:
+        """A copy, also by pickle, is a Row, without the other rows."""
+        return Row, tuple(getattr(self, field.name) for field in FIELDS.values())
+
     @property
     def case(self) -> CaseKey:
         cases = self._rows.cases

@@ -1,5 +1,7 @@
 """Rows that are stored by column are Rows for every reader, and small."""
 
+import copy
+import pickle
 import tracemalloc
 from dataclasses import replace
 
@@ -24,6 +26,8 @@ def test_a_view_is_a_row(tmp_path, rows):
     assert type(made) is Row and isinstance(read[0], Row)
     assert read[0] == again[0] == made == read[0]
     assert (hash(read[0]), repr(read[0])) == (hash(made), repr(made))
+    assert type(copy.copy(read[0])) is type(pickle.loads(pickle.dumps(read[0]))) is Row
+    assert pickle.loads(pickle.dumps(read[0])) == read[0]
     assert read[0] != read[1] and replace(read[0], unit="x/0/0000000a") != read[0]
     assert [*read] == read[:] and read[-1].N == 3 and len(read) == 3
     assert (read[0].case, read[0].timed, read[0].ends) == (made.case, made.timed, made.ends)
