@@ -124,6 +124,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(signum, signal.SIG_DFL)
+    _let_children_end()
     control.close()
     for descriptor in wake:
         os.close(descriptor)
@@ -140,6 +141,21 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     from softbench.worker.serve import serve
 
     serve(Channel(socket.socket(fileno=pipe), takes_descriptors=True))
+
+
+def _let_children_end() -> None:
+    """SIGTERM ends the processes that a plugin forks, as autotuners expect. One that comes during the fork waits until then."""
+    of_children = (signal.SIGTERM,)
+
+    def in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, of_children)
+
+    os.register_at_fork(
+        before=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, of_children),
+        after_in_parent=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, of_children),
+        after_in_child=in_child,
+    )
 
 
 def _end_children() -> None:

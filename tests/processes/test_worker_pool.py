@@ -113,6 +113,19 @@ def test_a_crash_is_detected_although_a_child_keeps_the_pipe(pool, tmp_path):
     assert reply.reason.startswith("crashed (SIGSEGV)")
 
 
+def test_sigterm_ends_what_a_plugin_started_and_not_its_worker(pool, tmp_path):
+    """Slurm sends it to all processes of a job; autotuners send it to their compilers."""
+    code = (
+        "import multiprocessing, os, signal, time\n"
+        "child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+        "child.start()\nchild.terminate()\nchild.join(20)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\nos.kill(os.getppid(), signal.SIGTERM)\n"
+        "raise ValueError(f'its child ended with {child.exitcode}')"
+    )
+    assert pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import").reason.startswith("ValueError: its child ended with -15 ")
+    assert pool.ask(pool.spawn("y"), ProbeMachine(), 60, "probe").machine.torch
+
+
 def test_a_plugins_detached_child_ends_with_the_pool(tmp_path):
     code = f"""
 import subprocess
