@@ -171,7 +171,7 @@ def runs(found: Sequence[tuple[FoundRun, Tally]], left: Sequence[Unfinished], fo
         about = f"  {text.count(tally.cells, 'cell')}{bad}: {what}; {text.few(list(tally.backends))}"
         lines.append((run.file, run.started, " and ".join(tally.cards), Text(about, style="dim", no_wrap=True, overflow="ellipsis")))
     below = folders[0] if len(folders) == 1 else Path()
-    names = [str(file.relative_to(below)) if file.is_relative_to(below) and file != below else str(file) for file, *_ in lines]
+    names = [text.one_line(str(file.relative_to(below) if file.is_relative_to(below) and file != below else file)) for file, *_ in lines]
     width = max(map(len, names), default=0)
     parts: list[Text] = []
     for name, (_, started, device, second) in zip(names, lines, strict=True):

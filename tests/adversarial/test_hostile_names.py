@@ -192,7 +192,8 @@ def test_file_names_and_contents_reach_the_terminal_as_plain_text(main, tmp_path
     folder.mkdir(parents=True)
     (folder / "b\x1b[31mad.json").write_text('{"x": "\\u001b[31m"}')
     missing = tmp_path / "no\x1b[31mne.csv"
-    for arguments in (("compare", evil, evil), ("baseline", "list"), ("show", evil), ("plot", evil), ("plot", missing), ("gate", missing)):
+    readers = ("show", evil), ("plot", evil), ("runs", evil), ("runs", tmp_path), ("plot", missing), ("gate", missing)
+    for arguments in (("compare", evil, evil), ("baseline", "list"), *readers):
         _, out, err = main(*arguments)
         assert out + err
         assert "\x1b[31m" not in out + err, arguments
