@@ -27,6 +27,8 @@ from softbench.results.select import apart
 
 REASONS = 4
 """Reasons below the tables, unless all are asked for."""
+CARDS = 4
+"""Cards or GPU models that are shown apart, unless all are asked for."""
 HOSTS = 4
 """Backends whose host time is told, those of the longest."""
 TABLES = 8
@@ -51,16 +53,18 @@ def results(rows: Sequence[Row], console: Console, source: str = "", *, wide: bo
     """
     parts, shown, left_out = list[RenderableType](), list[matrix.Shown](), 0
     several = apart(rows)
-    for some in several:
+    told = several if wide else several[:CARDS]
+    for some in told:
         found = standings(some)
         sections = matrix.sections(some, found, merged=not wide)
-        most = len(sections) if wide else max(1, TABLES // len(several))
+        most = len(sections) if wide else max(1, TABLES // len(told))
         made = [_table(section, console, len(sections[:most]), wide=wide) for section in sections[:most]]
         parts += [Text(heading(some, source), style="dim"), *_answer(answer.lines(some, found), console), Text()]
         parts += [part for one in made for part in (*one.parts(), Text())]
         shown += made
         left_out += len(sections) - len(made)
-    cut = [f"{count(left_out, 'table')} more"] if left_out else []
+    cut = [f"{count(len(several) - len(told), 'card')} more"] if len(told) < len(several) else []
+    cut += [f"{count(left_out, 'table')} more"] if left_out else []
     cut += ["the tables are cut to fit"] if any(one.cut for one in shown) else []
     parts += [Text(f"{'; '.join(cut)}: --wide shows everything; --op, --direction, --dtype, --M, --N, --backends choose")] if cut else []
     below = notes(rows, signs="".join(matrix.signs(shown)), every=every or wide)

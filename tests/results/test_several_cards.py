@@ -68,6 +68,9 @@ def test_show_has_a_table_for_each_card(main, tmp_path, both):
     assert out.splitlines()[0].startswith(f"{name}: ")
     assert out.splitlines()[1].endswith("unit")
     assert main("show", "--costs", name)[1].count("NVIDIA H200 node1/") == 2
+    many = [replace(row, unit=f"node1/{i}/{i:08x}") for i in range(64) for row in both if row.unit == A]
+    out = main("show", write(tmp_path, many))[1]
+    assert (out.count("fastest   "), "60 cards more" in out) == (4, True)
 
 
 @pytest.mark.slow
