@@ -110,7 +110,7 @@ class Settings:
         "Names or patterns of backends; `!torch` excludes one, wherever it stands. Without this key all but the extras.",
         backends,
         WHAT,
-        help="Names or patterns: torch,compile:*. '!torch' (in single quotes) excludes. copy is always added.",
+        help="Names or patterns: torch,compile:*. '!torch' (in single quotes) excludes. A run always adds copy.",
         shown="all without extras",
         words="patterns",
         commands=("run", "check"),
