@@ -64,7 +64,7 @@ TORCHSCRIPT = ("ts", "aot_ts")
 OF_USERS = ("eager", "aot_eager")
 """Of the backends that PyTorch tags as debugging or experimental, those that tell users what capturing costs."""
 DEBUGGING = ("TESTING_ONLY", "minifier")
-"""Parts of the names of Dynamo's debugging tools, which are no way to compile and so no backends here."""
+"""Parts of the names of Dynamo's backends for its own tests and of its debugging tools. `list --all` says why none can be measured."""
 
 
 class DynamoBackend(Compiled):
@@ -82,6 +82,8 @@ class DynamoBackend(Compiled):
         self._tried: str | None = None
 
     def available(self) -> str | None:
+        if any(word in self.backend for word in DEBUGGING):
+            return "a debugging tool of Dynamo, not a way to compile"
         if self.package and (reason := self._missing(self.package)):
             return reason
         if not self.registered and self.backend not in torch._dynamo.list_backends(None):
@@ -136,7 +138,7 @@ def dynamo_backends() -> list[DynamoBackend]:
     import torch._dynamo
 
     registered, untagged = torch._dynamo.list_backends(None), torch._dynamo.list_backends()
-    names = dict.fromkeys(name for name in (*registered, *PACKAGES) if not any(word in name for word in DEBUGGING))
+    names = dict.fromkeys([*registered, *PACKAGES])
     return [DynamoBackend(name, name in registered, name in registered and name not in untagged) for name in names]
 
 
