@@ -87,7 +87,7 @@ def readme_results() -> str:
 
 
 def measured_by(*names: str) -> str:
-    """What each run did, when, where, with which code, and its files."""
+    """A line for each run: its files, what it did, when, with which code, and how many cells and cards."""
     lines = []
     for name in names:
         file = RESULTS / f"{name}.csv"
@@ -98,16 +98,10 @@ def measured_by(*names: str) -> str:
         cards = count(len(units_of(document)), "card")
         files = {file.name: file, "samples": beside(file), "configuration": file.with_suffix(".toml")}
         links = [f"[{text}](../../{one.relative_to(ROOT)})" for text, one in files.items() if one.exists()]
-        lines.append(
-            (
-                ", ".join(links),
-                "; ".join(f"`{command}`" for command in commands),
-                document["started"][:10],
-                ", ".join(commits),
-                f"{len(document['cells'])}, {cards}",
-            )
-        )
-    return table(("files", "command", "date", "commit", "cells"), lines)
+        ran = "; ".join(f"`{command}`" for command in commands)
+        about = f"{document['started'][:10]}, {', '.join(commits)}, {count(len(document['cells']), 'cell')}, {cards}"
+        lines.append(f"- {', '.join(links)}: {ran} ({about})")
+    return "\n".join(lines)
 
 
 def with_shares(name: str) -> DataFrame:
@@ -136,17 +130,15 @@ def averages(names: Sequence[str], backends: Sequence[str], by: Sequence[str]) -
     return table((*heads, *(f"`{one}`" for one in backends)), [*lines.values()], align + "r" * len(backends))
 
 
-def spread(*names: str) -> str:
-    """For each run and backend: how many cells reach which share of copy's speed, and the least."""
+def spread(name: str) -> str:
+    """For each backend of a run: how many cells reach which share of copy's speed, and the least."""
     lines = []
-    for name in names:
-        frame = with_shares(name)
-        for backend, group in frame[frame["class"] != Grade.YARDSTICK].groupby("backend", sort=False):
-            share = group["share"]
-            reach = [str((share >= least).sum()) for least in (1, 0.95, 0.9)]
-            lines.append((name.rpartition("/")[2], f"`{backend}`", str(len(share)), *reach, f"{gmean(share):.1%}", f"{share.min():.1%}"))
-    head = ("run", "backend", "cells", "at least 100 %", "at least 95 %", "at least 90 %", "geometric mean", "least")
-    return table(head, lines, "ll" + "r" * 6)
+    frame = with_shares(name)
+    for backend, group in frame[frame["class"] != Grade.YARDSTICK].groupby("backend", sort=False):
+        share = group["share"]
+        reach = [str((share >= least).sum()) for least in (1, 0.95, 0.9)]
+        lines.append((f"`{backend}`", str(len(share)), *reach, f"{gmean(share):.1%}", f"{share.min():.1%}"))
+    return table(("backend", "cells", "at least 100 %", "at least 95 %", "at least 90 %", "geometric mean", "least"), lines, "l" + "r" * 6)
 
 
 def judged(name: str) -> str:
@@ -179,9 +171,9 @@ def training_steps() -> str:
     return table(("model", "dtype", "step with torch", "inside `use()`", "times as fast (95 % interval)"), lines, "llrrr")
 
 
-def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]]) -> str:
-    """Some of the tables that `softbench show` prints of a run."""
-    rows = rows_of(name)
+def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]], backends: Sequence[str]) -> str:
+    """Some of the tables that `softbench show` prints of these backends in a run."""
+    rows = [row for row in rows_of(name) if row.backend in backends]
     return shown([row for section in sections for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
 
 
@@ -191,7 +183,7 @@ def sweep(name: str, backends: Sequence[str], columns: Sequence[int]) -> str:
 
 
 HEAD = """\
-`python tools/generate_docs.py` writes this page from the files of `results/{card}`. A commit with `+` had changes that the next commit has.
+`python tools/generate_docs.py` writes this page from the files of `results/`. A commit with `+` had changes that the next commit has.
 softbench's kernels keep in L2 what they read rather than what they write, so they can be faster than `copy`. In tables with averages a
 percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
 backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
@@ -205,7 +197,7 @@ def h200() -> str:
     """docs/results/h200.md."""
     parts = [
         "# Results on an H200",
-        HEAD.format(card="h200"),
+        HEAD,
         "## The default sweep",
         "Five of its 48 lengths, and six of its backends:",
         measured_by("h200/sweep"),
@@ -216,8 +208,8 @@ def h200() -> str:
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
-        "One of the tables of `softbench show results/h200/frontier.csv --wide`:",
-        frontier_tables("h200/frontier", FRONTIER[:1]),
+        "One of the tables of `softbench show results/h200/frontier.csv --wide`, without `triton-row`:",
+        frontier_tables("h200/frontier", FRONTIER[:1], README_BACKENDS),
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
@@ -237,8 +229,8 @@ def h200() -> str:
         "## Losses",
         measured_by("h200/losses", "h200/losses-torch"),
         averages(["h200/losses"], ("liger", "quack", *OWN), BY_M),
-        "Beside `torch`, in `losses-torch`:",
-        averages(["h200/losses-torch"], ("torch", "liger", *OWN), BY_PASS),
+        "`torch`, in `losses-torch`:",
+        averages(["h200/losses-torch"], ("torch",), BY_PASS),
         "## Masked softmax",
         measured_by(*MASKED),
         averages(MASKED, ("torch", "compile", *OWN), ("op", "direction")),
@@ -263,7 +255,7 @@ def h100() -> str:
     """docs/results/h100.md."""
     parts = [
         "# Results on an H100",
-        HEAD.format(card="h100"),
+        "This page is made as that of the [H200](h200.md), which explains the figures.",
         "## The default sweep",
         "Five of its 48 lengths, and seven of its backends:",
         measured_by("h100/sweep"),
@@ -272,7 +264,7 @@ def h100() -> str:
         "The cases of the H200's [frontier](h200.md#frontier), with softbench's kernels:",
         measured_by("h100/frontier"),
         spread("h100/frontier"),
-        frontier_tables("h100/frontier", (("forward", "bf16", 4096), ("backward", "bf16", 4096))),
+        frontier_tables("h100/frontier", FRONTIER, README_BACKENDS),
         "## Judged cells",
         f"The run of the frontier has `--judge separate`. {judged('h100/frontier')}",
         "## Random shapes",
