@@ -31,8 +31,8 @@ from softbench.results.rows import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-DYNAMO_TESTS = re.compile(r"compile:(aot_eager_|eager_|inductor|invoke_subgraph|pre_dispatch_)")
-"""Backends that Dynamo has for its own tests, or under a second name."""
+LEFT_OUT = re.compile(r"compile-torch:|compile:(aot_eager_|eager_|inductor|invoke_subgraph|pre_dispatch_)")
+"""Variants of compile-torch, which cost what those of compile do, and backends that Dynamo has for its own tests."""
 
 
 def docs_of(cls: type) -> Iterator[tuple[str, str]]:
@@ -107,9 +107,9 @@ def configurations() -> str:
 
 
 def costs() -> str:
-    """The table of `softbench show --costs --markdown`, without what has no result and without Dynamo's backends for its own tests."""
+    """The table of `softbench show --costs --markdown`, without what has no result and LEFT_OUT."""
     rows = rows_of("h200/strategies")
-    shown = {row.backend for row in rows if row.status == "ok" and not DYNAMO_TESTS.match(row.backend)}
+    shown = {row.backend for row in rows if row.status == "ok" and not LEFT_OUT.match(row.backend)}
     return listing.markdown(by_backend([row for row in rows if row.backend in shown])).split("\n\n")[0]
 
 
