@@ -33,7 +33,7 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
             style = STYLES.get(verdict.state, "") if verdict.gated else "dim"
             table.add_row(Text(state, style=style), *map(Text, rest))
         parts.append(table)
-    parts += [Text(line) for line in _collapsed(report, shown)]
+    parts += [Text(line) for line in ([] if long else _collapsed(report))]
     if covers := sorted({verdict.covers for verdict in report.verdicts if verdict.covers}):
         parts.append(Text(f"new/old is latency: above 1 is slower; its interval covers {'; '.join(covers)}", style="dim"))
     return Group(*parts, conclusion(report))
@@ -54,8 +54,8 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, reason
 
 
-def _collapsed(report: GateReport, shown: Sequence[Verdict]) -> list[str]:
-    ratios = [verdict.ratio for verdict in report.verdicts if verdict not in shown and verdict.ratio]
+def _collapsed(report: GateReport) -> list[str]:
+    ratios = [verdict.ratio for verdict in report.verdicts if verdict.state is State.SAME and verdict.ratio]
     if not ratios:
         return []
     return [f"same: {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}"]

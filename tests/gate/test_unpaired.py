@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from gating import cell_samples, dice, key, run_samples, stored
+from rich.text import Text
 
 from softbench.core.errors import InconclusiveError
 from softbench.gate import next_step, unpaired, verdicts
@@ -307,3 +308,11 @@ def test_more_cells_are_significant_alone_than_fail():
     assert [v.state for v in found] == [State.SLOWER, State.AMBIGUOUS, State.AMBIGUOUS, State.AMBIGUOUS]
     assert [v.fdr_significant for v in found] == [True, True, True, False]
     assert "not after correction for multiple tests" in found[1].reason
+
+
+def test_the_text_compares_no_two_verdicts(monkeypatch):
+    """It compared each with all that are shown: the report of a million cells took hours."""
+    found = [verdicts.Verdict(key("ours", N), State.SAME if N % 2 else State.FASTER, "", ratio=1.0) for N in range(1, 9)]
+    monkeypatch.setattr(verdicts.Verdict, "__eq__", lambda self, other: pytest.fail("two verdicts are compared"))
+    made = gate_report.text(verdicts.GateReport("a", tuple(found), RULES), long=False)
+    assert [part.plain for part in made.renderables if isinstance(part, Text)][1].startswith("same: 4 cells within the margin")
