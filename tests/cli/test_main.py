@@ -11,6 +11,7 @@ import torch
 from sampled import sampled
 
 from softbench.cli import output
+from softbench.core.errors import NotMeasurableError
 
 SMALL = ("--device", "cpu", "--M", "8", "--quick")
 
@@ -216,7 +217,8 @@ def test_nohup_is_respected(cli):
     process = subprocess.Popen(command, cwd=cli.folder, env=cli.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(1.5)
     process.send_signal(signal.SIGHUP)
-    assert process.wait(120) == 0
+    assert process.wait(120) in (0, NotMeasurableError.exit_code)  # the latter on a busy host
+    assert len(cli.rows()) == 2 * 8
 
 
 BAD = {

@@ -1,5 +1,6 @@
 """Plugins that crash, hang or fail: each loses its own cells only."""
 
+import re
 import time
 
 import pytest
@@ -32,6 +33,7 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
     }
     sources = ["triton-compiled", "triton-op", "triton-custom-op", "cuda-op"]
     peers = ["quack", "liger", "flaggems", "flashinfer", "helion", "cudnn", "cupy", "numba"]
+    reasons = cli("show", "--long").stdout
     assert {name for name, _ in found} == {*healthy, *expected, *sources, *peers, "compile", "cuda", "triton", "triton-row", "triton-tile"}
     assert {found[name, "16"]["status"] for name in ("compile", "cuda", *sources, *peers)} == {"unavailable"}
     assert found["triton", "16"]["status"] in ("checked", "unavailable")  # the interpreter of an older Triton fails with a newer numpy
@@ -44,7 +46,9 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
             assert row["status"] == status, (name, row)
             assert part in row["reason"], (name, row["reason"])
             assert row["gbps"] == row["median_us"] == ""
-            assert f"{name}: {status}" in done.stdout
+            assert re.search(rf"^{name} +│ +{status} +│ +{status} *$", done.stdout, re.MULTILINE)
+            assert f"{name}: {status} (2 cells, " in reasons
+    assert "4 reasons more: --wide or --long shows all" in done.stdout
     assert found["zeros", "16"]["class"] == "wrong"
     assert "Traceback" not in done.stderr
     (log,) = (cli.folder / "results").glob("run-*.log")
