@@ -15,7 +15,7 @@ MEANING = {
     "L2-resident": "the tensors fit the GPU's L2, so times are shown and no GB/s; larger tensors show the memory's bandwidth",
     "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
     "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
-    "noisy": "the middle 60 % of the samples lie further apart than 10 %: repeat with --processes 3, or when nothing else runs",
+    "noisy": "the middle 60 % of the samples span over 10 %, or leave out the median: repeat with --processes 3, or when nothing else runs",
     "implausible": "faster than the memory or than 1.5 times copy, so without a bandwidth: softbench check shows what it leaves out",
     "recompiled": "torch.compile compiled again after the build: TORCH_LOGS=recompiles says why",
     "graph-breaks": "torch.compile left parts of the function to Python: with fullgraph=True it says which",
