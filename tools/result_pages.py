@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from scipy.stats import gmean
 
 from softbench.api.result import Result
 from softbench.core.outcome import Grade
 from softbench.core.text import count, micros
-from softbench.report import matrix, tables
+from softbench.report import markup, matrix, tables
 from softbench.report.standings import standings
 from softbench.results.document import beside, load, units_of
 from softbench.results.rows import Row
@@ -30,8 +28,6 @@ NOT_MEASURED = re.compile(r" (?:--output|-o|--shard) \S+| --resume| --force")
 """Options of a command line that change no measurement."""
 FRONTIER = (("forward", "bf16", 4096), ("backward", "bf16", 4096))
 """Sections of the frontier's tables: direction, dtype and M."""
-FRONTIER_COLUMNS = (781, 1024, 2048, 4096, 5003, 8192, 16384, 50257, 65536, 131072, 151936, 262144)
-"""Numbers of columns in these tables; the figures have all."""
 SWEEP = (256, 1024, 2048, 4096, 6272)
 """Numbers of columns in the tables of the default sweep."""
 README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
@@ -55,17 +51,12 @@ def rows_of(name: str) -> tuple[Row, ...]:
 
 
 def shown(rows: Sequence[Row], *, legend: bool) -> str:
-    """The heading and the tables of `softbench show --wide`."""
-    out = StringIO()
-    console = Console(file=out, width=400, color_system=None)
-    made = [matrix.whole(section) for section in matrix.sections(rows, standings(rows), merged=False)]
-    console.print(tables.heading(rows))
-    for one in made:
-        console.print(*one.parts(), "", sep="\n")
+    """The heading and the tables of `softbench show --markdown`."""
+    made = matrix.sections(rows, standings(rows), merged=False)
+    parts = [tables.heading(rows), *map(matrix.as_markdown, made)]
     if legend:
-        console.print(tables.notes(rows, signs="".join(matrix.signs(made)))[0], soft_wrap=True)
-    text = "\n".join(line.rstrip() for line in out.getvalue().splitlines()).strip("\n")
-    return f"```text\n{text}\n```"
+        parts.append(markup.safe(tables.notes(rows, signs="".join(matrix.signs(map(matrix.whole, made))))[0].plain))
+    return "\n\n".join(parts)
 
 
 def readme_results() -> str:
@@ -175,7 +166,7 @@ def training_steps() -> str:
 
 def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]], backends: Sequence[str]) -> str:
     """Some of the tables that `softbench show` prints of these backends in a run."""
-    rows = [row for row in rows_of(name) if row.backend in backends and row.N in FRONTIER_COLUMNS]
+    rows = [row for row in rows_of(name) if row.backend in backends]
     return shown([row for section in sections for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
 
 
@@ -210,7 +201,7 @@ def h200() -> str:
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
-        "From a table of `softbench show results/h200/frontier.csv --wide`:",
+        "One of the tables of `softbench show results/h200/frontier.csv --markdown`, without `triton-row`:",
         frontier_tables("h200/frontier", FRONTIER[:1], README_BACKENDS),
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
