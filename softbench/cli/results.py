@@ -336,7 +336,8 @@ def compare(
         if moved := both.cards_note:
             note(moved)
     else:
-        note(f"the devices differ: A is {devices[0]}, B is {devices[1]}; the ratios compare the devices, not the backends")
+        ratios = "; the ratios compare the devices, not the backends" if tally.changes else ""
+        note(f"the devices differ: A is {devices[0]}, B is {devices[1]}{ratios}")
         raise typer.Exit(InconclusiveError.exit_code)
     raise typer.Exit(int(exit_code and tally.worse > 0))
 

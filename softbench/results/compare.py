@@ -282,8 +282,8 @@ class Tally:
         return f"{counts[FASTER]} faster, {counts[SLOWER]} slower, {counts[SAME]} within noise{lacking}{mean}"
 
 
-def summary(found: Iterable[Pair], empty: int = 0) -> str:
-    """The text of a tally of these cells."""
+def counted(found: Iterable[Pair], empty: int = 0) -> Tally:
+    """A tally of these cells."""
     tally = Tally(empty)
     deque(tally.counted(found), maxlen=0)
-    return tally.text
+    return tally

@@ -29,25 +29,25 @@ def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
     found = compare.pairs(base, [changed(base[0], 1.01), changed(base[1], 2), changed(base[2], 0.5)])
     assert [pair.verdict for pair in found] == ["same", "slower", "faster"]
     assert [pair.ratio for pair in found] == pytest.approx([1 / 1.01, 0.5, 2])
-    assert compare.summary(found).startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.997")
-    assert compare.summary(found).endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
+    assert compare.counted(found).text.startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.997")
+    assert compare.counted(found).text.endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
 
 
 def test_cells_of_one_file_only_say_which_lacks_them(base):
     failed = replace(base[1], status="failed", gbps=None, median_us=None)
     found = compare.pairs(base, [base[0], failed])
     assert [pair.verdict for pair in found] == ["same", "B: failed", "B: missing"]
-    assert "1 within noise, 1 without a result in one file, 1 only in A;" in compare.summary(found)
+    assert "1 within noise, 1 without a result in one file, 1 only in A;" in compare.counted(found).text
     assert [(pair.changed, pair.worse(0.05), pair.missing) for pair in found[1:]] == [(True, True, False), (False, False, True)]
     assert [pair.verdict for pair in compare.pairs([], base[:1])] == ["A: missing"]
-    assert compare.summary(compare.pairs([], base[:1])) == "0 faster, 0 slower, 0 within noise, 1 only in B"
+    assert compare.counted(compare.pairs([], base[:1])).text == "0 faster, 0 slower, 0 within noise, 1 only in B"
 
 
 def test_cells_without_a_result_in_both_files_are_counted(base):
     failed = [replace(row, status="failed", gbps=None, median_us=None) for row in base]
     a, b = [base[0], *failed[1:]], [failed[0], base[1], failed[2]]
     assert compare.TwoFiles(a, b).without_results == 1
-    counts = compare.summary(compare.pairs(a, b), compare.TwoFiles(a, b).without_results)
+    counts = compare.counted(compare.pairs(a, b), compare.TwoFiles(a, b).without_results).text
     assert counts == "0 faster, 0 slower, 0 within noise, 2 without a result in one file, 1 without a result in both"
     cards = [[replace(row, unit=unit) for unit in ("one", "two") for row in rows] for rows in (a, b)]
     assert compare.TwoFiles(*cards).without_results == 2
@@ -62,7 +62,7 @@ def test_cells_of_two_timers_are_not_compared(base, copy):
     assert [pair.verdict for pair in found[:2]] == ["same", "not compared: timed by do_bench in A, by queued in B"]
     assert [(pair.changed, pair.worse(0.0), pair.ratio) for pair in found[1:3]] == [(False, False, None)] * 2
     assert compare.TwoFiles(a, b).drift.text == ""
-    assert compare.summary(found).startswith("0 faster, 0 slower, 1 within noise, 5 of two timers; ")
+    assert compare.counted(found).text.startswith("0 faster, 0 slower, 1 within noise, 5 of two timers; ")
 
 
 def test_the_command_counts_cells_without_a_result_in_both(main, tmp_path, base):
@@ -133,7 +133,7 @@ def test_a_doubtful_cell_is_shown_and_convicts_nobody(base):
     assert (found.verdict, found.changed, found.worse(0.05)) == ("doubtful", True, False)
     both = compare.pairs(base[:2], [noisy, changed(base[1], 1.1)])
     assert [pair.verdict for pair in sorted(both, key=compare.ORDERS["change"])] == ["slower", "doubtful"]
-    assert "0 within noise, 1 doubtful; " in compare.summary([found])
+    assert "0 within noise, 1 doubtful; " in compare.counted([found]).text
     assert compare.pairs(base[:1], [replace(base[0], labels="L2-resident")])[0].verdict == "same"
 
 

@@ -322,12 +322,13 @@ page.chart = (() => {
     draw();
     page.redraws.add(draw);
     let width = root.clientWidth;
-    new ResizeObserver(() => {
+    const resized = new ResizeObserver(() => {
       if (root.clientWidth && Math.abs(root.clientWidth - width) > 2) {
         width = root.clientWidth;
         draw();
       }
-    }).observe(root);
+    });
+    resized.observe(root);
 
     // Points: the nearest to the mouse, or the one that the arrow keys chose.
     const text = (i, j) => {
@@ -409,6 +410,7 @@ page.chart = (() => {
     return {
       remove: () => {
         page.redraws.delete(draw);
+        resized.disconnect();
         u.destroy();
         box.remove();
       },

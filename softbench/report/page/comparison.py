@@ -13,7 +13,7 @@ from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State
 from softbench.report.assets.embedded import column
 from softbench.report.page.source import Source
-from softbench.results.compare import ORDERS, YARDSTICK, Pair, TwoFiles, summary
+from softbench.results.compare import ORDERS, YARDSTICK, Pair, TwoFiles, counted
 from softbench.results.rows import Row
 
 
@@ -32,8 +32,15 @@ class Comparison:
 def compare(a: Source, b: Source, found: Sequence[Pair]) -> Comparison:
     """What is said about both files. `found` are their cells (`softbench.results.compare.pairs`)."""
     both = TwoFiles(a.rows, b.rows)
-    notes = [f"The devices differ: A is {a.device}, B is {b.device}. The ratios compare the devices."] if a.device != b.device else []
-    if a.device == b.device:
+    tally = counted(found)
+    notes = [
+        f"{units.count(cells, 'cell')} {verdict}. Their ratio would compare the timers; measure both with one --timer."
+        for verdict, cells in tally.refused.items()
+    ]
+    if a.device != b.device:
+        ratios = " The ratios compare the devices." if tally.changes else ""
+        notes.append(f"The devices differ: A is {a.device}, B is {b.device}.{ratios}")
+    else:
         if apart := _environments_apart(a, b):
             notes.append(f"The environments differ: {'; '.join(apart)}.")
         if moved := both.cards_note:
@@ -43,7 +50,7 @@ def compare(a: Source, b: Source, found: Sequence[Pair]) -> Comparison:
         f"{a.name}, {a.device}",
         f"{b.name}, {b.device}",
         f"{moved_by}." if moved_by else "",
-        f"{summary(found)}." if found else "",
+        f"{tally.text}." if found else "",
         tuple(notes),
     )
 

@@ -65,14 +65,17 @@ page.map = (() => {
       place.append(page.make("b", times ? `${page.ratio(times)}x` : "no result"), page.make("span", page.value(cell, "backend")));
       return;
     }
-    page.tint(place, names[0]);
-    if (names.length > 1) {
-      page.tint(place, names[1], "--other");
+    // Of many that tie, the named one is the fastest; its stripes are of its colour and of the next one's.
+    const [first, second] = page.data.cases.tied[number].map((one) => page.value(one, "backend"));
+    page.tint(place, first);
+    if (second) {
+      page.tint(place, second, "--other");
       place.classList.add("tie");
     }
-    const ahead = lead[number] !== null && names.length === 1 ? `+${page.percent(lead[number])}` : names.length > 1 ? "tie" : "";
+    const many = names.length > 2;
+    const ahead = many ? `tie of ${names.length}` : second ? "tie" : lead[number] !== null ? `+${page.percent(lead[number])}` : "";
     place.append(
-      page.make("b", names.length > 2 ? `${page.value(cell, "backend")} +${names.length - 1}` : names.join(" = ")),
+      page.make("b", many ? first : names.join(" = ")),
       page.make("span", (unknown[number] && ahead ? `(${ahead})` : ahead) + doubtful),
     );
   };
@@ -97,7 +100,8 @@ page.map = (() => {
     [...alone].sort((a, b) => b[1] - a[1]).forEach(([name, count]) => entry(page.tint(swatch(), name), `${name}: fastest in ${count}`));
     if (ties)
       entry(page.tint(page.tint(swatch("tie"), tie[0]), tie[1], "--other"), page.term("tie"), ` in ${ties}: striped in the colours of two`);
-    entry(page.make("b", "+12%"), page.term("lead", "lead"), " over the next");
+    if (numbers.some((number) => page.data.cases.tied[number].length === 1 && page.data.cases.lead[number] !== null))
+      entry(page.make("b", "+12%"), page.term("lead", "lead"), " over the next");
     if (numbers.some((number) => page.data.cells.doubtful?.[page.data.cases.best[number]]))
       entry(page.make("b", "!"), page.term("doubtful"));
     if (edges) entry(swatch("edge"), page.term("crossover"));

@@ -306,6 +306,26 @@ def test_winner_map_shows_the_speed_up_over_a_chosen_backend(browser, page, csv_
     assert browser.find("#panel .command").is_displayed()
 
 
+def test_a_field_has_the_colour_of_the_backend_that_it_names(browser, page):
+    opened(browser, page("part"), "map")
+    colour = (
+        "const [light, dark] = page.data.looks[arguments[1]];"
+        "return arguments[0].style.getPropertyValue('--own') === `light-dark(${light}, ${dark})`"
+    )
+    for place in browser.all("#all-maps .map [data-c]"):
+        cell = int(place.get_attribute("data-c"))
+        assert browser.run(colour, place, browser.run("return page.value(arguments[0], 'backend')", cell))
+
+
+def test_two_files_without_a_ratio_say_why(tmp_path):
+    rows, _ = read_csv(RESULTS / "frontier.csv")
+    other = [replace(row, timer="queued", device="another card") for row in rows]
+    a, b = Source("a.csv", rows), Source("b.csv", other)
+    notes = comparison.compare(a, b, list(compare.pairs(rows, other))).notes
+    assert "timed by do_bench in A, by queued in B" in notes[0]
+    assert notes[1].endswith("B is another card.")
+
+
 def test_text_is_complete_without_a_script(page):
     text = re.sub(r"<(script|style)\b.*?</\1>", "", page("strategies").read_text(), flags=re.DOTALL)
     assert not re.search(r"<[a-z][^>]*\s(on\w+|style)=", text)
