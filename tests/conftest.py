@@ -122,11 +122,11 @@ def pytest_sessionfinish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.option.slow and "slow" not in config.option.markexpr:
         for item in items:
-            if "slow" in item.keywords:
+            if item.get_closest_marker("slow"):  # `keywords` has the names of folders too
                 item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
     place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
     items.sort(key=lambda item: place[item.path])
-    marked = [item for item in items if "gpu" in item.keywords and isinstance(item, pytest.Function)]
+    marked = [item for item in items if item.get_closest_marker("gpu") and isinstance(item, pytest.Function)]
     if not marked:
         return
     import torch
