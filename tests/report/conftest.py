@@ -68,10 +68,11 @@ class Browser:
         return self.driver.execute_script(script, *arguments)
 
     def find(self, selector: str) -> Any:
-        """The first element that is shown, which may take some milliseconds after a key."""
+        """The first element that is shown, which may take some milliseconds after a key; a page may replace elements meanwhile."""
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        return WebDriverWait(self.driver, 10).until(
+        return WebDriverWait(self.driver, 30, ignored_exceptions=[StaleElementReferenceException]).until(
             lambda _: next((element for element in self.all(selector) if element.is_displayed()), None)
         )
 

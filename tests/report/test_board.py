@@ -133,17 +133,24 @@ def test_the_first_screen_says_who_is_fastest_and_what_changed(browser, site):
 
 def test_a_choice_is_in_the_address_and_keys_reach_it(browser, site):
     browser.open(site)
-    browser.run("document.getElementsByName('op')[0].focus()")
-    browser.keys("cross")
-    assert browser.find('select[name="op"]').get_attribute("value") == "cross_entropy"
-    assert browser.run("return document.activeElement.name") == "op"
+    select = browser.find('select[name="op"]')
+    browser.run("arguments[0].focus()", select)
+    browser.keys("c")
+    browser.find('select[name="op"]:has(option:checked[value="cross_entropy"])')
     address = browser.run("return location.hash")
     assert "op=cross_entropy" in address
+    assert browser.run("return document.activeElement === arguments[0]", select)
     browser.open(site, address.removeprefix("#").replace("view=now", "view=history"))
     assert browser.find("#chart canvas")
+    name = browser.find("td a.name, th a.name").text
     browser.click("td a.name, th a.name")
-    assert browser.find("h2").text.startswith("History of ")
+    assert browser.find("svg.spark")  # of the new view
+    assert browser.find("h2").text == f"History of {name}"
     assert len(browser.all("svg.spark")) > 1
+    browser.run("location.hash = 'view=runs'")
+    browser.find('nav a[aria-current="page"][href*="view=runs"]')
+    browser.driver.set_window_size(900, 1000)  # without the chart
+    assert browser.console() == []
 
 
 def test_as_of_an_older_run_later_ones_do_not_count(browser, site):

@@ -328,6 +328,12 @@ function chooser(key, label, choices, value, others = {}) {
   select.value = value ?? "";
   return el("label", {}, `${label} `, select);
 }
+/** Renew a chooser. A select whose choices are the same stays, and keeps the focus and the letters that were typed. */
+function renew(there, made) {
+  const [select, next] = [there, made].map((one) => one.querySelector("select"));
+  if (select.innerHTML === next.innerHTML) select.value = next.value;
+  else there.replaceWith(made);
+}
 function go(changes) {
   location.hash = address({ ...state, ...changes });
 }
@@ -343,8 +349,10 @@ function show() {
   const of = runsOf(group), asked = data.runs.run.indexOf(state.upto ?? ""), upto = of.includes(asked) ? asked : data.runs.run.length - 1;
   if (upto !== asked) state.upto = "";
   const values = (key) => [...new Set(data.groups.map((one) => one[key]))].map((one) => [one, one]);
-  $("choose").replaceChildren(...Object.entries(KEYS).map(([key, label]) => chooser(key, label, values(key), state[key])),
-    chooser("upto", "As of", [["", "the newest run"], ...[...of].reverse().map((run) => [data.runs.run[run], `${short(run)}${data.runs.torch[run] && `, torch ${data.runs.torch[run]}`}`])], state.upto));
+  const choosers = [...Object.entries(KEYS).map(([key, label]) => chooser(key, label, values(key), state[key])),
+    chooser("upto", "As of", [["", "the newest run"], ...[...of].reverse().map((run) => [data.runs.run[run], `${short(run)}${data.runs.torch[run] && `, torch ${data.runs.torch[run]}`}`])], state.upto)];
+  if ($("choose").children.length) choosers.forEach((made, i) => renew($("choose").children[i], made));
+  else $("choose").append(...choosers);
   $("choose").hidden = state.view === "runs";
   $("views").replaceChildren(...Object.entries(VIEWS).map(([view, name]) => {
     const made = link(name, { view, case: view === "history" ? state.case : "", backend: view === "history" ? state.backend : "" });
@@ -374,7 +382,7 @@ function theme() {
   $("theme").onclick = () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; theme(); show(); };
   document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $("main").focus(); };
   addEventListener("hashchange", show);
-  addEventListener("resize", () => { if (chart) chart.setSize({ width: $("chart").clientWidth, height: 300 }); });
+  addEventListener("resize", () => { if (chart?.root.isConnected) chart.setSize({ width: $("chart").clientWidth, height: 300 }); });
   theme();
   show();
 })();
