@@ -22,8 +22,9 @@ from softbench.core.case import Case, Direction
 from softbench.core.errors import NotMeasurableError
 from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Record, Timing
 from softbench.ops import registry
+from softbench.results.columns import Row
 from softbench.results.document import load
-from softbench.results.rows import Row, row
+from softbench.results.rows import row
 
 TESTS = Path(__file__).parent
 PLUGINS = TESTS / "plugins"

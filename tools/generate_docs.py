@@ -26,8 +26,8 @@ from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import KEYS
 from softbench.report import glossary, listing
+from softbench.results.columns import Row
 from softbench.results.costs import by_backend
-from softbench.results.rows import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -31,9 +31,9 @@ from softbench.core.outcome import Accuracy, Batch, Build, Grade, Measured, Reco
 from softbench.core.statistics import LIMIT
 from softbench.ops.registry import operation
 from softbench.results import writer
+from softbench.results.columns import Row
 from softbench.results.csv import to_csv
 from softbench.results.document import LEVEL, beside, environments
-from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = (

@@ -15,8 +15,8 @@ from softbench.core.outcome import Grade
 from softbench.core.text import count, micros
 from softbench.report import markup, matrix, tables
 from softbench.report.standings import standings
+from softbench.results.columns import Row
 from softbench.results.document import beside, load, units_of
-from softbench.results.rows import Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame

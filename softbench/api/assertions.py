@@ -21,7 +21,7 @@ from softbench.core.text import count, margin as shown_margin, percent
 
 if TYPE_CHECKING:
     from softbench.gate.verdicts import GateReport, Verdict
-    from softbench.results.rows import Row
+    from softbench.results.columns import Row
 
 SHAPE = {"M": 4096, "N": 4096}
 """The shape of a measurement that names none."""

@@ -15,7 +15,8 @@ from softbench.api import options
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Measured, Record
 from softbench.core.text import count, few, one_line, unknown
-from softbench.results.rows import Row, rows_of_run
+from softbench.results.columns import Row
+from softbench.results.rows import rows_of_run
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -24,7 +24,7 @@ from softbench.results.document import beside
 
 if TYPE_CHECKING:
     from softbench.plan.plan import Plan
-    from softbench.results.rows import Row
+    from softbench.results.columns import Row
     from softbench.results.writer import Run
     from softbench.run.fleet.fleet import How
     from softbench.run.request import RunRequest

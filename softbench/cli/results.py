@@ -21,8 +21,8 @@ from softbench.core.text import count, one_line, printable, unknown
 from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
+    from softbench.results.columns import Row
     from softbench.results.compare import Pair, Tally
-    from softbench.results.rows import Row
 
 LATEST = Path("results") / "latest.csv"
 LINES = 30

@@ -77,6 +77,15 @@ GPU_SPREAD = Spread(0.003, jitter_us=0.1, tick_us=0.032)
 of calls of 5 to 20 us on an H200 was .08 us with queued calls, and .13 to .2 us with do_bench."""
 CPU_SPREAD = Spread(0.01)
 """Where nothing was measured on a CPU, and for host times: a cautious guess."""
+SPREAD, SPREAD_FROM = "process_spread", "process_spread_from"
+"""Facts of a machine: the standard deviation between processes as a fraction, and `default` or what measured it."""
+
+
+def default_spread(device: str, timer: str) -> Spread:
+    """How far processes differ on a machine where nothing was measured. A host time is the CPU's."""
+    return GPU_SPREAD if device == "cuda" and timer != "host" else CPU_SPREAD
+
+
 PRIOR_DF = 10
 """Degrees of freedom of the machine's spread: a cell's own processes outweigh it from this number on."""
 MIN_SPREAD = 0.001

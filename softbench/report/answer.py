@@ -14,8 +14,7 @@ from softbench.core.case import CaseKey, pass_name
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.core.text import count, percent, ratio
 from softbench.report.standings import Standing
-from softbench.results.labels import DOUBTFUL, MEANING
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import DOUBTFUL, LABELS, Row, grouped
 
 FEW = 2
 """Unavailable backends whose reasons stand below the tables."""
@@ -243,7 +242,7 @@ def _doubtful(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | 
     (most, number), *others = Counter(label for row in doubtful for label in row.labels.split() if label in DOUBTFUL).most_common()
     first = sum(one.rows[0].doubtful for one in found.values())
     fastest = f", the fastest of {count(first, 'case')} among them" if first else ""
-    texts = [f"{len(doubtful)} of {count(len(timed), 'cell')}{fastest}", f"{number} {most}: {MEANING[most].partition(': ')[2]}"]
-    texts += [f"{some} {label}: {MEANING[label].partition(': ')[2]}" for label, some in others[:1]]
+    texts = [f"{len(doubtful)} of {count(len(timed), 'cell')}{fastest}", f"{number} {most}: {LABELS[most].partition(': ')[2]}"]
+    texts += [f"{some} {label}: {LABELS[label].partition(': ')[2]}" for label, some in others[:1]]
     texts += [f"{some} {label}" for label, some in others[1:]]
     return Line("doubtful", "; ".join(texts), "yellow")

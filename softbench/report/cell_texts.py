@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from softbench.core import text as units
-from softbench.results.rows import Row
+from softbench.results.columns import Row
 
 
 def us_text(us: float | None) -> str:

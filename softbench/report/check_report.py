@@ -12,7 +12,7 @@ from softbench.core.outcome import Grade
 from softbench.core.text import count
 from softbench.report import rich_tables
 from softbench.report.markup import TestSuite, outcome
-from softbench.results.rows import grouped
+from softbench.results.columns import grouped
 from softbench.run.check import BAD, FAILED, SKIPPED, CheckReport, Finding
 
 SIGNS = {"pass": ".", "low-precision": "~", "wrong": "X", "failed": "!", "unverified": "?", "skipped": "-"}

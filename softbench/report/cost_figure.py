@@ -14,7 +14,7 @@ from softbench.core.outcome import Grade
 from softbench.core.text import count
 from softbench.report import axes, colours, style
 from softbench.report.style import INK, PAPER
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -22,7 +22,7 @@ from softbench.report import answer, axes, style
 from softbench.report.figure_data import ANY, POWER, WHOLE, Quantity, Slice, kinds, shape
 from softbench.report.standings import standings
 from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Style
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from softbench.core.case import DTYPES, pass_name
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import bandwidth_unit, percent, ratio, three_digits, unknown
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 Shape = tuple[int, int, str]
 """M, N, and the shape of an N-D case, which is a point of no line."""

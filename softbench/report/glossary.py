@@ -9,14 +9,14 @@ import tomllib
 from functools import cache
 from importlib import resources
 
-from softbench.results import labels
+from softbench.results.columns import LABELS
 
 
 @cache
 def sections() -> dict[str, dict[str, str]]:
     """The meaning of each term, by the heading that it stands under. A meaning may hold code in backticks."""
     text = resources.files(__package__).joinpath("glossary.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text) | {"Labels": labels.MEANING}
+    return tomllib.loads(text) | {"Labels": LABELS}
 
 
 def meanings() -> dict[str, str]:

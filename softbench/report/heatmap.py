@@ -13,7 +13,7 @@ from softbench.report import axes, style
 from softbench.report.figure_data import Group, by_group
 from softbench.report.standings import Standing, crossover, standing
 from softbench.report.style import INK, Style
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,8 +17,8 @@ from softbench.core.json import JsonObject
 from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
+from softbench.results.columns import DOUBTFUL
 from softbench.results.costs import BackendCost
-from softbench.results.labels import DOUBTFUL
 from softbench.results.runs import FoundRun, Tally, Unfinished
 
 FINE = ("ok", "checked", "skipped", "unavailable")

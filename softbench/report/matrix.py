@@ -23,7 +23,7 @@ from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.report import colours, markup, rich_tables
 from softbench.report.standings import Standing
-from softbench.results.rows import IMPLAUSIBLE, Row, grouped
+from softbench.results.columns import IMPLAUSIBLE, Row, grouped
 
 WINS, TIES = "*", "="
 SIGNS = f"~{WINS}{TIES}!"

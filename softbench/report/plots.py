@@ -15,7 +15,7 @@ from softbench.core.errors import ResultsError, UsageError
 from softbench.core.text import count, unknown
 from softbench.report import cost_figure, curves, heatmap, style
 from softbench.report.figure_data import Group, Quantity, Slice, bandwidth, by_slice, fraction, groups, pass_of, slices, speedup
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 from softbench.results.select import apart, file_of
 
 if TYPE_CHECKING:

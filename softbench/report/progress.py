@@ -18,7 +18,7 @@ from softbench.core.text import count, duration
 from softbench.plan.plan import Plan
 from softbench.report.answer import leader
 from softbench.report.standings import standings
-from softbench.results.rows import Row
+from softbench.results.columns import Row
 from softbench.run.pace import Pacing
 
 LOG_SECONDS = 10.0

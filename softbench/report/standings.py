@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from softbench.core.case import CaseKey
 from softbench.core.outcome import FAILURES, Grade, Status
-from softbench.results.rows import IMPLAUSIBLE, Row, grouped
+from softbench.results.columns import IMPLAUSIBLE, Row, grouped
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from softbench.core.errors import UsageError
 from softbench.core.files import not_written
 from softbench.core.outcome import LIMITED, Grade
 from softbench.report import colours
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

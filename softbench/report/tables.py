@@ -21,8 +21,7 @@ from softbench.plugins.info import BackendInfo
 from softbench.report import answer, markup, matrix, rich_tables
 from softbench.report.cell_texts import CELL, WORDS, us_text
 from softbench.report.standings import standings
-from softbench.results import labels
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import HARMLESS, LABELS, Row, grouped
 from softbench.results.select import apart
 
 REASONS = 4
@@ -156,12 +155,12 @@ def _legend(rows: Sequence[Row], signs: str) -> Text | None:
 
 def _labels(rows: Sequence[Row]) -> Iterator[Text]:
     """A line for each label, with its meaning and its cells."""
-    for label, meaning in labels.MEANING.items():
+    for label, meaning in LABELS.items():
         cells = Counter(row.backend for row in rows if label in row.labels.split())
         if cells:
             where = ", ".join(f"{count(number, 'cell')} of {name}" for name, number in cells.items())
             where = where if len(cells) <= units.NAMED else f"{count(cells.total(), 'cell')} of {count(len(cells), 'backend')}"
-            yield Text.assemble((label, "dim" if label in labels.HARMLESS else "yellow"), f" ({where}): {meaning}")
+            yield Text.assemble((label, "dim" if label in HARMLESS else "yellow"), f" ({where}): {meaning}")
 
 
 def _cards(rows: Sequence[Row]) -> list[Text]:

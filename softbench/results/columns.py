@@ -1,220 +1,184 @@
-"""The rows of a results file, stored by column: a million take 300 MB, where as many `Row` take 1 GB."""
+"""The columns of the results CSV: each is a field of `Row`, and each row is a cell."""
 
 from __future__ import annotations
 
-import math
-from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import MISSING
-from typing import Any, cast, overload
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
-from softbench.core.case import DTYPES, NAME, CaseKey, Direction, parse_op, valid_shape
-from softbench.core.outcome import Grade, Status
-from softbench.core.text import one_line
-from softbench.results.records import unit_text
-from softbench.results.rows import FIELDS, FORMULA, IMPLAUSIBLE, Row
+from softbench.core import statistics as stats
+from softbench.core.case import OPERATION, CaseKey, pass_name
+from softbench.core.outcome import Status
 
-NUMBERS = frozenset(name for name, field in FIELDS.items() if str(field.type).startswith("float"))
-"""The columns of floating-point numbers; the others repeat few values."""
-ONE_OF = {
-    "dtype": set(DTYPES),
-    "class": {grade.value for grade in Grade} | {""},
-    "status": {status.value for status in Status},
-    "direction": {direction.value for direction in Direction},
+L2_RESIDENT = "L2-resident"
+IMPLAUSIBLE = "implausible"
+"""Cells with this label publish no bandwidth."""
+LABELS = {
+    "launch-bound": "do_bench read the host, and the kernels take less: use --timer queued, or see device_us",
+    L2_RESIDENT: "the tensors fit the GPU's L2, so times are shown and no GB/s; larger tensors show the memory's bandwidth",
+    "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
+    "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
+    "noisy": "the middle 60 % of the samples span over 10 %, or leave out the median: repeat with --processes 3, or when nothing else runs",
+    IMPLAUSIBLE: "faster than the memory or than 1.5 times copy, so without a bandwidth: softbench check shows what it leaves out",
+    "recompiled": "torch.compile compiled again after the build: TORCH_LOGS=recompiles says why",
+    "graph-breaks": "torch.compile left parts of the function to Python: with fullgraph=True it says which",
 }
-OF_CASE = CaseKey._fields
-TIMES = ("low_us", "high_us", "device_us", "host_us", "do_bench_us")
-RATIOS = ("of_copy", "speedup", "of_peak")
-UNPUBLISHED = (Grade.WRONG, Grade.UNVERIFIED)
-BITS = 20  # a code of a column, since a file has at most a million cells
+"""Each label with its meaning and what to do."""
+HARMLESS = frozenset({L2_RESIDENT, "graph-breaks"})
+"""Labels that describe a result without casting doubt on it."""
+DOUBTFUL = frozenset(LABELS) - HARMLESS
+"""Labels that cast doubt on a result."""
 
 
-class _Coded(dict[Any, int]):
-    """A column that repeats few values: the code of each row, and the value of each code. As a dict, the code of each text."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A cell as a row of the CSV. A field that does not apply is None or an empty text."""
 
-    def __init__(self, read: Callable[[Any], object]) -> None:
-        """`read` gives the value of a text, or raises ValueError."""
-        super().__init__()
-        self.read, self.codes, self.values_ = read, array("I"), list[Any]()
+    backend: str
+    """Name of the backend."""
+    direction: str
+    """`forward`, `backward`, `both` or `fused`."""
+    M: int
+    """Rows."""
+    N: int
+    """Columns: the reduced axis."""
+    dtype: str
+    """`fp32`, `fp16` or `bf16`."""
+    status: str
+    """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`. Only `ok` has times."""
+    grade: str
+    """`pass`, `low-precision`, `finite-only`, `yardstick`, `wrong` or `unverified`; empty without a check."""
+    reason: str
+    """Why the status is not `ok`, why the class is not `pass`, or why there is no device time."""
+    median_us: float | None
+    """The median of the round medians, microseconds per call."""
+    p20_us: float | None
+    """20th percentile over all samples, microseconds."""
+    p80_us: float | None
+    """80th percentile over all samples, microseconds."""
+    n: int | None
+    """Number of samples."""
+    rounds: int | None
+    """Number of rounds, over all process sets."""
+    processes: int | None
+    """Number of process sets."""
+    gbps: float | None
+    """Bandwidth in decimal GB/s: algorithmic bytes over `median_us`. Empty for `host` times and `implausible` cells."""
+    of_copy: float | None
+    """Fraction of copy: copy's `median_us` over this one. Empty if copy has a doubtful label, or took more than 1.5 times as long."""
+    speedup: float | None
+    """Speed-up: the reference backend's `median_us` over this one."""
+    relative_to: str
+    """The reference backend."""
+    build_s: float | None
+    """Seconds of prepare, first call and synchronization."""
+    build_cache: str
+    """`cold`, `cached`, or empty if nothing is compiled."""
+    error_over_bound: float | None
+    """The largest error over its bound; `inf` if NaN or infinities are misplaced."""
+    timer: str
+    """`queued`, `do_bench` (also for calls that wait for the GPU), `device`, `graph` or `host`; on the CPU `torch.utils.benchmark`."""
+    device: str
+    """Name of the GPU or CPU."""
+    run: str
+    """Name of the run, whose JSON has the raw samples."""
+    l2: str = ""
+    """`cold` or `warm`; empty on the CPU."""
+    device_us: float | None = None
+    """Median device time, microseconds."""
+    host_us: float | None = None
+    """Median host time, microseconds."""
+    do_bench_us: float | None = None
+    """Median of a short sample of `triton.testing.do_bench`, microseconds: what other tools print. The host is in it where it is slower.
 
-    def __missing__(self, text: Any) -> int:
-        value = self.read(text)
-        self[text] = code = len(self.values_)
-        self.values_.append(value)
-        return code
-
-
-class Columns(Sequence[Row]):
-    """Rows that are made when they are asked for."""
-
-    def __init__(self, header: Sequence[str], keep: Collection[str] | None = None) -> None:
-        """`header`: the columns of the lines to come; a field without a column has its default. `keep`: the fields that rows have."""
-        self._header = header
-        self.numbers = {name: array("d") for name in NUMBERS}
-        self.coded = {name: _Coded(_reader(name)) for name in FIELDS if name not in NUMBERS}
-        self.cases = _Coded(self._case)
-        self._kept = [name for name, field in FIELDS.items() if keep is None or field.name in keep]
-        self._seen: set[int] = set()
-
-    def add(self, lines: Sequence[Sequence[str]]) -> None:
-        """Add the rows of these lines.
-
-        Raises:
-            ValueError: a line is invalid; then none of them is added.
-        """
-        if any(len(line) != len(self._header) for line in lines):
-            raise ValueError("has another number of values than the header")
-        texts = dict(zip(self._header, zip(*lines, strict=True), strict=True))
-        absent = {name: (_default(name),) * len(lines) for name in FIELDS if name not in texts}
-        numbers = {name: _numbers(name, texts.get(name) or absent[name]) for name in NUMBERS}
-        codes = {name: list(map(column.__getitem__, texts.get(name) or absent[name])) for name, column in self.coded.items()}
-        cases = list(map(self.cases.__getitem__, zip(*(codes[name] for name in OF_CASE), strict=True)))
-        self._check(numbers, codes)
-        keys = {a << 2 * BITS | b << BITS | c for a, b, c in zip(cases, codes["unit"], codes["backend"], strict=True)}
-        if len(keys) < len(lines) or not self._seen.isdisjoint(keys):
-            raise ValueError(f"{self.coded['backend'].values_[codes['backend'][-1]]} has this case twice")
-        self._seen |= keys
-        self.cases.codes.extend(cases)
-        for name in self._kept:
-            if name in NUMBERS:
-                self.numbers[name].extend(numbers[name])
-            else:
-                self.coded[name].codes.extend(codes[name])
-
-    def close(self) -> Columns:
-        """Forget what only reading needs."""
-        self._seen = set()
-        for column in (self.cases, *self.coded.values()):
-            column.clear()
-        return self
-
-    def _case(self, codes: tuple[int, ...]) -> CaseKey:
-        case = CaseKey(*(self.coded[name].values_[code] for name, code in zip(OF_CASE, codes, strict=True)))
-        if not (0 < case.M < 2**63 and 0 < case.N < 2**63):
-            raise ValueError("M and N must be positive")
-        if not valid_shape(case.shape, case.M, case.N):
-            raise ValueError(f"shape: '{case.shape[:40]}' is no shape of {case.M} rows and {case.N} columns")
-        return case
-
-    def _check(self, numbers: dict[str, list[float]], codes: dict[str, list[int]]) -> None:
-        """Check what several columns must say together, and the ranges of numbers. An empty number is NaN."""
-        published = ("status", "class", "timer", "labels")
-        columns = ([self.coded[name].values_[code] for code in codes[name]] for name in published)
-        times = zip(*(numbers[name] for name in ("median_us", "p20_us", "p80_us", "gbps")), strict=True)
-        for status, grade, timer, labels, (median, p20, p80, gbps) in zip(*columns, times, strict=True):
-            if status != Status.OK:
-                continue
-            without = timer == "host" or IMPLAUSIBLE in labels
-            positive = 0 < median < math.inf and 0 < p20 < math.inf and 0 < p80 < math.inf and (without or 0 < gbps < math.inf)
-            if grade in UNPUBLISHED or not positive:
-                raise ValueError("status is ok, but there is no bandwidth, or a class that has none")
-        for name in TIMES:
-            if not all(0 <= us < math.inf for us in numbers[name] if us == us):
-                raise ValueError(f"{name}: {numbers[name][-1]:g} is no time")
-        if not all(0 < ratio < math.inf for name in RATIOS for ratio in numbers[name] if ratio == ratio):
-            raise ValueError("of_copy, speedup and of_peak must be positive numbers")
-        for gbps, of_peak in zip(numbers["gbps"], numbers["of_peak"], strict=True):
-            if gbps and gbps == gbps and of_peak == of_peak and not 0 < gbps / of_peak < math.inf:
-                raise ValueError(f"of_peak: {of_peak:g} is no fraction of a datasheet bandwidth")
-
-    def __len__(self) -> int:
-        return len(self.cases.codes)
-
-    @overload
-    def __getitem__(self, at: int) -> Row: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[Row]: ...
-    def __getitem__(self, at: int | slice) -> Row | Sequence[Row]:
-        places = range(len(self))[at]
-        return cast(Row, _View(self, places)) if isinstance(places, int) else [cast(Row, _View(self, place)) for place in places]
-
-    def __iter__(self) -> Iterator[Row]:
-        return (cast(Row, _View(self, place)) for place in range(len(self)))
-
-
-def _default(name: str) -> str:
-    default = FIELDS[name].default
-    return "" if default is None or default is MISSING else str(default)
-
-
-def _numbers(name: str, texts: Sequence[str]) -> list[float]:
-    """The numbers of texts; NaN for an empty one. Raises ValueError if a text is no number."""
-    try:
-        found = [float(text) if text else math.nan for text in texts]
-    except ValueError:
-        found = []
-    if len([one for one in found if one != one]) != texts.count("") or not found:
-        raise ValueError(f"{name}: '{texts[-1][:40]}' is not a number")
-    return found
-
-
-def _reader(name: str) -> Callable[[str], object]:
-    """What reads the texts of a column of few values."""
-    optional = "None" in str(FIELDS[name].type)
-
-    def whole(text: str) -> int | None:
-        try:
-            return None if optional and not text else int(text)
-        except ValueError:
-            raise ValueError(f"{name}: '{text[:40]}' is not a number") from None
-
-    def text_of(text: str) -> str:
-        if name in ONE_OF and text not in ONE_OF[name]:
-            raise ValueError(f"{name}: unknown '{text[:40]}'")
-        unquoted = text[1:] if text.startswith("'") and text[1:].startswith(FORMULA) else text
-        found = one_line(unquoted)  # a foreign file may hold escape sequences
-        if name == "backend" and not NAME.fullmatch(found):
-            raise ValueError(f"backend: '{found[:40]}' is no name of one")
-        try:
-            if name in ("op", "unit"):
-                (parse_op if name == "op" else unit_text)(found)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        return found
-
-    return text_of if str(FIELDS[name].type) == "str" else whole
-
-
-class _View:
-    """A row of `Columns`. It is a Row for every reader, for `replace` and for ==, and has a tenth of its size."""
-
-    __slots__ = ("_at", "_rows")
-
-    def __init__(self, rows: Columns, at: int) -> None:
-        self._rows, self._at = rows, at
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type[Row]:  # type: ignore[override]
-        return Row
-
-    def __reduce__(self) -> tuple[type[Row], tuple[object, ...]]:
-        """A copy, also by pickle, is a Row, without the other rows."""
-        return Row, tuple(getattr(self, field.name) for field in FIELDS.values())
+    With a warm L2 it is taken without the flush.
+    """
+    kernels: int | None = None
+    """Number of kernels, copies and fills of a call; their names are in the JSON."""
+    labels: str = ""
+    """Labels of the cell, separated by blanks."""
+    of_peak: float | None = None
+    """Bandwidth over that of the datasheet, which is NVML's memory clock x 2 x bus width. Empty if the tensors fit L2."""
+    low_us: float | None = None
+    """Lower end of the 95 % interval of the median, microseconds. It covers the differences between processes and contains the median."""
+    high_us: float | None = None
+    """Upper end of that interval, microseconds."""
+    stopped: str = ""
+    """Why sampling stopped: `precise`, `limit` (of rounds) or `fixed` (number of rounds)."""
+    compile_s: float | None = None
+    """Seconds of `build_s` in `torch.compile`."""
+    recompiles: int | None = None
+    """Graphs that `torch.compile` made after the build; empty if it compiled nothing."""
+    peak_bytes: int | None = None
+    """Peak of torch's allocator during a call, with outputs and without inputs, bytes."""
+    sm_clock_mhz: float | None = None
+    """Median SM clock after the counted batches, MHz."""
+    memory_clock_mhz: float | None = None
+    """Median memory clock after the counted batches, MHz."""
+    power_w: float | None = None
+    """Median power after the counted batches, watts."""
+    temperature_c: float | None = None
+    """Median temperature after the counted batches, degrees Celsius."""
+    throttled_batches: int | None = None
+    """Batches of a throttled GPU or a busy CPU; they count only if a cell has no others."""
+    graph_breaks: int | None = None
+    """Places where `torch.compile` left a part of the function to Python; empty if it compiled nothing."""
+    op: str = OPERATION
+    """The operation with the parameters that are not at their default, such as `softmax(scale=0.7)`."""
+    shape: str = ""
+    """Shape of an N-D case, such as `8x16x1024x1024`, or `64x32x1000@dim1` with rows along dimension 1; empty if it is (M, N)."""
+    unit: str = ""
+    """The unit that measured the cell: label of the host, index and hash of the UUID, as in `node7/0/9c1d22e0`."""
 
     @property
     def case(self) -> CaseKey:
-        cases = self._rows.cases
-        return cast(CaseKey, cases.values_[cases.codes[self._at]])
+        """The case, whose text is its name, such as `forward-bf16-4096x1024`."""
+        return CaseKey(self.direction, self.dtype, self.M, self.N, self.op, self.shape)
+
+    @property
+    def of_pass(self) -> str:
+        """The operation and the direction, as in `log_softmax forward`; for softmax the direction."""
+        return pass_name(self.op, self.direction)
+
+    @property
+    def timed(self) -> bool:
+        """True if the cell has a plausible time."""
+        return self.status == Status.OK and bool(self.median_us) and IMPLAUSIBLE not in self.labels
+
+    @property
+    def ends(self) -> stats.Ends | None:
+        """The 95 % interval of the median, microseconds; None if unknown. In a file of another program it may lie beside the median."""
+        low, high, median = self.low_us, self.high_us, self.median_us
+        return (min(low, median), max(high, median)) if low and high and median else None
+
+    def times_as_fast(self, other: Row) -> stats.Ratio | None:
+        """How many times as fast it is as another row: the ratio of both medians. None if one has no median, or no interval."""
+        if not (self.median_us and other.median_us and self.ends and other.ends):
+            return None
+        return stats.ratio(other.median_us, other.ends, self.median_us, self.ends)
+
+    @property
+    def doubtful(self) -> bool:
+        """True if the cell has a label that is not harmless."""
+        return not DOUBTFUL.isdisjoint(self.labels.split())
+
+    @property
+    def in_l2(self) -> bool:
+        """True if the tensors fit the GPU's L2, so that `gbps` is not the memory's."""
+        return L2_RESIDENT in self.labels.split()
 
 
-def _number(name: str) -> property:
-    def get(view: _View) -> float | None:
-        value = view._rows.numbers[name][view._at]
-        return value if value == value else None
-
-    return property(get)
-
-
-def _value(name: str) -> property:
-    def get(view: _View) -> object:
-        column = view._rows.coded[name]
-        return column.values_[column.codes[view._at]]
-
-    return property(get)
+FIELDS = {"class" if field.name == "grade" else field.name: field for field in fields(Row)}
+"""The fields of a row by the names of their columns."""
+FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four are full-width signs
+"""A text with such a first character is a formula for a spreadsheet: writing adds an apostrophe, reading removes it."""
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
-for _name, _member in vars(Row).items():
-    if _name in ("__eq__", "__hash__", "__repr__", "__dataclass_fields__") or not (hasattr(_View, _name) or _name.startswith("__")):
-        setattr(_View, _name, _member)
-for _name, _field in FIELDS.items():
-    setattr(_View, _field.name, (_number if _name in NUMBERS else _value)(_name))
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items with each key, in the order of the first items with that key."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found

@@ -16,7 +16,7 @@ from softbench.core.machine import same_card
 from softbench.core.outcome import Grade, Status
 from softbench.core.statistics import Ratio, median_interval, over
 from softbench.core.text import count
-from softbench.results.rows import IMPLAUSIBLE, Row, grouped
+from softbench.results.columns import IMPLAUSIBLE, Row, grouped
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from softbench.core.case import CaseKey
 from softbench.core.outcome import Grade, Status
+from softbench.results.columns import Row, grouped
 from softbench.results.csv import read_csv
-from softbench.results.rows import Row, grouped
 
 COMMITTED = Path("results") / "h200" / "strategies.csv"
 """The run that `softbench list --long` uses, below the working folder or beside the package."""

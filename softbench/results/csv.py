@@ -1,4 +1,4 @@
-"""The results CSV: writing and reading it. `rows.Row` declares the columns."""
+"""The results CSV: writing and reading it. `columns.Row` declares the columns."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from softbench.core.case import MAX_CELLS
 from softbench.core.errors import ResultsError
 from softbench.core.files import reject_folder
 from softbench.core.text import count, one_line, size
+from softbench.results.columns import FIELDS, FORMULA, Row
 from softbench.results.document import GZIP
-from softbench.results.rows import FIELDS, FORMULA, Row
 
 if TYPE_CHECKING:
-    from softbench.results.columns import Columns
+    from softbench.results.column_store import Columns
 
 MAX_BYTES = 2**30
 """A larger file is not read. A cell takes 270 bytes."""
@@ -81,7 +81,7 @@ def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, 
 
 def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool) -> tuple[Columns, list[str]]:
     """`torn`: the last line has no end, so it may be a part of one."""
-    from softbench.results.columns import Columns  # not to write a file
+    from softbench.results.column_store import Columns  # not to write a file
 
     reader = csv.reader(text, strict=True)
     rows = None

@@ -9,22 +9,8 @@ from softbench.core import statistics
 from softbench.core.case import DO_BENCH, Case
 from softbench.core.outcome import Batch, Measured, Record
 from softbench.ops.registry import operation
+from softbench.results.columns import DOUBTFUL
 
-MEANING = {
-    "launch-bound": "do_bench read the host, and the kernels take less: use --timer queued, or see device_us",
-    "L2-resident": "the tensors fit the GPU's L2, so times are shown and no GB/s; larger tensors show the memory's bandwidth",
-    "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
-    "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
-    "noisy": "the middle 60 % of the samples span over 10 %, or leave out the median: repeat with --processes 3, or when nothing else runs",
-    "implausible": "faster than the memory or than 1.5 times copy, so without a bandwidth: softbench check shows what it leaves out",
-    "recompiled": "torch.compile compiled again after the build: TORCH_LOGS=recompiles says why",
-    "graph-breaks": "torch.compile left parts of the function to Python: with fullgraph=True it says which",
-}
-"""Each label with its meaning and what to do."""
-HARMLESS = frozenset({"L2-resident", "graph-breaks"})
-"""Labels that describe a result without casting doubt on it."""
-DOUBTFUL = frozenset(MEANING) - HARMLESS
-"""Labels that cast doubt on a result."""
 DISTURBED = frozenset({"throttled", "busy"})
 """Labels of a cell that something else slowed in every round."""
 

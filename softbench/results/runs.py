@@ -19,9 +19,9 @@ from softbench.core.errors import ResultsError
 from softbench.core.files import lock, no_link
 from softbench.core.json import JsonObject
 from softbench.core.text import count, one_line
+from softbench.results.columns import LABELS
 from softbench.results.csv import REQUIRED
 from softbench.results.document import beside, load_header, units_of
-from softbench.results.labels import MEANING
 
 STAMP = re.compile(r"run-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)")
 """The name of a run says when it started."""
@@ -187,7 +187,7 @@ def tally(file: Path) -> Tally:
     units: dict[str, set[str]] = {}
     for (_, _, _, ended, device, _, unit, marks), number in counts.items():
         status[one_line(ended, 20)] += number
-        labels.update({mark: number for mark in marks.split() if mark in MEANING})
+        labels.update({mark: number for mark in marks.split() if mark in LABELS})
         units.setdefault(one_line(device, 120), set()).add(unit)
     cards = tuple(f"{len(some)} x {device}" if len(some) > 1 else device for device, some in units.items())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.core.text import few, split_exclusions, unknown
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 
 def select(

@@ -30,11 +30,12 @@ from softbench.core.files import lock, no_link, not_written, replace_file, repla
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Record, Status
 from softbench.core.text import count, one_line, printable
+from softbench.results.columns import Row
 from softbench.results.csv import to_csv
 from softbench.results.document import SUFFIX, beside, units_of, write_packed
 from softbench.results.journal import Cells, Stored, digest_of, line_of, newest, record_at, reopened
 from softbench.results.records import SCHEMA, merge, record_to_json
-from softbench.results.rows import Row, rows_of_case
+from softbench.results.rows import rows_of_case
 
 ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time

@@ -10,9 +10,10 @@ from pathlib import Path
 from softbench.core import statistics
 from softbench.core.files import replace_file
 from softbench.core.outcome import Measured, Record, Timing
+from softbench.core.statistics import SPREAD, SPREAD_FROM, default_spread
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.plan.plan import Plan
-from softbench.results.rows import SPREAD, SPREAD_FROM, Row, default_spread
+from softbench.results.columns import Row
 
 MIN_PROCESSES = 3
 MIN_US = 10.0

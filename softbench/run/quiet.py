@@ -11,8 +11,8 @@ from softbench.core.machine import Gpu
 from softbench.core.outcome import Grade
 from softbench.core.text import count, duration
 from softbench.processes.activity import Activity
+from softbench.results.columns import Row, grouped
 from softbench.results.labels import DISTURBED, OVER_COPY
-from softbench.results.rows import Row, grouped
 from softbench.run import cpu_load
 
 LOOK_SECONDS = 1.0

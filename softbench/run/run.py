@@ -34,7 +34,7 @@ from softbench.processes.session import Session, choose_device
 from softbench.processes.slot import WorkerSlot
 from softbench.processes.worker_pool import Lost, Pool
 from softbench.results import writer
-from softbench.results.rows import Row
+from softbench.results.columns import Row
 from softbench.run import info_cache, isolation, process_spread, queue, quiet
 from softbench.run.cpu_load import CpuLoad
 from softbench.run.header import header

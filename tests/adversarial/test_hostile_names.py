@@ -23,8 +23,8 @@ from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource, safe_name
 from softbench.report import check_report, markup, plots
 from softbench.results import rows as results
+from softbench.results.columns import Row
 from softbench.results.csv import read_csv, to_csv
-from softbench.results.rows import Row
 from softbench.run.check import CheckReport, Finding
 
 PACKAGE = Path(softbench.__file__).parent

@@ -1,7 +1,7 @@
 """The glossary gives each term one meaning, also the labels."""
 
 from softbench.report import glossary
-from softbench.results import labels
+from softbench.results.columns import LABELS
 
 
 def test_each_term_has_one_meaning():
@@ -11,4 +11,4 @@ def test_each_term_has_one_meaning():
 def test_meanings_are_plain_text_and_contain_the_labels():
     found = glossary.meanings()
     assert found["extra"] == "A backend that --backends all leaves out."
-    assert all(found[label] == text for label, text in labels.MEANING.items())
+    assert all(found[label] == text for label, text in LABELS.items())

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from softbench.results import csv
+from softbench.results.columns import Row
 from softbench.results.csv import read_csv, to_csv
-from softbench.results.rows import Row
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
 from softbench.report import listing
 from softbench.results import costs
+from softbench.results.columns import Row
 from softbench.results.csv import to_csv
-from softbench.results.rows import Row
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / costs.COMMITTED

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from softbench.core.outcome import Batch, Timing
-from softbench.results.rows import SPREAD, SPREAD_FROM, row
+from softbench.core.statistics import SPREAD, SPREAD_FROM
+from softbench.results.rows import row
 from softbench.run import process_spread
 
 

@@ -18,9 +18,9 @@ from softbench.core.outcome import Grade
 from softbench.core.statistics import Ratio
 from softbench.gate.unpaired import MARGIN
 from softbench.report.standings import standing
+from softbench.results.columns import IMPLAUSIBLE, Row, grouped
 from softbench.results.compare import FASTER, SLOWER, UNTRIED, Pair, pairs
 from softbench.results.csv import read_csv
-from softbench.results.rows import IMPLAUSIBLE, Row, grouped
 from softbench.results.runs import FoundRun, find
 from softbench.results.select import apart
 

@@ -13,8 +13,8 @@ from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State
 from softbench.report.assets.embedded import column
 from softbench.report.page.source import Source
+from softbench.results.columns import Row
 from softbench.results.compare import ORDERS, YARDSTICK, Pair, TwoFiles, counted
-from softbench.results.rows import Row
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from softbench.report.assets.embedded import column
 from softbench.report.figure_data import kinds, shape, slices
 from softbench.report.page.source import Source
 from softbench.report.standings import standings
+from softbench.results.columns import Row
 from softbench.results.csv import COLUMNS
-from softbench.results.rows import Row
 
 MAX_TEXT = 4000
 """Characters of one text."""

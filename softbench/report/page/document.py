@@ -22,8 +22,8 @@ from softbench.report.assets.embedded import asset, compressed, embedded, source
 from softbench.report.page import comparison, data as page_data, overview, trend, wrong
 from softbench.report.page.source import Source
 from softbench.report.standings import standings
+from softbench.results.columns import LABELS
 from softbench.results.compare import pairs
-from softbench.results.labels import MEANING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -142,7 +142,7 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
         "answer": answer.lines(last.rows, standings(last.rows), why="see Wrong and skipped"),
         "summary": overview.summary(last),
         "missing": [source.missing for source in shown if source.missing],
-        "labels": [name for name in MEANING if name in used],
+        "labels": [name for name in LABELS if name in used],
         "groups": wrong.wrong_and_skipped(shown),
         "environment": [table for source in shown for table in overview.environment(source)],
         **values,
@@ -153,7 +153,7 @@ def terms() -> dict[str, str]:
     """The meanings that the page may show: those of the terms that its templates and scripts name, and of labels."""
     names = (*SCRIPTS, *(f"{part.id}.html" for part in (*FIXED, COMPARISON, GATE, TREND)))
     text = "".join(asset(name, __package__) for name in names)
-    return {name: meaning for name, meaning in glossary.meanings().items() if f'"{name}"' in text or name in MEANING}
+    return {name: meaning for name, meaning in glossary.meanings().items() if f'"{name}"' in text or name in LABELS}
 
 
 def _in_order(sources: Sequence[Source]) -> Sequence[Source]:

@@ -11,9 +11,9 @@ from softbench.core.errors import ResultsError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
+from softbench.results.columns import Row
 from softbench.results.document import beside, stream, units_of
 from softbench.results.records import record_from_json
-from softbench.results.rows import Row
 
 Key = tuple[str, CaseKey]
 """A cell: the name of its backend, and its case."""

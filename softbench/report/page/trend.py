@@ -17,7 +17,7 @@ from softbench.gate.inference import holm, moderate, t_upper
 from softbench.gate.unpaired import MARGIN, SITTING_SD
 from softbench.gate.verdicts import Rules
 from softbench.report.page.source import Source
-from softbench.results.rows import Row
+from softbench.results.columns import Row
 
 MIN_CELLS = 3  # of a change point
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
 from softbench.core.text import few
 from softbench.report.page.source import Source
-from softbench.results.rows import Row, grouped
+from softbench.results.columns import Row, grouped
 
 EXAMPLES = 4
 REASONS = 30

@@ -10,7 +10,8 @@ from softbench.core.case import YARDSTICK, Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Failed, Record
 from softbench.core.text import percent, three_digits
-from softbench.results.rows import Row, row
+from softbench.results.columns import Row
+from softbench.results.rows import row
 from softbench.run.fleet.messages import Measure
 
 if TYPE_CHECKING:
