@@ -153,6 +153,21 @@ def test_a_choice_is_in_the_address_and_keys_reach_it(browser, site):
     assert browser.console() == []
 
 
+def test_history_says_which_run_had_another_timer(browser, site):
+    browser.open(site, "op=softmax&direction=forward&dtype=fp32&card=NVIDIA%20H200&view=history")
+    assert "several timers" in browser.find("#view").text
+    assert "timer do_bench → queued" in browser.find("#view table").text
+
+
+def test_board_follows_the_system_to_a_dark_page(browser, site):
+    browser.open(site, "view=history")
+    assert browser.find("#theme").text == "Dark page"
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    assert browser.find("#theme").text == "Light page"
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 def test_as_of_an_older_run_later_ones_do_not_count(browser, site):
     browser.open(site, "op=softmax&direction=forward&dtype=bf16&card=NVIDIA%20H200&upto=run-20261121-193729")
     assert "compile" in browser.find("#view table").text

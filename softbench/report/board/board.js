@@ -7,19 +7,11 @@ const WHAT = { faster: "faster", slower: "slower", lost: "without a result", bac
 const SHOWN = 12, LINES = 10, LATELY = 6, MANY = 100;
 let data, state, chart;
 
-/** An element with properties and children; a child that is a text is set as text. */
-function el(name, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...children.flat().filter((child) => child !== null && child !== ""));
-  return made;
-}
 const $ = (id) => document.getElementById(id);
 const count = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const percent = (fraction) => `${fraction < 0.0995 ? Number((100 * fraction).toPrecision(2)) : Math.round(100 * fraction)}%`;
 /** How much faster the faster of two is, as the threshold counts it. */
 const ahead = (ratio) => `${(100 * (Math.max(ratio, 1 / ratio) - 1)).toFixed(1)}%`;
-const digits = (value) => (value >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
-const time = (us) => (us < 1e3 ? `${digits(us)} us` : us < 1e6 ? `${digits(us / 1e3)} ms` : `${digits(us / 1e6)} s`);
 const mean = (values) => Math.exp(values.reduce((sum, value) => sum + Math.log(value), 0) / values.length);
 const day = (run) => data.runs.started[run].slice(0, 10) || "no date";
 const named = (group) => `${group.op} ${group.direction} ${group.dtype}`;
@@ -164,7 +156,7 @@ function caseTable(group, cases, of) {
   }));
   return table([["case"], [scale, "bar"], ["fastest"], [`of ${of}`, "n"], ["speed", "n wide-only"], ["lead", "n wide-only"]], cases.map((one) => {
     const [best] = one.results, next = one.results.find((result) => !one.first.includes(result.backend));
-    const speed = !best ? "" : group.bytes[one.number] && !group.in_l2[one.number] ? `${digits(group.bytes[one.number] / best.us / 1e3)} GB/s` : time(best.us);
+    const speed = !best ? "" : group.bytes[one.number] && !group.in_l2[one.number] ? `${gbps(group.bytes[one.number] / best.us / 1e3)} GB/s` : micros(best.us);
     const names = one.first.flatMap((number) => [backend(number, ofCase(group, one.number)), " "]);
     return [link(one.name, ofCase(group, one.number)), strip(one), names, best?.share ? percent(best.share) : "",
       speed, best?.share && next?.share && one.first.length === 1 ? ahead(best.share / next.share) : one.first.length > 1 ? "tie" : ""];
@@ -174,7 +166,7 @@ function strip(one) {
   const known = one.results.filter((result) => result.share), text = (result) => `${data.backends.name[result.backend]} ${percent(result.share)}`;
   return el("div", { className: "strip", role: "img", ariaLabel: known.map(text).join(", ") }, known.toReversed().map((result) => {
     const className = (one.first.includes(result.backend) ? "first " : "") + result.state;
-    const dot = tint(el("i", { className, title: `${text(result)}, ${time(result.us)}, ${short(result.run)}` }), result.backend);
+    const dot = tint(el("i", { className, title: `${text(result)}, ${micros(result.us)}, ${short(result.run)}` }), result.backend);
     dot.style.left = `${Math.min(100, (100 * result.share) / 1.2)}%`;
     return dot;
   }));
@@ -196,7 +188,7 @@ function changeItem(one, where = true) {
       runLink(one.run), " after ", runLink(one.before), notes.length ? `; ${notes.join("; ")}` : ""),
     el("details", {}, el("summary", {}, one.case.length > 1 ? "Cases" : "Case"), table([["case"], ["speed, now over before, without drift", "n"]], rows)));
 }
-/** What differs between the software of two runs. */
+/** What differs between the software, or the timer, of two runs. */
 function versionChanges(before, run) {
   return data.runs.versions.filter((name) => data.runs[name][before] && data.runs[name][run] && data.runs[name][before] !== data.runs[name][run])
     .map((name) => `${name} ${data.runs[name][before]} → ${data.runs[name][run]}`);
@@ -240,6 +232,7 @@ function history(group, upto) {
       chooser("case", "Case", [["", whole ? "all" : group.case[most.case]], ...group.case.map((name) => [name, name])], state.case, whole ? { backend: "" } : {}),
       chooser("backend", "Backend", [["", "all"], ...[...new Set(lines.map((line) => line.backend))].map((i) => [names[i], names[i]])], whole ? state.backend : "", { case: "" }),
       shares ? chooser("unit", "Unit", [["", "% of copy"], ["speed", "GB/s"]], state.unit) : ""),
+    new Set(runs.map((run) => data.runs.timer[run])).size > 1 ? help("These runs used several timers, which do not measure the same where a launch takes longer than the kernel.") : "",
     runs.length < 2 ? help("Only one run has this: measure it again, put the new CSV beside the others, and build the board again.") : "",
     ...(whole ? casesOfBackend(group, values, runs, unit) : backendsOfCase(group, values, runs, unit, upto))];
 }
@@ -247,7 +240,7 @@ function history(group, upto) {
 function valueOf(group, line, at, unit) {
   const value = unit === "GB/s" ? line.us[at] && group.bytes[line.case] / line.us[at] / 1e3 : line.copy[at] && line.copy[at] / 10;
   const kind = group.verdicts.get([line.run[at], line.backend, line.case].join()) ?? "";
-  const text = value ? (unit === "GB/s" ? digits(value) : value.toFixed(1)) : line.us[at] ? "no copy" : line.state[at];
+  const text = value ? (unit === "GB/s" ? gbps(value) : value.toFixed(1)) : line.us[at] ? "no copy" : line.state[at];
   return { value: value || null, kind, text: `${SIGN[kind] ?? ""} ${text}${value && line.state[at] ? " !" : ""}` };
 }
 function backendsOfCase(group, values, runs, unit, upto) {
@@ -255,7 +248,7 @@ function backendsOfCase(group, values, runs, unit, upto) {
   const lines = [...values.keys()].sort((a, b) => place(a) - place(b));
   const drawn = el("div", { id: "chart", role: "img", ariaLabel: "The table below has the same numbers" });
   requestAnimationFrame(() => draw(drawn, runs, lines.slice(0, LINES), values, unit));
-  const make = (some) => table([["run"], ...some.map((line) => [backend(line.backend, ofBackend(group, line.backend)), "n"]), ["software that changed", "wide-only"]], runs.map((run, at) => [
+  const make = (some) => table([["run"], ...some.map((line) => [backend(line.backend, ofBackend(group, line.backend)), "n"]), ["what changed", "wide-only"]], runs.map((run, at) => [
     runLink(run), ...some.map((line) => values.get(line).get(run) ?? ""), at ? versionChanges(runs[at - 1], run).join("; ") : ""]).reverse());
   return [drawn, cut(lines, LINES, make, "backends in the table")];
 }
@@ -271,13 +264,8 @@ function sparkline(line, values, runs) {
   const known = [...values.values()].map((one) => one.value).filter((value) => value), width = 200;
   const high = Math.max(...known), low = Math.min(0.8 * high, ...known);
   const points = runs.map((run, i) => [(i + 0.5) * (width / runs.length), values.get(run)?.value]).filter(([, value]) => value).map(([x, value]) => [x, 24 - (20 * (value - low)) / (high - low)]);
-  const node = (name, attributes) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    return made;
-  };
-  const made = tint(node("svg", { viewBox: `0 0 ${width} 28`, preserveAspectRatio: "xMinYMid", class: "spark", "aria-hidden": "true" }), line.backend);
-  made.append(node("polyline", { points: points.map((point) => point.join(",")).join(" ") }), ...points.slice(-1).map(([x, y]) => node("circle", { cx: x, cy: y, r: 2.5 })));
+  const made = tint(svg("svg", { viewBox: `0 0 ${width} 28`, preserveAspectRatio: "xMinYMid", class: "spark", "aria-hidden": "true" }), line.backend);
+  made.append(svg("polyline", { points: points.map((point) => point.join(",")).join(" ") }), ...points.slice(-1).map(([x, y]) => svg("circle", { cx: x, cy: y, r: 2.5 })));
   return made;
 }
 function draw(box, runs, lines, values, unit) {
@@ -363,13 +351,6 @@ function show() {
   if (focused) document.getElementsByName(focused)[0]?.focus();
   $("said").textContent = `${VIEWS[state.view]}: ${named(group)}, ${group.card}`;
 }
-function isDark() {
-  return (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-}
-function theme() {
-  $("theme").textContent = isDark() ? "Light page" : "Dark page";
-}
-
 (async () => {
   data = await unpack($("data").textContent);
   for (const group of data.groups) {
@@ -379,10 +360,9 @@ function theme() {
   const cards = new Set(data.runs.card), last = data.runs.run.length - 1;
   $("about").textContent = `${count(last + 1, "run")} on ${count(cards.size, "card")}, ${day(0)} to ${day(last)}`;
   $("words").append(...Object.entries(data.words).flatMap(([word, meaning]) => [el("dt", {}, word), el("dd", {}, meaning)]));
-  $("theme").onclick = () => { document.documentElement.dataset.theme = isDark() ? "light" : "dark"; theme(); show(); };
   document.querySelector(".skip").onclick = (event) => { event.preventDefault(); $("main").focus(); };
   addEventListener("hashchange", show);
   addEventListener("resize", () => { if (chart?.root.isConnected) chart.setSize({ width: $("chart").clientWidth, height: 300 }); });
-  theme();
+  themeButton($("theme"), show);
   show();
 })();

@@ -50,6 +50,8 @@ class BoardRun(NamedTuple):
     unit: str
     """Of its first cell."""
     cells: int
+    timer: str
+    """The timers of its medians."""
 
 
 class Point(NamedTuple):
@@ -151,7 +153,8 @@ class Board:
     def add(self, found: FoundRun, rows: Sequence[Row]) -> None:
         """Add a newer run: its rows on one card, each cell once (`softbench.results.select.apart`)."""
         number, card = len(self.runs), card_of(rows)
-        self.runs.append(BoardRun(found, card, rows[0].unit, len(rows)))
+        timers = ", ".join(sorted({row.timer for row in rows if row.timer}))
+        self.runs.append(BoardRun(found, card, rows[0].unit, len(rows), timers))
         self._copies.append([row for row in rows if row.grade == Grade.YARDSTICK])
         before: dict[int, list[tuple[Row, Row]]] = {}
         for key, some in grouped((row for row in rows if row.status not in UNTRIED), lambda row: row.case).items():

@@ -19,7 +19,7 @@ from softbench.report.assets.embedded import asset, column, embedded, source_has
 from softbench.report.board.model import KINDS, Board, BoardCase, BoardRun, Change, GroupKey
 
 WORDS = ("case", "yardstick", "fraction of copy", "tie", "interval", "drift", "doubtful")
-SCRIPTS = ("uplot.min.js", "unpack.js")
+SCRIPTS = ("uplot.min.js", "unpack.js", "shared.js")
 VERSIONS = (
     "torch",
     "triton",
@@ -111,8 +111,9 @@ def _runs(runs: Sequence[BoardRun], out: Path) -> JsonObject:
         "file": column([one.file.name for one in found]),
         "card": column([one.card for one in runs]),
         "cells": [one.cells for one in runs],
+        "timer": column([one.timer for one in runs]),
         "page": column([page if (out / page).is_file() else "" for page in pages]),
-        "versions": VERSIONS,
+        "versions": ("timer", *VERSIONS),
     }
 
 

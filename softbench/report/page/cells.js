@@ -28,12 +28,12 @@ page.cells = (() => {
       { name: "dtype", text: (cell) => page.ofCase(cell, "dtype") },
       { name: "status", term: "status", ...word("status") },
       { name: "class", term: "class", ...word("class") },
-      { name: "median", term: "median", ...number("median_us", page.micros) },
+      { name: "median", term: "median", ...number("median_us", micros) },
       { name: "95 % interval", term: "interval", number: true, key: (cell) => page.value(cell, "low_us"), text: page.interval },
       { name: "of peak", ...number("of_peak", page.percent) },
       { name: "speed-up", term: "speed-up", ...number("speedup", (times) => `${page.ratio(times)}x`) },
-      { name: "device time", term: "device time", ...number("device_us", page.micros) },
-      { name: "error / bound", term: "bound", ...number("error_over_bound", page.digits) },
+      { name: "device time", term: "device time", ...number("device_us", micros) },
+      { name: "error / bound", term: "bound", ...number("error_over_bound", digits) },
       { name: "labels", term: "label", ...word("labels"), title: meanings },
     ];
     return [...every.slice(0, 3), ...file, ...every.slice(3)].filter(

@@ -90,7 +90,6 @@
         }),
       );
     }
-    const digits = (value) => value === null ? "" : value >= 100 ? String(Math.round(value)) : page.digits(value);
     const list = page.list(page.find("#pair-list"), {
       label: "Comparison",
       count: pairs.verdict.length,
@@ -111,8 +110,8 @@
         },
         { name: "verdict", term: "verdict", text: (i) => pairs.verdict[i] },
         { name: "case", term: "case", text: (i) => `${pairs.case[i]} ${pairs.unit[i]}`.trim() },
-        { name: "A, GB/s", term: "bandwidth", number: true, key: (i) => pairs.a[i], text: (i) => digits(pairs.a[i]) },
-        { name: "B, GB/s", term: "bandwidth", number: true, key: (i) => pairs.b[i], text: (i) => digits(pairs.b[i]) },
+        { name: "A, GB/s", term: "bandwidth", number: true, key: (i) => pairs.a[i], text: (i) => gbps(pairs.a[i]) },
+        { name: "B, GB/s", term: "bandwidth", number: true, key: (i) => pairs.b[i], text: (i) => gbps(pairs.b[i]) },
         { name: "B/A", number: true, key: (i) => pairs.ratio[i], text: (i) => pairs.ratio[i]?.toFixed(3) ?? "" },
       ],
     });

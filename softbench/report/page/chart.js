@@ -421,11 +421,11 @@ page.chart = (() => {
 /** A legend whose names hide and show their lines in all figures. `entries` have backend, label and dash; `key` explains dashes. */
 page.legend = (root, entries, key = []) => {
   const sample = (dash, backend) => {
-    const line = page.svg("line", { x1: 1, x2: 33, y1: 6, y2: 6, "stroke-dasharray": dash.join(" ") });
-    const made = page.svg(
+    const line = svg("line", { x1: 1, x2: 33, y1: 6, y2: 6, "stroke-dasharray": dash.join(" ") });
+    const made = svg(
       "svg",
       { width: 34, height: 12, "aria-hidden": "true" },
-      backend ? [line, page.svg("path", { d: page.MARKERS[page.marker(backend)], transform: "translate(17 6)" })] : [line],
+      backend ? [line, svg("path", { d: page.MARKERS[page.marker(backend)], transform: "translate(17 6)" })] : [line],
     );
     return backend ? page.tint(made, backend) : made;
   };

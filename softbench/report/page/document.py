@@ -100,7 +100,8 @@ def _look(*, drawn: bool) -> dict[str, Any]:
 
     base, load = asset("base.css", ASSETS), asset("unpack.js", ASSETS) + asset("load.js", __package__)
     style = asset("uplot.min.css", ASSETS) * drawn + asset("page.css", __package__)
-    script = asset("uplot.min.js", ASSETS) * drawn + "".join(_short(asset(name, __package__)) for name in SCRIPTS)
+    parts = [asset("shared.js", ASSETS), *(asset(name, __package__) for name in SCRIPTS)]
+    script = asset("uplot.min.js", ASSETS) * drawn + "".join(map(_short, parts))
     hashes = {"style": (base, style), "script": (load, script)}
     policy = POLICY.format(**{name: " ".join(map(source_hash, texts)) for name, texts in hashes.items()})
     packed = {"packed_style": compressed(style), "packed_script": compressed(script)}

@@ -6,15 +6,8 @@ const page = {
   all: (selector, root = document) => [...root.querySelectorAll(selector)],
   /** An element with a text or with children. A text is never read as markup. */
   make(tag, content = "", attributes = {}) {
-    const made = document.createElement(tag);
-    if (Array.isArray(content)) made.append(...content); else made.textContent = content;
+    const made = el(tag, {}, content);
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  },
-  svg(tag, attributes, children = []) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    made.append(...children);
     return made;
   },
   /** What runs once the data are read. */
@@ -33,20 +26,16 @@ page.count = () => page.data.cells.case.length;
 page.lastFile = () => page.data.files.length - 1;
 page.command = (cell) => ["backends", "size", "rest"].map((part) => page.value(cell, `command_${part}`)).join(" ");
 
-page.digits = (value, digits = 3) => value === null ? "" : value === Infinity ? "inf" : String(+value.toPrecision(digits));
-page.micros = (us) => us < 1e3 ? `${page.digits(us)} us` : us < 1e6 ? `${page.digits(us / 1e3)} ms` : `${page.digits(us / 1e6)} s`;
 page.percent = (fraction) => fraction >= 0.01 ? `${Math.round(100 * fraction)}%` : `${+(100 * fraction).toPrecision(1)}%`;
 page.ratio = (value) => value >= 99.95 ? value.toFixed(0) : value >= 0.095 ? value.toFixed(2) : String(+value.toPrecision(2));
 page.bandwidth = (cell) => {
-  const gbps = page.value(cell, "gbps");
-  if (gbps === null) return "";
-  const text = gbps >= 100 ? String(Math.round(gbps)) : page.digits(gbps);
-  return text + (page.value(cell, "labels").split(" ").includes("L2-resident") ? " (L2)" : "");
+  const text = gbps(page.value(cell, "gbps"));
+  return text && text + (page.value(cell, "labels").split(" ").includes("L2-resident") ? " (L2)" : "");
 };
 page.interval = (cell) => {
   const [low, high] = [page.value(cell, "low_us"), page.value(cell, "high_us")];
   if (low === null || high === null) return "";
-  const [a, b] = [page.micros(low), page.micros(high)].map((text) => text.split(" "));
+  const [a, b] = [micros(low), micros(high)].map((text) => text.split(" "));
   return a[1] === b[1] ? `${a[0]} to ${b.join(" ")}` : `${a.join(" ")} to ${b.join(" ")}`;
 };
 
@@ -57,7 +46,7 @@ page.describe = (cell) => {
   if (page.data.files.length > 1) lines[0] += ` (${page.data.files[value("file")].name})`;
   if (value("status") !== "ok") lines.push(value("status"));
   if (value("median_us"))
-    lines.push(`median ${page.micros(value("median_us"))}` + (page.interval(cell) && `, 95 % interval ${page.interval(cell)}`));
+    lines.push(`median ${micros(value("median_us"))}` + (page.interval(cell) && `, 95 % interval ${page.interval(cell)}`));
   const more = [];
   if (value("gbps")) more.push(`${page.bandwidth(cell).replace(" (L2)", "")} GB/s${page.bandwidth(cell).endsWith(")") ? " (L2)" : ""}`);
   if (value("of_copy")) more.push(`${page.percent(value("of_copy"))} of copy`);
@@ -65,10 +54,10 @@ page.describe = (cell) => {
   if (value("speedup")) more.push(`${page.ratio(value("speedup"))}x ${value("relative_to")}`);
   if (value("device_us")) {
     const [low, high] = [page.data.more.device_low[cell], page.data.more.device_high[cell]];
-    more.push(`device time ${page.micros(value("device_us"))}` + (low ? ` (${page.micros(low)} to ${page.micros(high)})` : ""));
+    more.push(`device time ${micros(value("device_us"))}` + (low ? ` (${micros(low)} to ${micros(high)})` : ""));
   }
   if (more.length) lines.push(more.join(", "));
-  if (value("error_over_bound") !== null) lines.push(`error ${page.digits(value("error_over_bound"))} of its bound (${value("class")})`);
+  if (value("error_over_bound") !== null) lines.push(`error ${digits(value("error_over_bound"))} of its bound (${value("class")})`);
   if (value("labels")) lines.push(`labels: ${value("labels")}`);
   if (value("reason")) lines.push(value("reason").length > 300 ? `${value("reason").slice(0, 300)}...` : value("reason"));
   return lines.join("\n");
@@ -82,9 +71,7 @@ page.MARKERS = {
 };
 page.DASHES = { "-": [], "--": [7, 4], "-.": [8, 3, 2, 3], ":": [2, 3] };
 page.printing = false;
-page.dark = () =>
-  !page.printing &&
-  (document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+page.dark = () => !page.printing && isDark();
 page.colour = (backend) => page.data.looks[backend][page.dark() ? 1 : 0];
 page.marker = (backend) => page.data.looks[backend][2];
 page.dash = (backend) => page.data.looks[backend][3];

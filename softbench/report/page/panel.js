@@ -1,6 +1,6 @@
 // The side panel of a cell: the command line, the reason, the samples by round, the kernels, and every column of the CSV.
 page.panel = (() => {
-  const { make, svg } = page;
+  const { make } = page;
   let opener = null, begins = null;
   const root = () => page.find("#panel");
 
@@ -36,12 +36,12 @@ page.panel = (() => {
     const high = Math.max(values[Math.floor(0.96 * (values.length - 1))], low * 1.02);
     const y = (us) => top + (height - top - bottom) * (1 - (Math.min(us, high) - low) / (high - low));
     const above = values.filter((us) => us > high).length;
-    const label = `Samples of ${rounds.length} rounds, from ${page.micros(low)} to ${page.micros(values.at(-1))}`;
+    const label = `Samples of ${rounds.length} rounds, from ${micros(low)} to ${micros(values.at(-1))}`;
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, class: "strip", role: "img", "aria-label": label });
     for (const us of [low, (low + high) / 2, high]) {
       picture.append(
         svg("line", { x1: left, x2: width, y1: y(us), y2: y(us) }),
-        svg("text", { x: left - 6, y: y(us) + 4, "text-anchor": "end" }, [page.micros(us)]),
+        svg("text", { x: left - 6, y: y(us) + 4, "text-anchor": "end" }, [micros(us)]),
       );
     }
     const step = (width - left) / rounds.length;
@@ -61,7 +61,7 @@ page.panel = (() => {
           ]),
         );
     });
-    if (above) picture.append(svg("text", { x: width - 4, y: top + 12, "text-anchor": "end" }, [`${above} above ${page.micros(high)}`]));
+    if (above) picture.append(svg("text", { x: width - 4, y: top + 12, "text-anchor": "end" }, [`${above} above ${micros(high)}`]));
     return picture;
   };
 
@@ -76,7 +76,7 @@ page.panel = (() => {
       power ? `${power} W` : "",
       temperature ? `${temperature} C` : "",
       slowed,
-      samples.map((us) => page.digits(us, 4)).join(" ") + (samples.length < count ? ` (${samples.length} of ${count} are shown)` : ""),
+      samples.map((us) => digits(us, 4)).join(" ") + (samples.length < count ? ` (${samples.length} of ${count} are shown)` : ""),
     ]);
     const head = ["set", "round", "place", "samples", "median", "SM clock", "power", "temperature", "slowed by", "values"];
     return make("details", [make("summary", "The rounds as a table"), make("div", [make("table", [
@@ -92,7 +92,7 @@ page.panel = (() => {
     const found = [];
     const title = (text, term) => found.push(make("h3", term ? [page.term(term, text)] : text));
     const facts = [
-      ["median", "median", page.value(cell, "median_us") && page.micros(page.value(cell, "median_us"))],
+      ["median", "median", page.value(cell, "median_us") && micros(page.value(cell, "median_us"))],
       ["interval", "95 % interval", page.interval(cell)],
       ["bandwidth", "bandwidth, GB/s", page.bandwidth(cell)],
       ["fraction of copy", "of copy", page.value(cell, "of_copy") && page.percent(page.value(cell, "of_copy"))],
@@ -122,7 +122,7 @@ page.panel = (() => {
         make(
           "p",
           `${rounds[0][8].length} quantiles of ${rounds[0][7]} samples, from the smallest to the largest, in microseconds: ` +
-            `${rounds[0][8].map((us) => page.digits(us, 4)).join(", ")}. The run's JSON has all samples.`,
+            `${rounds[0][8].map((us) => digits(us, 4)).join(", ")}. The run's JSON has all samples.`,
           { class: "help" },
         ),
       );

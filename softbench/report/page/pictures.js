@@ -38,8 +38,8 @@ page.pictures = (() => {
         text: (times) => `${page.ratio(times)}x`,
         most: true,
       });
-    found.push({ name: "median", label: "median", of: value("median_us"), log: true, text: page.micros });
-    if (has("device_us")) found.push({ name: "device time", label: "device time", of: value("device_us"), log: true, text: page.micros });
+    found.push({ name: "median", label: "median", of: value("median_us"), log: true, text: micros });
+    if (has("device_us")) found.push({ name: "device time", label: "device time", of: value("device_us"), log: true, text: micros });
     return found;
   };
 
@@ -168,7 +168,7 @@ page.pictures = (() => {
             [
               page.make("span", page.value(cell, "backend") + file),
               page.make("span", [bar], { class: "track" }),
-              page.make("span", (quantity.text ?? page.digits)(quantity.of(cell)), { class: "n" }),
+              page.make("span", (quantity.text ?? digits)(quantity.of(cell)), { class: "n" }),
             ],
             { type: "button", class: "bar", "data-c": cell },
           );

@@ -54,16 +54,7 @@ page.tabs = (() => {
     location.hash = links[next].hash;
   });
 
-  const theme = page.find("#theme");
-  const name = () => { theme.textContent = page.dark() ? "Light page" : "Dark page"; };
-  theme.hidden = false;
-  name();
-  theme.addEventListener("click", () => {
-    document.documentElement.dataset.theme = page.dark() ? "light" : "dark";
-    name();
-    page.redraw();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { name(); page.redraw(); });
+  themeButton(page.find("#theme"), page.redraw);
 
   let undo = [];
   addEventListener("beforeprint", () => {
