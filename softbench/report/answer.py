@@ -143,9 +143,10 @@ def _lead(best: str, tied: Tied, where: _Places) -> str:
 
 
 def _limited(name: str, tied: Tied) -> str:
-    """The name, with the class of a backend that is finite-only or low-precision where it leads."""
-    grades = dict.fromkeys(str(names[name].grade) for names in tied.values() if name in names and names[name].grade in LIMITED)
-    return name + _in_parentheses(", ".join(grades))
+    """The name, with the class of a backend that is finite-only or low-precision where it leads: `torch (low-precision in 3)`."""
+    mine = [names[name].grade for names in tied.values() if name in names]
+    grades = Counter(str(grade) for grade in mine if grade in LIMITED)
+    return name + _in_parentheses(", ".join(grade + f" in {number}" * (number < len(mine)) for grade, number in grades.items()))
 
 
 def _all(number: int) -> str:
@@ -186,8 +187,9 @@ def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | N
     best = [one.rows[0] for one in found.values() if one.rows[0].of_copy]
     values = sorted(row.of_copy or 0 for row in [row for row in best if not row.doubtful] or best)
     if values:
-        spread = f" (median; {percent(values[0])} to {percent(values[-1])})" if len(values) > 1 else ""
-        return Line("of copy", f"{percent(median(values))} of the speed of copy, which only moves the bytes{spread}")
+        some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
+        spread = f"median{some and f' of {some}'}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else some
+        return Line("of copy", f"{percent(median(values))} of the speed of copy, which only moves the bytes{_in_parentheses(spread)}")
     if found and any(row.grade == Grade.YARDSTICK and row.median_us for row in rows):
         return Line("of copy", "unknown: copy is doubtful, or slower than what it judges; measure again when nothing else runs", "yellow")
     return None

@@ -14,6 +14,7 @@ from softbench.core import text
 from softbench.core.case import YARDSTICK, value_text
 from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.core.json import JsonObject
+from softbench.core.outcome import Status
 from softbench.ops.operation import Operation
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
@@ -168,7 +169,9 @@ def runs(found: Sequence[tuple[FoundRun, Tally]], left: Sequence[Unfinished], fo
     for run, tally in found:
         bad = f" ({wrong})" if (wrong := not_ok(tally)) else ""
         what = " ".join(",".join(names) for names in (tally.operations, tally.directions, tally.dtypes))
-        about = f"  {text.count(tally.cells, 'cell')}{bad}: {what}; {text.few(list(tally.backends))}"
+        about = (
+            f"  {text.count(tally.cells - tally.status.get(Status.UNAVAILABLE, 0), 'cell')}{bad}: {what}; {text.few(list(tally.backends))}"
+        )
         lines.append((run.file, run.started, " and ".join(tally.cards), Text(about, style="dim", no_wrap=True, overflow="ellipsis")))
     below = folders[0] if len(folders) == 1 else Path()
     names = [text.one_line(str(file.relative_to(below) if file.is_relative_to(below) and file != below else file)) for file, *_ in lines]

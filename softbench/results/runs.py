@@ -252,7 +252,7 @@ def _unfinished(file: Path) -> Unfinished:
     header = json.loads(first)
     lines = sample.count(b"\n")
     if len(first) + len(sample) < size:
-        lines = round(lines * (size - len(first)) / len(sample))
+        lines = round(lines * (size - len(first)) / max(1, len(sample)))  # a run that just began may write between both
     fingerprint = header["fingerprint"]
     cases = re.match(r"\d+", str(fingerprint.get("cases")))
     planned = int(cases[0]) * len(header["backends"]) * int(fingerprint.get("processes", 1)) if cases else 0

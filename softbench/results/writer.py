@@ -153,7 +153,7 @@ class Run:
         """Make records known. Returns their cases, each with its unit, if the CSV has no rows of them."""
         keys = list(dict.fromkeys((record.case, record.unit) for record in records))
         known = [key for key in keys if self.cells.of(*key)]
-        for key in known:
+        for key in keys:  # also of a unit that lost the case before
             self._rows.pop(key, None)
         lost = [self.cells.put(process, record, stored) for record, stored in zip(records, places, strict=True)]
         self._changed = self._changed or bool(known) or any(lost)

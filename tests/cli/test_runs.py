@@ -12,6 +12,12 @@ EXHIBIT = Path(__file__).parents[2] / "results" / "h200"
 HEADER = {"run": "run-20261129-020812", "started": "2026-11-29T02:08:12+00:00", "device_name": "card", "backends": ["copy"]}
 
 
+def test_the_cells_of_a_run_are_those_that_show_counts(main, tmp_path):
+    copy("sweep", tmp_path / "results")
+    number = main("show", "results/sweep.csv")[1].split()[1]
+    assert f"  {number} cells (1 wrong" in main("runs")[1]
+
+
 def test_runs_are_listed_newest_first_with_what_is_left_and_unreadable(main, tmp_path):
     folder = tmp_path / "results"
     for name in ("losses", "odd"):

@@ -78,6 +78,8 @@ def test_a_leader_that_is_finite_only_or_doubtful_is_said_to_be(rows):
     assert lines([replace(row, grade="finite-only") if row.backend == "b" else row for row in rows])["fastest"].endswith(
         "b (finite-only) in 1 (N=2048)"
     )
+    some = [replace(row, grade="low-precision") if row.backend == "a" and row.N == 512 else row for row in rows]
+    assert lines(some)["fastest"].startswith("a (low-precision in 1) in 3 of 4 cases")
     assert lines([replace(row, labels="busy") for row in rows])["fastest"].endswith("; doubtful, see below")
 
 
@@ -86,6 +88,12 @@ def test_without_intervals_or_results_the_answer_says_so(rows):
     assert lines([row for row in rows if row.backend == "copy"])["fastest"] == "none: no backend but copy has a result"
     assert lines([row for row in rows if row.backend in ("a", "copy")])["fastest"] == "a in all 4 cases; no other backend has a result"
     assert lines([replace(row, of_copy=None) for row in rows])["of copy"].startswith("unknown: copy is doubtful")
+
+
+def test_a_fraction_of_copy_says_of_how_many_cases_it_is(rows):
+    few = [replace(row, labels="busy") if row.N >= 1024 else row for row in rows]
+    assert lines(few)["of copy"] == "50% of the speed of copy, which only moves the bytes (median of 2 of 4 cases; 50% to 50%)"
+    assert lines([replace(row, of_copy=None) if row.N > 256 else row for row in rows])["of copy"].endswith(" (1 of 4 cases)")
 
 
 @pytest.mark.parametrize("file", sorted(RESULTS.glob("h?00/*.csv")), ids=lambda file: f"{file.parent.name}-{file.stem}")
