@@ -147,7 +147,9 @@ def without_compilers(cli):
 def test_a_quiet_run_prints_the_answer_and_failures(cli):
     (cli.folder / "fails.py").write_text(FAILS)
     done = cli("run", "-q", "--backends", "torch", *SMALL)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    busy = "softbench: not measurable now: "  # an error of a busy host
+    assert [line for line in done.stderr.splitlines() if not line.startswith(busy)] == []
     answer = [line.split()[0] for line in done.stdout.splitlines() if line[0] != " "]
     assert answer[0] == "fastest"
     assert set(answer) <= {"fastest", "speed-up", "of", "correct", "missing", "doubtful"}
