@@ -16,7 +16,7 @@ from softbench.gate.ab_run import Measure, confirmation, samples_of, times
 from softbench.gate.fresh_pairs import controls_of
 from softbench.gate.power import SECOND_LOOK, found_by_processes
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.units import dealt, own
+from softbench.gate.units import UNABLE, dealt, own
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.plan import Plan
 from softbench.plan.settings import read
@@ -30,17 +30,20 @@ SETTINGS = ("threads", "rounds", "max_rounds", "precision", "tick_us", "seed", "
 def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
     """The request that measures the baseline's backends, with its settings, and its cases if none are given. Flags win.
 
+    Cells that were wrong or failed are measured too, so that the report says what they are now.
+
     Raises:
         UsageError: too few processes, a setting of the baseline is invalid, or the baseline has no backend.
     """
-    keys = [key for key, samples in base.cells.items() if key.backend != YARDSTICK and samples.status in CORRECT]
+    cells = {key: samples.status for key, samples in base.cells.items() if key.backend != YARDSTICK}
+    backends = tuple(dict.fromkeys(key.backend for key, status in cells.items() if status not in UNABLE))
     known = {**base.settings, "device": base.environment.get("device", "auto")}
     stored = {name: read(name, known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
-    sweeps = tuple(map(only, dict.fromkeys(key.identity for key in keys)))
+    sweeps = tuple(map(only, dict.fromkeys(key.identity for key in cells)))
     config = {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config}
-    flags = {**request.flags, "backends": tuple(dict.fromkeys(key.backend for key in keys))}
+    flags = {**request.flags, "backends": backends}
     adjusted = replace(request, config=config, flags=flags)
-    if not keys:
+    if not any(status in CORRECT for status in cells.values()):
         raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}")
     if (processes := adjusted.settings().processes) < unpaired.MIN_NEW:
         raise UsageError(

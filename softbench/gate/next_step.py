@@ -97,10 +97,12 @@ def _baseline_of_each_card(report: GateReport, base: RunSamples, command: str) -
 
 
 def _find_the_error(report: GateReport, command: str) -> str:
-    """What to do about the first broken cell; empty if no cell is broken. A measurement more would not mend it."""
-    broken = [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.BROKEN]
+    """What to do about the first cell that is wrong or fails; empty if there is none. A measurement more would not mend it."""
+    state = State.BROKEN if report.exit_code == 1 else State.FAILED
+    broken = [verdict.cell for verdict in report.verdicts if verdict.state is state]
     if not broken:
         return ""
+    found = "broke, so find the error" if state is State.BROKEN else "failed, so find the error, or leave the case out,"
     cell, words = broken[0], words_of(command)
     program = words[: words.index("gate")] if "gate" in words else ["softbench"]
     axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_operation(cell.op, words), *options(words, OF_ANY_COMMAND)]
@@ -109,7 +111,7 @@ def _find_the_error(report: GateReport, command: str) -> str:
     inspect = shlex.join([*program, "inspect", cell.backend, *extents, *axes])
     return (
         f"{text.count(len(broken), 'cell')} of {text.few(list(dict.fromkeys(one.backend for one in broken)))} "
-        f"broke, so find the error before you measure again: {check}; or look at the code of that case: {inspect}"
+        f"{found} before you measure again: {check}; or look at the code of that case: {inspect}"
     )
 
 

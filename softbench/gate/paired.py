@@ -119,7 +119,7 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
         new, old = run.cells.get(key), run.cells.get(key.with_backend(reference))
         if verdict := unmeasured(key, new, old, f"the reference {reference}"):
             verdicts.append(verdict)
-        elif new and old and new.status == old.status == "ok":
+        elif new and old:
             cells[key] = list(pair(new, old).values())
             if not cells[key] or not all(math.isfinite(value) for rounds in cells[key] for value in rounds.logs):
                 why = "a value is not a finite number" if cells.pop(key) else NO_ROUND

@@ -118,6 +118,8 @@ def _dealt(verdict: Verdict, part: RunSamples, mine: RunSamples, now: Sequence[R
         return None if any(cell in other.cells and other.cells[cell].status not in UNABLE for other in now) else verdict
     if cell in mine.cells or not (before := next((other for other in known if cell in other.cells), None)):
         return verdict
+    if part.cells[cell].status in UNABLE:
+        return verdict  # the card of the baseline has the verdict on what it measured
     if any(cell in other.cells and same_card(other.environment.get("unit"), before.environment.get("unit")) for other in now):
         return verdict  # it is judged there
     return _elsewhere(cell, part.cells[cell], before)
@@ -127,6 +129,6 @@ def _elsewhere(cell: CellKey, samples: CellSamples, before: RunSamples) -> Verdi
     """The verdict on a cell that only another card of the baseline measured: a change of its class counts, and its time does not."""
     if verdict := unmeasured(cell, samples, before.cells[cell], "the baseline"):
         return verdict
-    if cell.backend == YARDSTICK or samples.status != "ok":
+    if cell.backend == YARDSTICK:
         return None
     return Verdict(cell, State.AMBIGUOUS, f"{DEALT}, which was {before.environment.get('unit')}; cards of one model differ")

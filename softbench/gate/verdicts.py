@@ -34,17 +34,22 @@ class State(StrEnum):
     """Measured now, not before."""
     BROKEN = "broken"
     """Correct before, wrong or failed now."""
+    FAILED = "failed"
+    """Wrong, failed or unverified on one side, and not right on the other: it cannot pass."""
+    UNMEASURED = "unmeasured"
+    """Timed on neither side, and wrong on none."""
 
 
 TESTED = (State.SLOWER, State.FASTER, State.SAME, State.AMBIGUOUS)
 CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
+NOT_RIGHT = (*FAILURES, Status.UNVERIFIED)
 SHORT_US = 10.0
 """Cells of shorter calls on a GPU are advisory: more than a tenth of their time is the events' (1.2 us on an H200)."""
 ADVISORY_UP_TO = 0.25
 """The largest slowdown that an advisory cell may have. A larger one is more than noise, so the cell is gated."""
 AMBIGUOUS_UP_TO = 0.10
-"""The largest slowdown that an ambiguous cell may show (or the margin, if larger) without making the run inconclusive."""
+"""The largest slowdown that the interval of an ambiguous cell may reach (or the margin, if larger) before the run is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ class Verdict:
     cell: CellKey
     """The cell."""
     state: State
-    """`slower`, `faster`, `same`, `ambiguous`, `missing`, `new` or `broken`."""
+    """`slower`, `faster`, `same`, `ambiguous`, `missing`, `new`, `broken`, `failed` or `unmeasured`."""
     reason: str
     """Why the cell has this state."""
     ratio: float | None = None
@@ -96,19 +101,19 @@ class Verdict:
         return self.gated and self.state in FAILING
 
     @property
+    def up_to(self) -> float:
+        """The largest ratio that the measurement allows: the end of the interval or the raw ratio; inf if there is no interval."""
+        return max(self.interval[1], self.raw_ratio or 0) if self.interval else math.inf
+
+    @property
     def may_be_slow(self) -> bool:
-        """True if the cell is ambiguous, and its time allows a slowdown that must not pass."""
-        if not self.gated or self.state is not State.AMBIGUOUS:
-            return False
-        known = [ratio for ratio in (self.ratio, self.raw_ratio) if ratio is not None and math.isfinite(ratio)]
-        return not known or max(known) > 1 + max(AMBIGUOUS_UP_TO, self.margin or 0)
+        """True if the cell is ambiguous, and its interval allows a slowdown that must not pass."""
+        return self.gated and self.state is State.AMBIGUOUS and not self.up_to <= 1 + max(AMBIGUOUS_UP_TO, self.margin or 0)
 
     @property
     def may_be_slower(self) -> bool:
         """True if the cell is ambiguous, and its interval or its raw ratio is unknown or beyond the margin."""
-        if self.interval is None or self.margin is None:
-            return self.state is State.AMBIGUOUS
-        return self.state is State.AMBIGUOUS and not max(self.interval[1], self.raw_ratio or 0) <= 1 + self.margin
+        return self.state is State.AMBIGUOUS and (self.margin is None or not self.up_to <= 1 + self.margin)
 
     def document(self) -> JsonObject:
         """As JSON. The key of `fdr_significant` is `look`."""
@@ -153,12 +158,15 @@ class GateReport:
         return 3 if self._why_inconclusive() else 0
 
     def _why_inconclusive(self) -> str:
+        if failed := [verdict for verdict in self.verdicts if verdict.state is State.FAILED]:
+            return f"{text.count(len(failed), 'cell')} right on neither side ({failed[0].cell.backend} {failed[0].cell.case})"
         if self.nothing_tested:
             return "no cell could be judged"
         if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
-            ratio = max((ratio for ratio in (slow[0].ratio, slow[0].raw_ratio) if ratio is not None), default=math.nan)
-            worst = f"{slow[0].cell.backend} {slow[0].cell.case}" + (f", new/old {ratio:.3f}" if math.isfinite(ratio) else "")
-            return f"{text.count(len(slow), 'ambiguous cell')} may be more than {AMBIGUOUS_UP_TO:.0%} slower ({worst})"
+            worst = max(slow, key=lambda verdict: verdict.up_to)
+            known = f", new/old up to {worst.up_to:.3f}" if math.isfinite(worst.up_to) else ", no interval"
+            found = f"{text.count(len(slow), 'ambiguous cell')} may be more than {AMBIGUOUS_UP_TO:.0%} slower"
+            return f"{found} ({worst.cell.backend} {worst.cell.case}{known})"
         if self._share_ambiguous() > self.rules.most_ambiguous:
             return (
                 f"{self._share_ambiguous():.0%} of the gated cells may be slower than the margin, more than {self.rules.most_ambiguous:.0%}"
@@ -211,7 +219,7 @@ def _counted(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{text.count(number, 'cell')} {state}" for state, number in counts.items() if number)
 
 
-ORDER = (State.SLOWER, State.BROKEN, State.MISSING, State.AMBIGUOUS, State.FASTER, State.NEW, State.SAME)
+ORDER = tuple(map(State, ("slower", "broken", "missing", "failed", "ambiguous", "faster", "new", "unmeasured", "same")))
 
 
 def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -273,7 +281,7 @@ def _interval_text(interval: tuple[float, float]) -> str:
 
 
 def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, old_side: str) -> Verdict | None:
-    """The verdict on a cell that only one side measured, that broke, or that two timers measured; None if the test decides.
+    """The verdict on a cell that a side did not time, or that two timers timed; None if the test decides.
 
     `old_side` is its name in messages: `the baseline`, `the reference torch`.
     """
@@ -286,10 +294,20 @@ def unmeasured(cell: CellKey, new: CellSamples | None, old: CellSamples | None, 
     if old_status == Status.OK != new_status or (old_status == Status.CHECKED and new_status not in CORRECT):
         now = f"is {new_status} now: {new.reason}" if new else "was not measured now"
         return Verdict(cell, State.MISSING, f"is in {old_side} and {now}")
-    if new and old and not one_timer(new, old):
+    if not (new and old and new_status == old_status == Status.OK):
+        then, now = (_said(side) for side in (old, new))
+        right = Status.CHECKED in (new_status, old_status) or not {new_status, old_status}.intersection(NOT_RIGHT)
+        said = f"{old_side} and now: {now}" if then == now else f"{old_side}: {then}; now: {now}"
+        return Verdict(cell, State.UNMEASURED if right else State.FAILED, said)
+    if not one_timer(new, old):
         timers = f"timed by {new.timer} now and by {old.timer} in {old_side}"
         return Verdict(cell, State.AMBIGUOUS, f"not compared: {timers}; measure both with --timer {DO_BENCH}")
     return None
+
+
+def _said(side: CellSamples | None) -> str:
+    """The status of a side that was not timed, with its reason."""
+    return ": ".join(filter(None, (side.status, side.reason))) if side else "not measured"
 
 
 def one_timer(a: CellSamples, b: CellSamples) -> bool:

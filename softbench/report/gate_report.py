@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -16,15 +17,24 @@ from softbench.gate.verdicts import GateReport, State, Verdict
 from softbench.report import markup, rich_tables
 from softbench.report.markup import TestSuite, outcome, safe
 
-STYLES = {State.SLOWER: "bold red", State.BROKEN: "bold red", State.MISSING: "red", State.AMBIGUOUS: "yellow", State.FASTER: "green"}
+STYLES = {
+    State.SLOWER: "bold red",
+    State.BROKEN: "bold red",
+    State.MISSING: "red",
+    State.FAILED: "red",
+    State.AMBIGUOUS: "yellow",
+    State.FASTER: "green",
+}
 COLUMNS = ("state", "backend", "case", "new/old", "95 %", "n", "why")
+QUIET = (State.SAME, State.UNMEASURED)
+"""The states that a report folds."""
 NUMBERS = (3, 4)
 """The right-aligned columns."""
 
 
 def text(report: GateReport, *, long: bool) -> RenderableType:
-    """Failing cells, then other changed cells. Unchanged cells are one line, or one line each if `long`."""
-    shown = [verdict for verdict in report.verdicts if long or verdict.state is not State.SAME]
+    """Failing cells, then other changed cells. Unchanged cells are one line, unmeasured ones one for each backend, unless `long`."""
+    shown = [verdict for verdict in report.verdicts if long or verdict.state not in QUIET]
     parts: list[RenderableType] = [Text(report.what)]
     if shown:
         table = rich_tables.table(COLUMNS, NUMBERS, folded=(len(COLUMNS) - 1,))
@@ -55,36 +65,42 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
 
 
 def _collapsed(report: GateReport) -> list[str]:
-    ratios = [verdict.ratio for verdict in report.verdicts if verdict.state is State.SAME and verdict.ratio]
-    if not ratios:
-        return []
-    return [f"same: {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}"]
+    unmeasured = Counter((v.cell.backend, v.reason) for v in report.verdicts if v.state is State.UNMEASURED)
+    lines = [f"unmeasured: {count(number, 'cell')} of {backend}: {why}" for (backend, why), number in unmeasured.items()]
+    if ratios := [verdict.ratio for verdict in report.verdicts if verdict.state is State.SAME and verdict.ratio]:
+        lines.append(f"same: {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}")
+    return lines
 
 
 def markdown(report: GateReport) -> str:
     """Markdown for a pull request or a job summary: the outcome, the changed cells, and a folded list of the others."""
     sign = {0: "✅", 1: "❌"}.get(report.exit_code, "❓")
-    changed = [verdict for verdict in report.verdicts if verdict.state is not State.SAME]
+    changed = [verdict for verdict in report.verdicts if verdict.state not in QUIET]
     lines = [f"### {sign} softbench gate: {safe(report.summary)}", "", safe(report.what), ""]
     if changed:
         lines += [markup.table(COLUMNS, list(map(_row, changed)), NUMBERS), ""]
-    same = [verdict for verdict in report.verdicts if verdict.state is State.SAME]
-    if same:
-        lines += [f"<details><summary>same: {count(len(same), 'cell')} within the margin</summary>", ""]
-        lines += [markup.table(COLUMNS, list(map(_row, same)), NUMBERS), "", "</details>", ""]
+    for state, what in zip(QUIET, ("within the margin", "timed on neither side"), strict=True):
+        if folded := [verdict for verdict in report.verdicts if verdict.state is state]:
+            lines += [f"<details><summary>{state}: {count(len(folded), 'cell')} {what}</summary>", ""]
+            lines += [markup.table(COLUMNS, list(map(_row, folded)), NUMBERS), "", "</details>", ""]
     lines += [f"- {safe(note)}" for note in report.notes] + ([f"- next: {safe(report.next_step)}"] if report.next_step else [])
     return "\n".join(lines) + "\n"
 
 
 def junit(report: GateReport) -> str:
-    """JUnit XML with one test case per cell. Ambiguous and advisory cells are skipped, with the reason."""
+    """JUnit XML with one test case per cell. A cell that is right on neither side is an error.
+
+    Ambiguous, unmeasured and advisory cells are skipped, with the reason.
+    """
     suite = TestSuite("softbench gate")
     for verdict in report.verdicts:
         case = suite.case(verdict.cell.backend, verdict.cell.case)
         message = " ".join(part for part in _row(verdict)[3:] if part)
         if verdict.fails:
             outcome(case, "failure", message, type=verdict.state.value)
-        elif verdict.state is State.AMBIGUOUS or not verdict.gated:
+        elif verdict.state is State.FAILED:
+            outcome(case, "error", message, type=verdict.state.value)
+        elif verdict.state in (State.AMBIGUOUS, State.UNMEASURED) or not verdict.gated:
             outcome(case, "skipped", message)
     whole = suite.case("", "gate")
     if report.exit_code == 3:  # inconclusive, although no cell fails

@@ -33,11 +33,12 @@ def asked(**flags):
 def test_the_request_measures_what_the_baseline_has():
     base = replace(stored(dice(1), 10, cells=3), settings={"rounds": 7, "max_rounds": 9, "warmup_ms": 0.2, "foreign": 1})
     base.cells[key("gone", 1)] = cell_samples(status="unavailable", reason="not installed")
+    base.cells[key("ours", 4)] = cell_samples(status="wrong", reason="row 3 differs")
     request = baseline_run.baseline_request(asked(), base)
     settings = request.settings()
     assert (settings.backends, settings.processes, settings.rounds, settings.max_rounds) == (("ours",), 3, 7, 9)
     assert (settings.device, settings.warmup_ms) == ("cuda", 0.2)
-    assert {(sweep.M, sweep.N) for sweep in settings.sweep} == {((4096,), (N,)) for N in (1, 2, 3)}
+    assert {(sweep.M, sweep.N) for sweep in settings.sweep} == {((4096,), (N,)) for N in (1, 2, 3, 4)}
     assert baseline_run.baseline_request(asked(processes=5), base).settings().processes == 5
     with pytest.raises(UsageError, match="--processes 2 can never show a regression"):
         baseline_run.baseline_request(asked(processes=2), base)

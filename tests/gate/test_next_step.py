@@ -70,6 +70,11 @@ def test_a_broken_cell_is_checked_before_it_is_measured_again():
     assert "softbench check --backends ours --dtype bf16 --direction forward --plugin ours.py" in step
 
 
+def test_a_cell_that_is_right_on_neither_side_is_checked():
+    step = next_step.after_pairs(report(State.FAILED), shlex.join(GIVEN), 1)
+    assert step.startswith("1 cell of ours failed, so find the error, or leave the case out, before you measure again: ")
+
+
 def test_one_cell_of_a_configuration_replaces_its_sweeps():
     """`--shape` excludes `--M`, and parameters of the configuration would stay without an operation."""
     slower = GateReport("x", (Verdict(key("ours", 8), State.SLOWER, "why"),), Rules(margin=0.05))

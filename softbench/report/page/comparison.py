@@ -109,7 +109,7 @@ def verdict_data(report: GateReport, rows: Sequence[Row], start: int) -> JsonObj
 def of_others(report: GateReport, rows: Sequence[Row]) -> str:
     """A note if the report has cells that these rows lack, as that of another run has; else an empty text."""
     known = {CellKey(row.backend, *row.case) for row in rows}
-    judged = [verdict.cell for verdict in report.verdicts if verdict.state is not State.MISSING]
+    judged = [verdict.cell for verdict in report.verdicts if verdict.state not in (State.MISSING, State.FAILED, State.UNMEASURED)]
     absent = sum(cell not in known for cell in judged)
     return (
         f"The results of this page lack {absent} of the {units.count(len(judged), 'cell')} below: the gate judged another run."
