@@ -47,7 +47,7 @@ def lines(rows: Sequence[Row], found: Mapping[CaseKey, Standing], why: str = "--
     `why` tells where the reasons of many unavailable backends stand.
     """
     tied = {case: {row.backend: row for row in one.tied} for case, one in found.items()}
-    where = _Places(list(found))
+    where = _Places(list(dict.fromkeys(row.case for row in rows)), len(found))
     made = [_fastest(found, tied, where), _speedup(rows, found, tied, where), _of_copy(rows, found), _correct(rows, where)]
     return [line for line in [*made, _missing(rows, why), _doubtful(rows, found)] if line]
 
@@ -67,8 +67,9 @@ def leader(found: Mapping[CaseKey, Standing]) -> str:
 class _Places:
     """Names sets of cases in few words, against all cases of a file."""
 
-    def __init__(self, cases: Sequence[CaseKey]) -> None:
-        self.total = len(cases)
+    def __init__(self, cases: Sequence[CaseKey], with_result: int) -> None:
+        self.total = with_result
+        self._number = len(cases)
         self._one_op = len({case.op for case in cases}) == 1
         self.of_pass = grouped(cases, self.name)
         several = [name for name in ("M", "N") if len({getattr(case, name) for case in cases}) > 1]
@@ -89,7 +90,7 @@ class _Places:
             sizes = f"{self._axis}={', '.join(runs)}" if self._axis and runs else ", ".join(runs)
             texts.append(" ".join(filter(None, (name if len(self.of_pass) > 1 else "", sizes))))
         text = "; ".join(filter(None, texts))
-        return text if len(cases) < self.total and len(text) <= LONGEST else ""
+        return text if len(cases) < self._number and len(text) <= LONGEST else ""
 
     def _runs(self, some: Sequence[CaseKey], every: Sequence[CaseKey]) -> list[str]:
         """The sizes; neighbours along the axis as `256 to 512`."""

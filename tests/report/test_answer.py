@@ -74,6 +74,14 @@ def test_what_is_wrong_missing_and_doubtful_is_told_with_what_to_do(rows, cell):
     assert found["doubtful"] == "1 of 18 cells; 1 noisy: repeat with --processes 3, or when nothing else runs"
 
 
+def test_a_case_without_any_result_has_its_own_place(rows, cell):
+    lost = {"median_us": None, "gbps": None, "of_copy": None, "speedup": None, "status": "failed", "grade": ""}
+    rows = [*(row for row in rows if row.N == 256), cell("a", 9, 512, **lost)]
+    rows += [replace(row, dtype="bf16") for row in rows]
+    assert "failed: a (forward fp32 N=512; forward bf16 N=512)" in lines(rows)["correct"]
+    assert lines(rows)["fastest"] == "a in both cases"
+
+
 def test_a_leader_that_is_finite_only_or_doubtful_is_said_to_be(rows):
     assert lines([replace(row, grade="finite-only") if row.backend == "b" else row for row in rows])["fastest"].endswith(
         "b (finite-only) in 1 (N=2048)"
