@@ -1,6 +1,7 @@
 """`softbench inspect`: what is generated and launched, in a worker; here without a GPU, or of a GPU's trace."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -148,8 +149,7 @@ def test_the_command_writes_files_and_shows_code(cli):
 def test_a_backend_that_crashes_is_one_clear_line(cli, plugins):
     crash = cli("inspect", "dies-by-sigsegv", "--plugin", plugins / "faulty" / "faults.py", "--M", 4, "--N", 8, "--device", "cpu")
     assert crash.returncode == 1
-    assert crash.stderr.startswith("softbench: dies-by-sigsegv: crashed (SIGSEGV) in inspect: in string_at")
-    assert crash.stderr.count("\n") == 1
+    assert re.fullmatch(r"softbench: dies-by-sigsegv: crashed \(SIGSEGV\) in inspect: in <lambda>, faults\.py:\d+\n", crash.stderr)
 
 
 def test_where_nothing_is_generated_that_is_said():
