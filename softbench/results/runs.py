@@ -92,10 +92,14 @@ def _csvs(path: Path) -> Iterator[Path]:
 
 
 def _below(folder: Path, suffix: str) -> Iterator[Path]:
-    """The files with this suffix in a folder and below it, without hidden ones. Hidden folders are not entered: one may be large."""
+    """The files with this suffix in a folder and below it, without hidden ones. Hidden folders are not entered: one may be large.
+
+    Nor are named pipes there: to open one waits for a writer.
+    """
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(place, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith("."))
+        found = [Path(place, name) for name in sorted(names) if name.endswith(suffix) and not name.startswith(".")]
+        yield from (file for file in found if file.is_file() or not file.exists())
 
 
 def look(file: Path) -> FoundRun:

@@ -1,6 +1,7 @@
 """`softbench runs`: which results lie in a folder."""
 
 import json
+import os
 import re
 import shutil
 import time
@@ -10,6 +11,14 @@ import pytest
 
 EXHIBIT = Path(__file__).parents[2] / "results" / "h200"
 HEADER = {"run": "run-20261129-020812", "started": "2026-11-29T02:08:12+00:00", "device_name": "card", "backends": ["copy"]}
+
+
+def test_a_named_pipe_in_the_folder_is_left_out(main, tmp_path):
+    copy("odd", tmp_path / "results")
+    for name in ("pipe.csv", "run-pipe.jsonl"):
+        os.mkfifo(tmp_path / "results" / name)
+    code, out, err = main("runs")
+    assert (code, out.splitlines()[0], err) == (0, "results: 1 run; newest first, times in UTC", "")
 
 
 def test_the_cells_of_a_run_are_those_that_show_counts(main, tmp_path):
