@@ -42,6 +42,14 @@ class Noise:
     """All backends of a process become slower by this from the first round to the last."""
     slow_batches: float = 0.0
     """The share of batches that take twice as long."""
+    half_slower: float = 0.0
+    """Each process of the candidate is slower by this in all cells with probability .5."""
+    first_tau: float = 0.0
+    """Between processes of the first cell, in addition."""
+    first_slower: float = 0.0
+    """The candidate is slower by this in the first cell."""
+    first_wrong: bool = False
+    """The first cell is wrong on both sides."""
     sitting: float = 0.0
     """Between sittings, for each cell. This and the rest matter only against a baseline."""
     machine: float = 0.0
@@ -65,6 +73,12 @@ NOISES = {
     "slow batches": Noise(slow_batches=0.05),
     "rounds 1 %": Noise(sigma=0.01),
 }
+MUST_NOT_PASS = {
+    "wrong twice": Noise(first_wrong=True),
+    "tau 6 % +9 %": Noise(first_tau=0.06, first_slower=0.09),
+    "half +8 %": Noise(half_slower=0.08),
+}
+"""A family with exit code 0 is a false PASS."""
 STORED = {
     **{name: NOISES[name] for name in ("quiet", "tau 1 %", "tau 2 %", "tau 4 %", "half 3.8 %", "slow batches")},
     "sitting .3 %": Noise(sitting=0.003),
@@ -105,10 +119,18 @@ class SameRun:
         shape = (len(keys), pairs, self.rounds)
         drift = np.linspace(0, self.noise.drift, self.rounds)
         both = [logs(self.rng, self.noise, shape) + drift + math.log(50) for _ in range(2)]
+        if self.noise.half_slower:
+            both[0] += math.log1p(self.noise.half_slower) * self.rng.integers(0, 2, (1, pairs, 1))
+        if self.noise.first_tau and self.keys[0] in keys:
+            for side in both:
+                side[keys.index(self.keys[0])] += self.rng.normal(0, self.noise.first_tau, (pairs, 1))
+            both[0][keys.index(self.keys[0])] += math.log1p(self.noise.first_slower)
         cells = {}
         for i, key in enumerate(keys):
             cells[key] = samples(both[0][i] + self.slowdown[key], ORDER)
             cells[key.with_backend("old")] = samples(both[1][i], [1 - place for place in ORDER])
+        if self.noise.first_wrong:
+            cells |= {key: CellSamples("wrong", "", "wrong") for key in (self.keys[0], self.keys[0].with_backend("old"))}
         return RunSamples("run", (f"run-{self.runs}",), 1, "GPU", dict(ENVIRONMENT), {}, "", cells, pairs)
 
     def judge(self, pairs: int, margin: float) -> GateReport:
@@ -211,13 +233,20 @@ def line(name: str, noise: Noise, options: argparse.Namespace) -> str:
     return f"{name:12} {exits:>11} {alarm:7.1%} {most:7.1%} {aa.sets / options.families:6.1f}  " + "  ".join(powers)
 
 
+def false_pass(name: str, options: argparse.Namespace) -> str:
+    """The exit codes of families that must not pass, and the upper bound of the false PASSes."""
+    found = families(options.families, MUST_NOT_PASS[name], options.cells, 0.0, options.pairs, options.margin, options.seed)
+    exits = "/".join(f"{100 * found.exits[code] / options.families:.0f}" for code in (0, 1, 3))
+    return f"{name:12} {exits:>11} {found.exits[0] / options.families:7.1%} {proportion_bounds(found.exits[0], options.families)[1]:7.1%}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--families", type=int, default=100)
     parser.add_argument("--cells", type=int, default=20)
     parser.add_argument("--pairs", type=int, help="process pairs of the screening, or new processes with --baseline")
     parser.add_argument("--baseline", action="store_true", help="new processes against a baseline of ten, with the second look")
-    parser.add_argument("--noise", choices=[*NOISES, *STORED], action="append")
+    parser.add_argument("--noise", choices=[*NOISES, *STORED, *MUST_NOT_PASS], action="append")
     parser.add_argument("--slowdowns", type=float, nargs="*", default=[0.05, 0.08, 0.30])
     parser.add_argument("--margin", type=float)
     parser.add_argument("--seed", type=int, default=1)
@@ -227,8 +256,14 @@ def main() -> None:
     units = "new processes" if options.baseline else "process pairs at first"
     print(f"{options.families} A/A families of {options.cells} cells, {options.pairs} {units}, margin {options.margin:.0%}")
     print("noise       exit 0/1/3 %  alarms at most   sets  found: " + "  ".join(f"{slowdown:.0%}" for slowdown in options.slowdowns))
-    for name in options.noise or noises:
-        print(line(name, {**NOISES, **STORED}[name], options), flush=True)
+    asked = options.noise or [*noises, *({} if options.baseline else MUST_NOT_PASS)]
+    for name in asked:
+        if name not in MUST_NOT_PASS:
+            print(line(name, {**NOISES, **STORED}[name], options), flush=True)
+    if bad := [name for name in asked if name in MUST_NOT_PASS]:
+        print("must not pass  0/1/3 %  passed at most")
+    for name in bad:
+        print(false_pass(name, options), flush=True)
 
 
 if __name__ == "__main__":

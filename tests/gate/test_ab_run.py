@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from gating import Answers, dice, interleaved
 from pretended import make
-from simulate_gate import NOISES, families
+from simulate_gate import MUST_NOT_PASS, NOISES, families
 
 from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.text import duration
@@ -193,3 +193,7 @@ def test_fresh_pairs_measure_only_their_cases():
     assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 3}
     with pytest.raises(UsageError, match="self-test"):
         ab_run.ab_request(asked, "a", "a")
+
+
+def test_a_family_with_a_cell_that_is_wrong_on_both_sides_never_passes():
+    assert families(5, MUST_NOT_PASS["wrong twice"], 20, 0.0, 1, RULES.margin, seed=1).exits == {3: 5}
