@@ -131,7 +131,7 @@ class Drift:
         if (usual := self.usual) is None:
             return ""
         size = count(len(self.by_case), "case")
-        percent = f"{abs(1 / usual.value - 1) * 100:.1f}"
+        percent = f"{abs(usual.value - 1) * 100:.1f}"
         way = "as fast in B as in A" if percent == "0.0" else f"{percent} % {'slower' if usual.value < 1 else 'faster'} in B"
         return f"copy is {way} (median of {size}); verdicts are relative to copy"
 
