@@ -16,6 +16,7 @@ from softbench import __version__
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.files import not_written
 from softbench.core.json import JsonObject
+from softbench.core.outcome import Status
 from softbench.core.text import count, one_line
 from softbench.report import answer, glossary
 from softbench.report.assets.embedded import asset, compressed, embedded, source_hash
@@ -130,12 +131,13 @@ def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, An
     sources = [replace(source, rows=list(source.rows)) for source in _in_order(sources)]  # rows of a file are made as they are read
     shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
     every = [row for source in shown for row in source.rows]
+    able = sum(row.status != Status.UNAVAILABLE for row in every)  # as `show` counts
     values, more = _compared(sources, gate)
     used = {label for row in every for label in row.labels.split()}
     data = page_data.data(shown, list(dict.fromkeys(row.backend for source in sources for row in source.rows)))
     return {
         "title": f"softbench: {last.device}",
-        "subtitle": f"{', '.join(source.name for source in shown)}: {count(len(every), 'cell')}",
+        "subtitle": f"{', '.join(source.name for source in shown)}: {count(able, 'cell')}",
         "parts": [*(part for part in (TREND, COMPARISON, GATE) if part.id in values), *FIXED],
         "data": embedded({**data, **more, "terms": terms()}),
         "drawn": any(line["axis"] for line in data["lines"]) or "trend" in more,

@@ -330,7 +330,7 @@ def test_text_is_complete_without_a_script(page):
     text = re.sub(r"<(script|style)\b.*?</\1>", "", page("strategies").read_text(), flags=re.DOTALL)
     assert not re.search(r"<[a-z][^>]*\s(on\w+|style)=", text)
     assert "Figures and tables need JavaScript" in text
-    assert "783 cells" in text and "low-precision" in text
+    assert "423 cells" in text and "low-precision" in text
 
 
 def test_policy_forbids_all_but_the_own_style_and_script(page):
