@@ -25,9 +25,10 @@ def found(number):
 def board_of(make_row):
     """A board of runs, each given by the microseconds of its backends in one case, or by the status of a failed one."""
 
-    def make(*runs, threshold=0.05, **changes):
+    def make(*runs, threshold=0.05, timers=(), **changes):
         made = Board(threshold)
         for number, cells in enumerate(runs, 1):
+            changes |= {"timer": timers[number - 1]} if timers else {}
             rows = []
             for name, us in cells.items():
                 row = make_row(name, us if isinstance(us, float) else 1.0, labels="", **changes)
@@ -57,6 +58,12 @@ def test_results_of_older_runs_are_compared_without_the_drift_of_copy(board_of):
     slow_machine, fast_machine = {"copy": 20.0, "a": 22.0}, {"copy": 10.0, "b": 12.0}
     assert fastest(board_of(slow_machine, fast_machine))[-1][1] == ("a",)
     assert fastest(board_of({"a": 22.0}, fast_machine))[-1][1] == ("b",)  # nothing tells the drift
+
+
+def test_a_time_that_may_be_the_hosts_is_not_compared_with_queued_ones(board_of):
+    runs = {"copy": 10.0, "a": 11.0, "c": 12.0}, {"copy": 10.0, "b": 12.0, "c": 12.5}
+    assert [names for _, names in fastest(board_of(*runs))] == [("a",)]
+    assert [names for _, names in fastest(board_of(*runs, timers=("do_bench", "queued")))] == [("a",), ("b",)]
 
 
 def test_changes_have_a_kind_and_need_the_threshold(board_of):

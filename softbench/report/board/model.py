@@ -102,9 +102,12 @@ class BoardCase:
         """Find the fastest backends after a run was added.
 
         Results of older runs are compared as if they had been measured in the newest run that has `copy`: their times are scaled by it.
+        Those of another timer are left out, since do_bench's may be the host's.
         """
         level = max((one for one in self.newest.values() if one.copy), key=lambda one: one.run, default=None)
-        found = standing([_scaled(one, level) for one in self.newest.values()])
+        timer = level.copy.timer if level and level.copy else ""
+        rivals = [one for one in self.newest.values() if not timer or (one.copy or one.row).timer in (timer, "")]
+        found = standing([_scaled(one, level) for one in rivals])
         names = tuple(row.backend for row in found.tied) if found.rows else ()
         if names != (self.fastest[-1][1] if self.fastest else ()):
             self.fastest.append((run, names))
