@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from itertools import accumulate
@@ -52,7 +53,7 @@ def board(
     from softbench.report.board import site
     from softbench.report.board.model import MARGIN, collect
 
-    if threshold is not None and not 0 <= threshold < 1000:
+    if threshold is not None and not 0 <= threshold < math.inf:
         raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
     site.check_folder(out)
     places = places or [Path("results")]

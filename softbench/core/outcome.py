@@ -59,6 +59,8 @@ class Status(StrEnum):
 
 FAILURES = frozenset({Status.WRONG, Status.FAILED, Status.TIMEOUT, Status.OOM})
 """The statuses that make a run's exit code 1."""
+UNTRIED = frozenset({Status.SKIPPED, Status.UNAVAILABLE})
+"""The statuses of cells that no worker computed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,13 @@ from dataclasses import replace
 from softbench.core import text
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import UsageError
+from softbench.core.outcome import UNTRIED
 from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of, times
 from softbench.gate.fresh_pairs import controls_of
 from softbench.gate.power import SECOND_LOOK, found_by_processes
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.units import UNABLE, dealt, own
+from softbench.gate.units import dealt, own
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.plan import Plan
 from softbench.plan.settings import read
@@ -36,7 +37,7 @@ def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
         UsageError: too few processes, a setting of the baseline is invalid, or the baseline has no backend.
     """
     cells = {key: samples.status for key, samples in base.cells.items() if key.backend != YARDSTICK}
-    backends = tuple(dict.fromkeys(key.backend for key, status in cells.items() if status not in UNABLE))
+    backends = tuple(dict.fromkeys(key.backend for key, status in cells.items() if status not in UNTRIED))
     known = {**base.settings, "device": base.environment.get("device", "auto")}
     stored = {name: read(name, known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
     sweeps = tuple(map(only, dict.fromkeys(key.identity for key in cells)))

@@ -8,14 +8,12 @@ from dataclasses import replace
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
 from softbench.core.machine import same_card
-from softbench.core.outcome import Status
+from softbench.core.outcome import UNTRIED
 from softbench.gate import environment_match, unpaired
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict, ranked, unmeasured
 from softbench.results.document import device_name
 
-UNABLE = (Status.SKIPPED, Status.UNAVAILABLE)
-"""A card with this status has not measured the cell in place of another card."""
 DEALT = "measured on another card than in the baseline"
 """How the reason of a cell begins that was dealt to another card of the same model."""
 
@@ -115,10 +113,10 @@ def _dealt(verdict: Verdict, part: RunSamples, mine: RunSamples, now: Sequence[R
     """The verdict on a cell of `part`, if other cards have it now, or had it in the baseline; None if there is nothing to say."""
     cell = verdict.cell
     if cell not in part.cells:
-        return None if any(cell in other.cells and other.cells[cell].status not in UNABLE for other in now) else verdict
+        return None if any(cell in other.cells and other.cells[cell].status not in UNTRIED for other in now) else verdict
     if cell in mine.cells or not (before := next((other for other in known if cell in other.cells), None)):
         return verdict
-    if part.cells[cell].status in UNABLE:
+    if part.cells[cell].status in UNTRIED:
         return verdict  # the card of the baseline has the verdict on what it measured
     if any(cell in other.cells and same_card(other.environment.get("unit"), before.environment.get("unit")) for other in now):
         return verdict  # it is judged there

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from softbench.core.case import CaseKey, pass_name
-from softbench.core.outcome import FAILURES, LIMITED, Grade, Status
+from softbench.core.outcome import FAILURES, LIMITED, UNTRIED, Grade, Status
 from softbench.core.text import count, percent, ratio
 from softbench.report.standings import Standing
 from softbench.results.columns import DOUBTFUL, LABELS, Row, grouped
@@ -164,7 +164,7 @@ def _speedup(rows: Sequence[Row], found: Mapping[CaseKey, Standing], tied: Tied,
     reference = next((row.relative_to for row in rows if row.relative_to), "")
     best = {case: one.rows[0] for case, one in found.items()}
     even = [case for case, one in found.items() if reference in tied[case] and len(one.rows) > 1]
-    ahead = {case: row for case, row in best.items() if row.speedup and row.relative_to == reference not in tied[case]}
+    ahead = {case: row for case, row in best.items() if row.speedup and row.relative_to == reference and reference not in tied[case]}
     if not ahead:
         return Line("speed-up", f"none over {reference}, which is the fastest or ties{_all(len(even))}") if even else None
     values = sorted(row.speedup or 0 for row in ahead.values())
@@ -198,7 +198,7 @@ def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | N
 
 def _correct(rows: Sequence[Row], where: _Places) -> Line | None:
     """How many cells lie within the bound, and which do not."""
-    tried = [row for row in rows if row.grade != Grade.YARDSTICK and row.status not in (Status.SKIPPED, Status.UNAVAILABLE)]
+    tried = [row for row in rows if row.grade != Grade.YARDSTICK and row.status not in UNTRIED]
     if not tried:
         return None
     bad = grouped((row for row in tried if row.status in NOT_RIGHT), lambda row: row.status)

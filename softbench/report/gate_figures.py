@@ -26,7 +26,7 @@ def write(report: GateReport, out: Path) -> Path:
     """Draw the report's ratios into a file.
 
     Raises:
-        UsageError: a format that is not png, svg or pdf.
+        UsageError: a format that is not in `style.FORMATS`.
         ResultsError: no cell has a ratio, or the file cannot be written.
     """
     style.check_format(out, "--plot")

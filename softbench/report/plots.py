@@ -110,7 +110,7 @@ def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "
     are; kinds that overlay none, and more cards than dashes, have figures for each card.
 
     Raises:
-        UsageError: a format that is not png, svg or pdf; or as `drawings`.
+        UsageError: a format that is not in `style.FORMATS`; or as `drawings`.
         ResultsError: nothing to draw, or a file cannot be written.
     """
     for file in files:
@@ -128,7 +128,7 @@ def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "
 
 
 def targets(out: Path | None, formats: Sequence[str], default: Path, kind: str = KINDS[0]) -> list[Path]:
-    """The files of the formats `png`, `svg` or `pdf`: `out` without a suffix gets that of each.
+    """The files of some formats, such as `png`: `out` without a suffix gets that of each.
 
     Without formats the suffix of `out` decides. Without `out`, files are beside `default`, as png if no format is given. The name of a kind
     that is not the first is in their names.

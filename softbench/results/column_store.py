@@ -107,7 +107,7 @@ class Columns(Sequence[Row]):
             without = timer == "host" or IMPLAUSIBLE in labels
             positive = 0 < median < math.inf and 0 < p20 < math.inf and 0 < p80 < math.inf and (without or 0 < gbps < math.inf)
             if grade in UNPUBLISHED or not positive:
-                raise ValueError("status is ok, but there is no bandwidth, or a class that has none")
+                raise ValueError("status is ok, but a time or the bandwidth is no positive number, or the class has none")
         for name in TIMES:
             if not all(0 <= us < math.inf for us in numbers[name] if us == us):
                 raise ValueError(f"{name}: {numbers[name][-1]:g} is no time")

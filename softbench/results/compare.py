@@ -13,7 +13,7 @@ from typing import Any
 
 from softbench.core.case import CaseKey
 from softbench.core.machine import same_card
-from softbench.core.outcome import Grade, Status
+from softbench.core.outcome import UNTRIED, Grade, Status
 from softbench.core.statistics import Ratio, median_interval, over
 from softbench.core.text import count
 from softbench.results.columns import IMPLAUSIBLE, Row, grouped
@@ -72,8 +72,6 @@ class Pair:
         return min(abs(math.log(self.change.low)), abs(math.log(self.change.high)))
 
 
-UNTRIED = {Status.SKIPPED, Status.UNAVAILABLE}
-"""The statuses of cells that no worker computed."""
 MISSING = "missing"
 SAME, FASTER, SLOWER, DOUBTFUL, YARDSTICK = "same", "faster", "slower", "doubtful", "yardstick"
 """The verdicts on a cell with a result in both files. `same`: within noise."""
@@ -277,7 +275,7 @@ class Tally:
         if self.changes:
             apart = sorted(abs(change - 1) for change in self.changes)
             high = apart[math.ceil(0.9 * len(apart)) - 1]
-            mean = f"; geometric mean of B/A {geometric_mean(self.changes):.3f}"
+            mean = f"; geometric mean without drift {geometric_mean(self.changes):.3f}"
             mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
         return f"{counts[FASTER]} faster, {counts[SLOWER]} slower, {counts[SAME]} within noise{lacking}{mean}"
 

@@ -177,7 +177,11 @@ def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *
     document = max(folder.glob(f"run-*{SUFFIX}"), key=lambda path: path.name, default=None)
     if document is None:
         return f"no finished run in {folder}"
-    content, path = _as_journal(stream(document), document), folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
+    path = folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
+    try:
+        content = _as_journal(stream(document), document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResultsError(f"{document}: is damaged: {type(error).__name__}: {error}") from None
     try:
         found, _ = _read(path, io.BytesIO(content), header, cases)
     except ValueError as error:

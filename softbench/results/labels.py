@@ -9,7 +9,7 @@ from softbench.core import statistics
 from softbench.core.case import DO_BENCH, Case
 from softbench.core.outcome import Batch, Measured, Record
 from softbench.ops.registry import operation
-from softbench.results.columns import DOUBTFUL
+from softbench.results.columns import DOUBTFUL, IMPLAUSIBLE, L2_RESIDENT
 
 DISTURBED = frozenset({"throttled", "busy"})
 """Labels of a cell that something else slowed in every round."""
@@ -87,12 +87,12 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
         device, host = median(profile.device_us), median(profile.host_us)
         found += ["launch-bound"] * launch_bound(us, device, host, len(profile.kernels))
     if isinstance(l2_bytes, int):
-        found += ["L2-resident"] * l2_resident(case, l2_bytes)
+        found += [L2_RESIDENT] * l2_resident(case, l2_bytes)
     found += ["throttled" if case.device == "cuda" else "busy"] * throttled(timing.batches)
     found += ["noisy"] * noisy(us, p20, p80)
     if isinstance(l2_bytes, int) and timing.kind != "host":
         over_peak = isinstance(peak, float) and implausible(case, us, peak, l2_bytes, timing.l2)
-        found += ["implausible"] * (over_peak or over_copy(outcome, yardstick, operation(case.op).bytes_moved(case), l2_bytes))
+        found += [IMPLAUSIBLE] * (over_peak or over_copy(outcome, yardstick, operation(case.op).bytes_moved(case), l2_bytes))
     found += ["recompiled"] * bool(profile.recompiles)
     found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
     return tuple(found)

@@ -18,6 +18,7 @@ from softbench.core.case import OPERATION
 from softbench.core.errors import ResultsError
 from softbench.core.files import lock, no_link
 from softbench.core.json import JsonObject
+from softbench.core.outcome import UNTRIED
 from softbench.core.text import count, one_line
 from softbench.results.columns import LABELS
 from softbench.results.csv import REQUIRED
@@ -111,15 +112,16 @@ def look(file: Path) -> FoundRun:
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.DictReader(lines)
-            first = next(reader, dict.fromkeys(reader.fieldnames or (), ""))
+            columns = reader.fieldnames or ()
+            first = next(reader, dict.fromkeys(columns, ""))
     except OSError as error:
         raise ResultsError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{file}: is not text") from None
     except (ValueError, csv.Error) as error:
         raise ResultsError(f"{file}: is not a CSV: {one_line(str(error), 80)}") from None
-    if missing := [column for column in REQUIRED if first.get(column) is None]:
-        lack = f"is not a softbench results file: column {missing[0]} is missing" if first else "is empty"
+    if missing := [column for column in REQUIRED if column not in columns]:
+        lack = f"is not a softbench results file: column {missing[0]} is missing" if columns else "is empty"
         raise ResultsError(f"{file}: {lack}")
     if not first["backend"]:
         raise ResultsError(f"{file}: holds no cells")
@@ -169,7 +171,6 @@ class Tally:
 COUNTED = ("backend", "direction", "dtype", "status", "device")
 YOUNGER = {"op": "dtype", "unit": "device", "labels": "status"}
 """Columns that a file may lack, each with one whose values then do no harm."""
-NOT_TRIED = ("skipped", "unavailable")
 
 
 def tally(file: Path) -> Tally:
@@ -196,7 +197,7 @@ def tally(file: Path) -> Tally:
     cards = tuple(f"{len(some)} x {device}" if len(some) > 1 else device for device, some in units.items())
 
     def several(place: int) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one_line(values[place], 120) for values in counts if values[3] not in NOT_TRIED or place))
+        return tuple(dict.fromkeys(one_line(values[place], 120) for values in counts if values[3] not in UNTRIED or place))
 
     operations = several(5) if "op" in head else (OPERATION,)
     return Tally(status.total(), several(0), operations, several(1), several(2), cards, status, labels)

@@ -155,6 +155,8 @@ def test_a_missing_compiler_is_an_error_only_by_name(cli):
     done = cli("run", *SMALL, "--N", "16")
     assert done.returncode == 0, done.stderr
     assert "(--long says why)" in done.stdout
+    (row,) = [row for row in cli.rows() if row["backend"] == "compile"]
+    assert row["status"] == "unavailable" and "install g++" in row["reason"]
     assert "install g++" in cli("show", "--long", "results/latest.csv").stdout
     done = cli("run", *SMALL, "--N", "16", "--backends", "compile")
     assert done.returncode == 1
@@ -218,7 +220,7 @@ def test_nohup_is_respected(cli):
     time.sleep(1.5)
     process.send_signal(signal.SIGHUP)
     assert process.wait(120) in (0, NotMeasurableError.exit_code)  # the latter on a busy host
-    assert len(cli.rows()) == 2 * 8
+    assert [row["status"] for row in cli.rows()] == 2 * 8 * ["ok"]
 
 
 BAD = {

@@ -81,7 +81,8 @@ FILES = {name: f"h200/{name}.csv" for name in ("frontier", "judged", "losses", "
 
 @pytest.mark.parametrize("name", sampled(FILES, lambda name: name in ("odd", "losses", "masked")))
 def test_the_tables_of_committed_results_keep_their_values(main, folder, golden, name):
-    lines = [*output(main, "show", FILES[name], heading=True), *output(main, "show", "--costs", "--markdown", FILES[name])]
+    lines = [*output(main, "show", FILES[name], heading=True), *output(main, "show", "--wide", FILES[name], heading=True)]
+    lines += output(main, "show", "--costs", "--markdown", FILES[name])
     golden(f"show-{name}", lines + list(output(main, "show", "--long", FILES[name])))
 
 

@@ -67,7 +67,7 @@ def test_a_file_has_a_white_page_and_the_settings_stay(tmp_path):
         style.panel(figure, 0, 0, 2, 2)
     file = style.saved(figure, tmp_path / "x.png", "-o")
     assert Image.open(file).convert("RGBA").getpixel((1, 1)) == (255, 255, 255, 255)
-    assert Image.open(file).size > (300, 300)  # the page grew
+    assert min(Image.open(file).size) > 300  # the page grew
     assert dict(matplotlib.rcParams) == before
 
 

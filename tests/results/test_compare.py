@@ -29,7 +29,7 @@ def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
     found = compare.pairs(base, [changed(base[0], 1.01), changed(base[1], 2), changed(base[2], 0.5)])
     assert [pair.verdict for pair in found] == ["same", "slower", "faster"]
     assert [pair.ratio for pair in found] == pytest.approx([1 / 1.01, 0.5, 2])
-    assert compare.counted(found).text.startswith("1 faster, 1 slower, 1 within noise; geometric mean of B/A 0.997")
+    assert compare.counted(found).text.startswith("1 faster, 1 slower, 1 within noise; geometric mean without drift 0.997")
     assert compare.counted(found).text.endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
 
 

@@ -77,7 +77,12 @@ def test_an_invalid_results_file_is_refused_with_a_reason(tmp_path, content, par
 @pytest.mark.parametrize(
     ("column", "value", "part"),
     [
-        *(("N", "many", "N: 'many' is not a number"), ("status", "good", "unknown 'good'"), ("gbps", "", "no bandwidth"), ("N", "-4", "")),
+        *(
+            ("N", "many", "N: 'many' is not a number"),
+            ("status", "good", "unknown 'good'"),
+            ("gbps", "", "or the bandwidth is no positive number"),
+            ("N", "-4", ""),
+        ),
         *(
             ("of_copy", "nan", ""),
             ("of_copy", "-1", ""),

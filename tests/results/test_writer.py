@@ -1,6 +1,7 @@
 """A run's files: whole at any moment, resumable, and published once. Records from JSON: what does not fit is refused."""
 
 import errno
+import gzip
 import json
 import math
 import os
@@ -167,6 +168,12 @@ def test_a_look_at_an_interrupted_run_changes_no_file(tmp_path, make_record):
     run, told = writer.resume(tmp_path, header(), look=True)
     assert run is None
     assert told == f"{going.name} is still running"
+
+
+def test_a_damaged_finished_run_is_named_and_not_measured_again(tmp_path):
+    (tmp_path / "run-20261129-000000.json.gz").write_bytes(gzip.compress(b'{"schema": 1, "run": "run-20261129-000000"}'))
+    with pytest.raises(ResultsError, match=r"run-20261129-000000\.json\.gz: is damaged"):
+        writer.resume(tmp_path, header(), retry=True)
 
 
 def test_cases_with_a_failed_cell_of_a_finished_run_are_measured_again(tmp_path, make_record):

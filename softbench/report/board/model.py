@@ -14,12 +14,12 @@ from typing import NamedTuple
 from softbench.core.case import CaseKey
 from softbench.core.errors import ResultsError
 from softbench.core.machine import same_card
-from softbench.core.outcome import Grade
+from softbench.core.outcome import UNTRIED, Grade
 from softbench.core.statistics import Ratio
 from softbench.gate.unpaired import MARGIN
 from softbench.report.standings import standing
 from softbench.results.columns import IMPLAUSIBLE, Row, grouped
-from softbench.results.compare import FASTER, SLOWER, UNTRIED, Pair, pairs
+from softbench.results.compare import FASTER, SLOWER, Pair, pairs
 from softbench.results.csv import read_csv
 from softbench.results.runs import FoundRun, find
 from softbench.results.select import apart

@@ -59,7 +59,7 @@ page.map = (() => {
     if (over) {
       const other = cellOf(over, number);
       const us = other === undefined ? null : page.value(other, "median_us");
-      // Over the reference backend the CSV has the speed-up of paired rounds.
+      // Over the reference backend it is the number of the CSV, so that the map and the tables agree.
       const times = page.value(cell, "relative_to") === over ? page.value(cell, "speedup") : us && us / page.value(cell, "median_us");
       place.classList.add(times ? `r${LIMITS.filter((limit) => times >= limit).length}` : "none");
       place.append(page.make("b", times ? `${page.ratio(times)}x` : "no result"), page.make("span", page.value(cell, "backend")));

@@ -10,8 +10,6 @@ const page = {
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
     return made;
   },
-  /** What runs once the data are read. */
-  starts: [],
   /** What each tab does before it is shown for the first time. */
   first: {},
   say: (text) => { page.find("#said").textContent = text; },

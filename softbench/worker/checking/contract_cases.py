@@ -37,7 +37,7 @@ MANY_WALL_SECONDS = 5.0
 """Seconds of `many calls`, at most: a call may sleep."""
 BUSY = 0.5
 """Share of the calls that an idle machine would make, below which a CPU makes the others with one thread. On a busy one each call waits for
-torch's other threads, and spins meanwhile. A run of 2000 calls then ended after 63."""
+torch's other threads, and spins meanwhile."""
 STREAM_CALLS = 8
 EDGE_ROWS = 64
 """Rows at either end, and around the 2^31st element, of a huge tensor."""
