@@ -167,11 +167,13 @@ def test_history_says_which_run_had_another_timer(browser, site):
 
 
 def test_board_follows_the_system_to_a_dark_page(browser, site):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     browser.open(site, "view=history")
     assert browser.find("#theme").text == "Dark page"
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    assert browser.find("#theme").text == "Light page"
+    WebDriverWait(browser.driver, 10).until(lambda _: browser.find("#theme").text == "Light page")  # the page gets an event
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
