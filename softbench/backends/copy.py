@@ -44,7 +44,7 @@ class Copy:
 
         def call(*given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
             if not kept:
-                for spec in (op.tensors[name] for name in ours):
+                for spec in (op.tensor(name, case) for name in ours):
                     kept.append(torch.zeros(spec.shape(case), dtype=TENSOR_DTYPES[spec.dtype_of(case)], device=given[0].device))
             tensors = [*(tensor.detach() if tensor.requires_grad else tensor for tensor in given), *kept]
             for move in moves:
@@ -56,7 +56,7 @@ class Copy:
 
 def _move(op: Operation, case: Case, step: Step, names: Sequence[str]) -> Move:
     """One operator of torch if the step is a copy or an addition of two, which no kernel does faster; else one launch of a kernel."""
-    dtypes = {op.tensors[name].dtype_of(case) for one in step.sums for name in (*one.sources, *one.results)}
+    dtypes = {op.tensor(name, case).dtype_of(case) for one in step.sums for name in (*one.sources, *one.results)}
     fills = [(len(one.sources), len(one.results)) for one in step.sums]
     plain = not step.others and len(dtypes) == 1 and fills in ([(0, 1)], [(1, 1)], [(2, 1)])
     if plain or case.device != "cuda" or find_spec("triton") is None:

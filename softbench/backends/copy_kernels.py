@@ -120,10 +120,10 @@ class Launch:
         groups = [one.sources for one in step.sums], [one.results for one in step.sums]
         self.sources, self.results = ([names.index(name) for group in side for name in group] for side in groups)
         self.others = [names.index(name) for name in step.others]
-        sizes = {name: op.tensors[name].bytes(case) for group in (*groups[0], *groups[1]) for name in group}
+        sizes = {name: op.tensor(name, case).bytes(case) for group in (*groups[0], *groups[1]) for name in group}
         sizes |= {name: read_bytes(op, case, name) for name in step.others}
         widths = [math.gcd(4, sizes[name]) for name in step.others]
-        sum_counts = tuple(math.prod(op.tensors[one.results[0]].shape(case)) for one in step.sums)
+        sum_counts = tuple(math.prod(op.tensor(one.results[0], case).shape(case)) for one in step.sums)
         other_counts = tuple(sizes[name] // width for name, width in zip(step.others, widths, strict=True))
         largest = max(sizes.values())
         part = max(LEAST_BYTES, min(most, triton.next_power_of_2(largest // PROGRAMS)))

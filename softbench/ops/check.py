@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from softbench.ops import second_opinion
 from softbench.ops.check_case import See, Tensors
 from softbench.ops.error_terms import Bounded
 from softbench.ops.lazy import torch
-from softbench.ops.registry import operation
+from softbench.ops.registry import of_rows, operation, rows as rows_in
 
 if TYPE_CHECKING:
     from softbench.ops.values import Values
@@ -75,9 +75,9 @@ def excess(out: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor) -> to
 
 def row_chunks(case: Case) -> Iterator[slice]:
     """Slices of the case's rows, small enough that their float64 temporaries stay within CHUNK_BYTES (a single row may exceed it)."""
-    rows = max(1, CHUNK_BYTES[case.device] // (FLOAT64_TEMPORARIES * 8 * case.N))
-    for start in range(0, case.M, rows):
-        yield slice(start, min(start + rows, case.M))
+    rows, count = max(1, CHUNK_BYTES[case.device] // (FLOAT64_TEMPORARIES * 8 * case.N)), rows_in(case)
+    for start in range(0, count, rows):
+        yield slice(start, min(start + rows, count))
 
 
 def check(
@@ -90,7 +90,9 @@ def check(
     numbers: Sequence[int] | None = None,
 ) -> Accuracy:
     """The verdict on outputs of the right form. For the arguments see `Values.check`."""
-    numbers, witnesses = range(case.M) if numbers is None else numbers, second_opinion.chosen(case.M)
+    there = rows_in(case)
+    numbers = range(there) if numbers is None else numbers
+    witnesses = second_opinion.chosen(0 if operation(case.op).whole else there)
     for reference_of in (nullcontext, second_opinion.by_numpy):
         with suppress(second_opinion.OverriddenError), reference_of():
             return _Comparison(values, case, inputs, outputs, see, kinds, numbers, witnesses).accuracy()
@@ -129,8 +131,8 @@ class _Comparison:
             others = "is right in all others" if self.peak <= 1 else f"in others {self._rounding()}: {self._where()}"
             return Accuracy(Grade.FINITE_ONLY, self.peak, f"gives NaN in rows that hold -inf, and {others}")
         if self.peak <= 1:
-            return Accuracy(Grade.PASS, self.peak, "")
-        return Accuracy(Grade.LOW_PRECISION, self.peak, f"{self._rounding()}: {self._where()}")
+            return Accuracy(self.values.passing(self.case), self.peak, "")
+        return Accuracy(self.values.looser(self.case), self.peak, f"{self._rounding()}: {self._where()}")
 
     def _where(self) -> str:
         return self.worst.where if self.worst else ""
@@ -139,18 +141,19 @@ class _Comparison:
         return self.values.rounding(self.case, self.worst) if self.worst else ""
 
     def _chunk(self, rows: slice) -> None:
-        op, part = operation(self.case.op), replace(self.case, M=rows.stop - rows.start)
+        op, count = operation(self.case.op), rows.stop - rows.start
+        part = of_rows(self.case, count)
         has_rows = [spec.has_rows for spec in op.inputs(self.case)]
         raw = [tensor.detach()[rows] if own else tensor.detach() for tensor, own in zip(self.inputs, has_rows, strict=True)]
         bounds = self._bounds(part, raw, len(self.outputs))
         for place, (name, output, bounded) in enumerate(zip(op.outputs(self.case), self.outputs, bounds, strict=True)):
-            got = bounded.counted(output.detach()[rows])
+            got = bounded.counted(output.detach()[None] if op.whole else output.detach()[rows])
             _compare_shapes(name, got, bounded)
-            if self.see is not None:
-                self.see(got.reshape(part.M, -1), bounded.expected.reshape(part.M, -1))
+            if self.see is not None and got.is_floating_point():
+                self.see(got.reshape(count, -1), bounded.expected.reshape(count, -1))
             for row, compared in self._output(rows.start, name, raw[0], got, bounded):
                 one = [tensor[row : row + 1] if own else tensor for tensor, own in zip(raw, has_rows, strict=True)]
-                again = self.values.again(replace(self.case, M=1), *map(second_opinion.wide, one))
+                again = self.values.again(of_rows(self.case, 1), *map(second_opinion.wide, one))
                 if again is not None:
                     second_opinion.compare(again[place], *(second_opinion.wide(tensor[row : row + 1]) for tensor in compared))
 
@@ -205,8 +208,10 @@ class _Comparison:
         row, column = divmod(int(over.argmax().item()), over[0].numel())
         value, expected = (tensor.reshape(len(got), -1)[row, column].item() for tensor in (got, bounded.expected))
         number = self.numbers[start + row]
-        place = f"{number}, {column}" if got.dim() > 1 else f"{number}"
-        where = f"{name}[{place}] is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
+        within = _index(column, got.shape[1:])
+        places = within if operation(self.case.op).whole else [number, *within]
+        place = f"{name}[{', '.join(map(str, places))}]" if places else name
+        where = f"{place} is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
         return Worst(name, value, expected, None if bounded.high is None else bounded.high[row].item(), where)
 
     def _lost_to_masks(self, first: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
@@ -221,6 +226,15 @@ class _Comparison:
             return None
         lost &= first.isneginf().any(dim=-1).view(-1, *[1] * (lost.dim() - 1))
         return lost if lost.any() else None
+
+
+def _index(place: int, shape: Sequence[int]) -> list[int]:
+    """The index of an element of a tensor, from its number."""
+    found: list[int] = []
+    for size in reversed(shape):
+        place, last = divmod(place, size)
+        found.insert(0, last)
+    return found
 
 
 def _filled(values: torch.Tensor, lost: torch.Tensor | None, value: float) -> torch.Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
-from softbench.core.case import DIMS, MAX_PARAMETERS, NAME, PRESET, Direction, shape_of
+from softbench.core.case import DIMS, DTYPES, MAX_PARAMETERS, NAME, OP, PRESET, Direction, shape_of, valid_shape
 from softbench.core.json import JsonObject
 from softbench.ops import parameters
-from softbench.ops.operation import AXES, CASE_DTYPE, ELEMENT_BYTES, SEEN, Operation, Pass, Preset, Share, TensorSpec
+from softbench.ops.operation import AXES, CASE_DTYPE, ELEMENT_BYTES, SEEN, Operation, Pass, Preset, Share, TensorSpec, WholeCase
 from softbench.ops.parameters import Parameter, Setting
 
 
@@ -19,11 +19,14 @@ def validate(operation: Operation) -> None:
     if not all(isinstance(parameter, Parameter) for parameter in operation.parameters) or len(operation.parameters) > MAX_PARAMETERS:
         raise ValueError(f"parameters must be a tuple of at most {MAX_PARAMETERS} softbench.ops.parameters.Parameter")
     known = {parameter.name: parameter for parameter in operation.parameters}
-    reserved = dict.fromkeys((*AXES, *DIMS, CASE_DTYPE, *ELEMENT_BYTES))
+    reserved = AXES if operation.whole else dict.fromkeys((*AXES, *DIMS, CASE_DTYPE, *ELEMENT_BYTES))
     if len(known) < len(operation.parameters) or set(known) & set(reserved):
         raise ValueError(f"its parameters need a name each, and none of {', '.join(reserved)}")
     for parameter in known.values():
         parameters.validate(parameter)
+    if operation.whole:
+        _validate_problem(operation)
+        return
     for name, tensor in operation.tensors.items():
         _validate_tensor(name, tensor, known, scores=operation.scores)
     _validate_setting("causal", operation.causal, known)
@@ -35,6 +38,22 @@ def validate(operation: Operation) -> None:
         _validate_pass(operation, direction, one)
         for share in one.shares:
             _validate_setting(f"pass {direction}: shares", share.when, known)
+
+
+def _validate_problem(operation: Operation) -> None:
+    """The tensors of a problem have any axes. Its one pass calls it."""
+    one = operation.passes.get(Direction.FORWARD)
+    if one is None or len(operation.passes) > 1 or not one.inputs or not one.outputs or not set(one.in_place) <= set(one.inputs):
+        raise ValueError("a problem has one pass, forward, with inputs and outputs")
+    if not operation.case_dtypes or not set(operation.case_dtypes) <= set(DTYPES):
+        raise ValueError(f"the dtypes of its cases must be of {', '.join(DTYPES)}")
+    for (op, M, N, shape), case in operation.cases.items():
+        named = OP.fullmatch(op) and min(M, N) > 0 and (not shape or valid_shape(shape, M, N))
+        if not named or case.tensors.keys() != operation.tensors.keys():
+            raise ValueError(f"a case {op} {shape or f'{M}x{N}'} without its tensors")
+        for name, tensor in case.tensors.items():
+            if tensor.dtype not in (CASE_DTYPE, *ELEMENT_BYTES) or not all(isinstance(size, int) for size in tensor.axes):
+                raise ValueError(f"tensor {name} has dtype {tensor.dtype} and shape {tensor.axes}")
 
 
 def _validate_tensor(name: str, tensor: TensorSpec, known: Mapping[str, Parameter], *, scores: bool) -> None:
@@ -108,8 +127,9 @@ def to_json(operation: Operation) -> JsonObject:
             passes=dict(operation.passes),
             presets=dict(operation.presets),
             parameter_values={},
+            cases={},
         )
-    )
+    ) | {"cases": [asdict(replace(case, tensors=dict(case.tensors))) for case in operation.cases.values()]}
 
 
 def from_json(data: JsonObject) -> Operation:
@@ -118,22 +138,36 @@ def from_json(data: JsonObject) -> Operation:
     Raises:
         AttributeError, KeyError, TypeError, ValueError: it is invalid.
     """
-    tensors = {
-        str(name): TensorSpec(tuple(map(str, one["axes"])), str(one["dtype"]), tuple(one["when"]), bool(one["only_seen"]))
-        for name, one in data["tensors"].items()
-    }
+    whole = bool(data["whole"])
+    tensors = _tensors(data["tensors"], whole=whole)
     passes = {str(name): _pass_from_json(one) for name, one in data["passes"].items()}
     known = tuple(parameters.from_json(one) for one in data["parameters"])
     presets = {str(name): Preset(tuple(map(str, one["shapes"])), str(one["doc"])) for name, one in data["presets"].items()}
     found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]), presets=presets)
-    found = replace(found, scores=bool(data["scores"]), causal=tuple(data["causal"]))
+    found = replace(found, scores=bool(data["scores"]), causal=tuple(data["causal"]), whole=whole)
+    cases = [_case_from_json(one) for one in data["cases"]]
+    found = replace(found, cases={case.extent: case for case in cases}, case_dtypes=tuple(map(str, data["case_dtypes"])))
     validate(found)
     return found
 
 
+def _tensors(data: JsonObject, *, whole: bool) -> dict[str, TensorSpec]:
+    size = int if whole else str
+    return {
+        str(name): TensorSpec(tuple(map(size, one["axes"])), str(one["dtype"]), tuple(one["when"]), bool(one["only_seen"]))
+        for name, one in data.items()
+    }
+
+
+def _case_from_json(data: JsonObject) -> WholeCase:
+    op, M, N, shape = data["extent"]
+    return WholeCase((str(op), int(M), int(N), str(shape)), _tensors(data["tensors"], whole=True), int(data["flops"]))
+
+
 def _pass_from_json(data: JsonObject) -> Pass:
     inputs, outputs, reads = (tuple(map(str, data[part])) for part in ("inputs", "outputs", "reads"))
-    return Pass(inputs, outputs, reads, tuple(Share(str(one["tensor"]), _of(one["of"]), tuple(one["when"])) for one in data["shares"]))
+    shares = tuple(Share(str(one["tensor"]), _of(one["of"]), tuple(one["when"])) for one in data["shares"])
+    return Pass(inputs, outputs, reads, shares, tuple(map(str, data["in_place"])))
 
 
 def _of(share: float | str) -> float | str:

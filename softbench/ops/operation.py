@@ -10,7 +10,7 @@ from softbench.core.case import DIMS, DTYPES, Case, Direction, Value, op_text
 from softbench.ops import parameters
 from softbench.ops.parameters import Parameter, Setting, holds
 
-ELEMENT_BYTES = DTYPES | {"int64": 8, "int32": 4, "bool": 1}
+ELEMENT_BYTES = DTYPES | {"int64": 8, "int32": 4, "bool": 1, "fp64": 8, "fp8_e4m3": 1, "fp8_e5m2": 1, "int16": 2, "int8": 1, "uint8": 1}
 """Bytes per element of each dtype that a tensor may have."""
 AXES = ("M", "N")
 SEEN = "seen"
@@ -105,6 +105,8 @@ class Pass:
     """The tensors that an ideal kernel reads, each once."""
     shares: tuple[Share, ...] = ()
     """The tensors of `reads` that are not read as a whole."""
+    in_place: tuple[str, ...] = ()
+    """The inputs that a call changes. What each becomes is one of the last outputs, in this order."""
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -119,7 +121,22 @@ class Pass:
         """The pass for these values of the operation's parameters, on the tensors that exist then."""
         inputs, outputs, reads = (tuple(name for name in names if name in tensors) for names in (self.inputs, self.outputs, self.reads))
         shares = tuple(Share(share.tensor, share.of) for share in self.shares if share.tensor in tensors and holds(share.when, values))
-        return Pass(inputs, outputs, reads, shares)
+        return Pass(inputs, outputs, reads, shares, self.in_place)
+
+
+Extent = tuple[str, int, int, str]
+"""What names a case of a problem beside its dtype: the case's op, M, N and shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCase:
+    """A case of a problem: the tensors have any axes, and no row of them stands alone."""
+
+    extent: Extent
+    tensors: Mapping[str, TensorSpec]
+    """Its tensors by name; their axes are numbers."""
+    flops: int = 0
+    """Floating-point operations of its matrix products and convolutions, as torch counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +174,12 @@ class Operation:
     """True if its tensors of M and N are attention scores of shape (B, H, S, N). Each case then has such a shape."""
     causal: Setting = ()
     """The value of a parameter with which a query sees no later key. Query s sees its first s + 1 + max(0, N - S) keys."""
+    whole: bool = False
+    """True for a problem: its tensors have no rows, and a call is drawn, changed and compared as a whole."""
+    cases: Mapping[Extent, WholeCase] = field(default_factory=dict)
+    """The cases of a problem. M and N are those of its first tensor, or parameters of these names."""
+    case_dtypes: tuple[str, ...] = tuple(DTYPES)
+    """The dtypes of its cases."""
 
     def __hash__(self) -> int:
         """Of the name, as a mapping has no hash."""
@@ -188,7 +211,7 @@ class Operation:
             for parameter in self.parameters
             if self.parameter_values and self.parameter_values[parameter.name] != parameter.default
         ]
-        return tuple(dtype for dtype in DTYPES if all(dtype in parameter.dtypes for parameter in changed))
+        return tuple(dtype for dtype in self.case_dtypes if all(dtype in parameter.dtypes for parameter in changed))
 
     @property
     def directions(self) -> tuple[Direction, ...]:
@@ -200,18 +223,30 @@ class Operation:
         """True if queries see no later keys, of an operation that `at` returned."""
         return bool(self.causal) and holds(self.causal, self.parameter_values)
 
+    def tensor(self, name: str, case: Case) -> TensorSpec:
+        """A tensor of a case.
+
+        Raises:
+            KeyError: the problem has no such case.
+        """
+        return self.cases[case.op, case.M, case.N, case.shape].tensors[name] if self.whole else self.tensors[name]
+
+    def rows(self, case: Case) -> int:
+        """How many parts of a case are compared by themselves: its rows, and 1 of a problem."""
+        return 1 if self.whole else case.M
+
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order. A case of rows of a causal operation also has what each row sees."""
-        given = tuple(self.tensors[name] for name in self.passes[case.direction].inputs)
+        given = tuple(self.tensor(name, case) for name in self.passes[case.direction].inputs)
         return (*given, TensorSpec(("M",), "int64")) if self.is_causal and not case.shape else given
 
     def outputs(self, case: Case) -> dict[str, TensorSpec]:
         """What a call of this case returns, by name."""
-        return {name: self.tensors[name] for name in self.passes[case.direction].outputs}
+        return {name: self.tensor(name, case) for name in self.passes[case.direction].outputs}
 
     def largest_bytes(self, case: Case) -> int:
         """Bytes of the case's largest tensor."""
-        return max(tensor.bytes(case) for tensor in self.tensors.values())
+        return max(self.tensor(name, case).bytes(case) for name in self.tensors)
 
     def bytes_moved(self, case: Case) -> int:
         """Algorithmic bytes of one call: what must be moved, not what a backend happens to move.
@@ -220,17 +255,17 @@ class Operation:
         """
         done = self.passes[case.direction]
         read = sum(self.bytes_read(case, name) for name in done.reads)
-        return read + sum(self.tensors[name].bytes(case) for name in done.writes)
+        return read + sum(self.tensor(name, case).bytes(case) for name in done.writes)
 
     def distinct_bytes(self, case: Case) -> int:
         """Bytes of the case's distinct tensors: one that is written and read again counts once."""
         done = self.passes[case.direction]
         read = sum(self.bytes_read(case, name) for name in done.reads if name not in done.writes)
-        return read + sum(self.tensors[name].bytes(case) for name in done.writes)
+        return read + sum(self.tensor(name, case).bytes(case) for name in done.writes)
 
     def bytes_read(self, case: Case, name: str) -> int:
         """The bytes of a tensor that the pass of a case reads."""
-        share, spec = self.passes[case.direction].share(name), self.tensors[name]
+        share, spec = self.passes[case.direction].share(name), self.tensor(name, case)
         if isinstance(share, str):
             whole = not (spec.has_columns or {"S", "N"} <= set(spec.axes))  # what queries share is read for the last one
             share = 1.0 if whole else _seen_share(*case.sizes[-2:])

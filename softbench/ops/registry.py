@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from softbench.core.case import parse_op
 
 if TYPE_CHECKING:
+    from softbench.core.case import Case
     from softbench.ops.operation import Operation
     from softbench.ops.values import Values
 
@@ -84,6 +85,16 @@ def _at(operation: Operation, text: str) -> Operation:
     found = operation.at(parse_op(text)[1])
     tensors, passes = MappingProxyType(dict(found.tensors)), MappingProxyType(dict(found.passes))
     return replace(found, tensors=tensors, passes=passes, parameter_values=MappingProxyType(dict(found.parameter_values)))
+
+
+def rows(case: Case) -> int:
+    """How many parts of a case are compared by themselves: its rows, and 1 of a problem."""
+    return operation(case.op).rows(case)
+
+
+def of_rows(case: Case, count: int) -> Case:
+    """The case of tensors that hold some of the rows, or copies of them. A problem has no rows, and its case stays."""
+    return case if operation(case.op).whole else case.of_rows(count)
 
 
 def declared(name: str) -> Operation:

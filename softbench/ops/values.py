@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from softbench.core.case import Case, Direction
-from softbench.core.outcome import Accuracy
+from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import registry
 from softbench.ops.check import Worst, check
 from softbench.ops.check_case import CheckCase, Draw, See, Tensors
@@ -77,6 +77,18 @@ class Values(ABC):
     def masks_rows(self, case: Case) -> bool:
         """True if -inf in the first input masks elements: such a row may be NaN in the class `finite-only`."""
         return True
+
+    def adapted(self, case: Case, call: Callable[..., object], *, yardstick: bool) -> Callable[..., object]:
+        """A backend's callable as one of the tensors of the pass, which returns those of its outputs. `yardstick`: it is one already."""
+        return call
+
+    def passing(self, case: Case) -> Grade:
+        """The class of an output within its bound."""
+        return Grade.PASS
+
+    def looser(self, case: Case) -> Grade:
+        """The class of an output that only its second bound accepts."""
+        return Grade.LOW_PRECISION
 
     def make(self, case: Case, seed: int, device: torch.device) -> Tensors:
         """The inputs of a case, in the order of its pass. The same seed gives the same values in every worker on the same device.

@@ -28,6 +28,8 @@ from softbench.ops.registry import operation
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integers by their bytes."""
+FLOATING = (2, 4)
+"""Bytes of the floating elements that are added. A result of others is a copy of one read."""
 UNMOVED = "the yardstick did not move what it should have moved"
 
 
@@ -66,7 +68,8 @@ def _step(op: Operation, case: Case, reads: Sequence[str], writes: Sequence[str]
     for result in writes:
         kind = _kind(op, case, result)
         there = sums[kind].results if kind in sums else ()
-        sums[kind] = Sum(tuple(name for name in usable if _kind(op, case, name) == kind), (*there, result))
+        sources = tuple(name for name in usable if _kind(op, case, name) == kind)
+        sums[kind] = Sum(sources if _addable(kind[1]) else sources[:1], (*there, result))
     used = {name for one in sums.values() for name in one.sources}
     return Step(tuple(sums.values()), tuple(name for name in reads if name not in used))
 
@@ -74,18 +77,23 @@ def _step(op: Operation, case: Case, reads: Sequence[str], writes: Sequence[str]
 def _is_whole(op: Operation, case: Case, name: str) -> bool:
     """True if the pass reads a tensor as a whole, in any part of its rows too: what queries see depends on their place."""
     seen = op.passes[case.direction].share(name) == SEEN
-    return not seen and read_bytes(op, case, name) == op.tensors[name].bytes(case)
+    return not seen and read_bytes(op, case, name) == op.tensor(name, case).bytes(case)
 
 
 def _kind(op: Operation, case: Case, name: str) -> tuple[object, ...]:
     """Tensors of one kind can be added."""
-    dtype = TENSOR_DTYPES[op.tensors[name].dtype_of(case)]
-    return op.tensors[name].axes, "floating" if dtype.is_floating_point else dtype
+    spec = op.tensor(name, case)
+    dtype = TENSOR_DTYPES[spec.dtype_of(case)]
+    return spec.axes, "floating" if dtype.is_floating_point and dtype.itemsize in FLOATING else dtype
+
+
+def _addable(kind: object) -> bool:
+    return not (isinstance(kind, torch.dtype) and kind.is_floating_point)
 
 
 def read_bytes(op: Operation, case: Case, name: str) -> int:
     """The bytes of a tensor that the pass reads. A share is rounded down to 8 bytes, the largest element."""
-    whole, read = op.tensors[name].bytes(case), op.bytes_read(case, name)
+    whole, read = op.tensor(name, case).bytes(case), op.bytes_read(case, name)
     return whole if read == whole else max(min(whole, 8), read // 8 * 8)
 
 
@@ -112,8 +120,9 @@ def check(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
     for step in steps(op, case):
         for group in step.sums:
             for rows in row_chunks(case):
-                sources = [tensors[name][rows] for name in group.sources]
-                if not all(_moved(sources, tensors[name][rows]) for name in group.results):
+                part = ... if op.whole else rows
+                sources = [tensors[name][part] for name in group.sources]
+                if not all(_moved(sources, tensors[name][part]) for name in group.results):
                     return Accuracy(Grade.WRONG, math.inf, UNMOVED)
     return Accuracy(Grade.YARDSTICK, 0.0, "")
 
@@ -121,7 +130,7 @@ def check(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
 def _moved(sources: Sequence[torch.Tensor], got: torch.Tensor) -> bool:
     want = add(sources, torch.empty_like(got))
     same = _bits(got) == _bits(want)
-    return bool((same | (got.isnan() & want.isnan()) if got.is_floating_point() else same).all())
+    return bool((same | (got.isnan() & want.isnan()) if got.is_floating_point() and got.element_size() > 1 else same).all())
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspec
 from softbench.core.outcome import Build, Profile, Telemetry
 from softbench.core.text import one_line
 from softbench.ops import user_file
-from softbench.ops.registry import declarations
+from softbench.ops.registry import declarations, operation
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
@@ -106,7 +106,8 @@ class Server:
     def build(self, case: Case, seed: int) -> Built | Skip:
         """Prepare the backend for a case, with a first call and a synchronization."""
         self._forget()
-        self.case, self.seed = measured_case(self.backend, case, by_dim=callables.by_dim(case)), seed
+        whole = operation(case.op).whole
+        self.case, self.seed = case if whole else measured_case(self.backend, case, by_dim=callables.by_dim(case)), seed
         if reason := callables.refused(self.backend, case):
             return Skip(reason)
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time; all workers build at the same time

@@ -14,7 +14,7 @@ import torch
 from softbench.core.case import Case
 from softbench.ops import scores
 from softbench.ops.operation import TensorSpec
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import numerics, of_rows, operation
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -66,7 +66,7 @@ def rows(case: Case, spec: TensorSpec, tensor: torch.Tensor) -> Any:
 
 def row_specs(case: Case) -> tuple[TensorSpec, ...]:
     """The tensors that `rows_of` gives."""
-    return operation(case.op).inputs(case.of_rows(case.M))
+    return operation(case.op).inputs(of_rows(case, case.M))
 
 
 def rows_of(case: Case, given: Tensors, which: torch.Tensor | slice) -> Tensors:
@@ -96,10 +96,10 @@ def laid_out(case: Case, spec: TensorSpec, values: torch.Tensor) -> torch.Tensor
 
 def make(case: Case, seed: int, device: torch.device) -> Tensors:
     """The inputs of a case, contiguous in its shape. Their rows are those that `Values.make` draws."""
-    given = numerics(case.op).make(case.of_rows(case.M), seed, device)
+    given = numerics(case.op).make(of_rows(case, case.M), seed, device)
     if case.shape and operation(case.op).scores:
         return scores.of_rows(case, given)
-    if not case.shape:
+    if not case.shape or operation(case.op).whole:
         return given
     specs = operation(case.op).inputs(case)
     return tuple(
@@ -116,15 +116,15 @@ def write(case: Case, given: Tensors, values: Tensors) -> None:
 
 def refill(case: Case, given: Tensors, seed: int) -> None:
     """Write the rows of another seed into the memory of the inputs."""
-    if case.shape:
-        write(case, given, numerics(case.op).make(case.of_rows(case.M), seed, given[0].device))
+    if case.shape and not operation(case.op).whole:
+        write(case, given, numerics(case.op).make(of_rows(case, case.M), seed, given[0].device))
     else:
         numerics(case.op).refill(given, case, seed)
 
 
 def make_structured(case: Case, given: Tensors, seed: int) -> list[str]:
     """Change the rows of the inputs into structured rows, in the same memory: see `softbench.ops.values`."""
-    if not case.shape:
+    if not case.shape or operation(case.op).whole:
         return numerics(case.op).make_structured(given, case, seed)
     changed = tuple(tensor.clone() for tensor in rows_of(case, given, slice(None)))
     names = numerics(case.op).make_structured(changed, case.of_rows(case.M), seed)

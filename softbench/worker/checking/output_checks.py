@@ -23,12 +23,34 @@ class Form:
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    becomes: int | None = None
+    """The number of the input that the call changes into it; None if the call returns it."""
 
 
 def forms(case: Case) -> tuple[Form, ...]:
     """The outputs that a call of this case returns."""
-    due = operation(case.op).outputs(case)
-    return tuple(Form(name, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)]) for name, spec in due.items())
+    op = operation(case.op)
+    due, one = op.outputs(case), op.passes[case.direction]
+    places = [None] * (len(due) - len(one.in_place)) + [one.inputs.index(name) for name in one.in_place]
+    return tuple(
+        Form(name, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)], place)
+        for (name, spec), place in zip(due.items(), places, strict=True)
+    )
+
+
+def _changed(due: Sequence[Form]) -> set[int]:
+    """The numbers of the inputs that a call has to change."""
+    return {form.becomes for form in due if form.becomes is not None}
+
+
+def settled(given: tuple[torch.Tensor, ...], kept: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]) -> tuple[torch.Tensor, ...]:
+    """The results of a call without the memory of its inputs, which get their values of before the call again."""
+    if not (changed := _changed(due)):
+        return tuple(results)
+    found = tuple(out if form.becomes is None else out.clone() for out, form in zip(results, due, strict=True))
+    for place in changed:
+        given[place].data.copy_(kept[place])
+    return found
 
 
 def like(given: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[Form, ...]:
@@ -84,9 +106,10 @@ def breach(
     """
     if reason := misformed(given, results, due):
         return reason
-    if any(not same(tensor.detach(), copy) for tensor, copy in zip(given, kept, strict=True)):
+    rest = [place for place in range(len(given)) if place not in _changed(due)]
+    if any(not same(given[place].detach(), kept[place]) for place in rest):
         return "changed its input"
-    if written is not None and versions(given) != written:
+    if written is not None and any(given[place]._version != written[place] for place in rest):
         return "wrote to its input (and put back what was there)"
     return ""
 
@@ -110,7 +133,7 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]
             return "returned a lazy view that the next reader has to compute"
         if not out.numel():
             continue
-        if any(_in_storage(out, tensor) for tensor in given):
+        if form.becomes is None and any(_in_storage(out, tensor) for tensor in given):
             return "returned its input's memory"
         if not _distinct_elements(out):
             return "returned an expanded tensor: its elements share their memory"

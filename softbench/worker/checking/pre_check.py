@@ -14,7 +14,7 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.core.text import one_line
 from softbench.ops import yardstick
 from softbench.ops.check_case import See
-from softbench.ops.registry import numerics
+from softbench.ops.registry import numerics, of_rows, operation, rows as rows_in
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker.checking import any_dim, output_checks, row_sample
 from softbench.worker.failures import out_of_memory
@@ -70,8 +70,9 @@ class PreCheck:
         """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind."""
         values = numerics(self.case.op)
         kinds = len(values.kinds(self.case))
-        calls = -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // self.case.M)
-        many, apart = self.case.of_rows(calls * self.case.M), calls > 1 or bool(self.case.shape)
+        calls = max(1, -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // rows_in(self.case)))
+        many = of_rows(self.case, calls * self.case.M)
+        apart = calls > 1 or bool(self.case.shape and not operation(self.case.op).whole)
         any_dim.refill(self.case, self.given, seed + 1)
         given = values.make(many, seed + 1, self.given[0].device) if apart else self.given
         names = values.make_structured(given, many, seed)
@@ -127,6 +128,7 @@ class PreCheck:
         timers.synchronize(device)
         results = output_checks.as_tuple(outputs, due)
         reason = output_checks.breach(self.given, kept, results, due, written=written) or late
+        results = results if reason else output_checks.settled(self.given, kept, results, due)
         reason = reason or before.changed(lambda: self.call(*self.given)) or (self.guard.replaced() if self.guard else "")
         return ((), reason) if reason else (results, "")
 
@@ -142,7 +144,7 @@ class PreCheck:
         case = case or self.case
         numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
         if numbers is None or is_yardstick(self.backend):
-            return verify_outputs(self.backend, case.of_rows(case.M), *_rows(case, given, outputs, slice(None)), kinds=kinds)
+            return verify_outputs(self.backend, of_rows(case, case.M), *_rows(case, given, outputs, slice(None)), kinds=kinds)
         if not kinds:
             with one_thread(case.device):
                 numbers = sorted({*numbers, *row_sample.suspects(case, given, outputs)})

@@ -19,9 +19,10 @@ import torch
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import scores
-from softbench.ops.registry import operation
+from softbench.ops.operation import TensorSpec
+from softbench.ops.registry import of_rows, operation
 from softbench.worker.checking import any_dim
-from softbench.worker.checking.output_checks import as_tuple, forms, misformed, same
+from softbench.worker.checking.output_checks import Form, as_tuple, forms, misformed, same
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -60,8 +61,13 @@ class Probe:
 class Probes:
     """The probes of one batch."""
 
-    def __init__(self, case: Case, sets: Sequence[Tensors], source: random.Random, most: int, *, overwrites: bool) -> None:
-        """`most`: probes that are compared with float64, at most, the last ones. With `overwrites` no output is held."""
+    def __init__(
+        self, case: Case, sets: Sequence[Tensors], source: random.Random, most: int, *, overwrites: bool, truth: Sequence[Tensors] = ()
+    ) -> None:
+        """`most`: probes that are compared with float64, at most, the last ones. With `overwrites` no output is held.
+
+        `truth`: for a problem, the values of each set, and those of another draw.
+        """
         self.case, self.sets, self.random, self.overwrites = case, sets, source, overwrites
         self.specs, self.due_outputs = operation(case.op).inputs(case), forms(case)
         self.done: deque[Probe] = deque(maxlen=most)
@@ -71,12 +77,13 @@ class Probes:
         self.held: tuple[int, Tensors, Probe] | None = None
         """A call's number from which on a held output is released, its outputs and its probe."""
         self.due = FIRST[case.device] + source.randrange(EARLIEST[case.device])
-        self.at = self.due if case.N > 1 else 2**62
+        self.splices = Splices(sets, self.specs, self.due_outputs, truth, source) if operation(case.op).whole else None
+        self.at = self.due if case.N > 1 or self.splices else 2**62
         """The number of the next call with work to do. Nothing changes in rows of one element."""
         self._changed: tuple[int, int, torch.Tensor, Tensors] | None = None
         """Set, row and columns of the present change, and the values that were there."""
         device = sets[0][0].device
-        pairs = [source.sample(range(case.N), 2) for _ in range(MOST_COLUMNS)] if case.N > 1 else [[0, 0]]
+        pairs = [source.sample(range(case.N), 2) for _ in range(MOST_COLUMNS)] if case.N > 1 and not self.splices else [[0, 0]]
         self._columns = torch.tensor(pairs, device=device)
         self._flipped = self._columns.flip(1)
 
@@ -91,6 +98,9 @@ class Probes:
         if turn < self.due or self._resized(place):
             self.at = self.due
             return
+        if self.splices:
+            self.splices.write(place)
+            return
         row, pair = self.random.randrange(self.case.M), self.random.randrange(len(self._columns))
         rows = self._with_columns(place, row)
         values = tuple(tensor.index_select(0, self._columns[pair]) for tensor in rows)
@@ -101,6 +111,9 @@ class Probes:
 
     def after(self, turn: int, outputs: object) -> bool:
         """Copy the changed row of inputs and outputs, and change it back. True if the call was a probe."""
+        if self.splices and self.splices.place is not None:
+            self._after_splice(turn, outputs, self.splices)
+            return True
         if self._changed is None:
             return False
         (place, row, columns, values), self._changed = self._changed, None
@@ -115,10 +128,27 @@ class Probes:
         if not self._resized(place):
             for tensor, old in zip(self._with_columns(place, row), values, strict=True):
                 tensor.index_copy_(0, columns, old)
+        self._next(turn)
+        return True
+
+    def _after_splice(self, turn: int, outputs: object, splices: Splices) -> None:
+        """Copy the outputs of a probe of a problem, and change its inputs back."""
+        place, pair = splices.place or 0, splices.pair
+        given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
+        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
+        if not self.broken:
+            probe = Probe(place, pair, (), tuple(out.detach().clone() for out in results))
+            self.done.append(probe)
+            holds = not self.overwrites and not splices.in_place
+            self.held = (turn + HELD_CALLS, tuple(results), probe) if holds else None
+        if not self._resized(place):
+            splices.restore()
+        self._next(turn)
+
+    def _next(self, turn: int) -> None:
         self.turns.append(turn)
         self.due = turn + HELD_CALLS + int(turn * (self.random.uniform(*APART) - 1))
         self.at = self.held[0] if self.held else self.due
-        return True
 
     def _resized(self, place: int) -> str:
         """`changed its input` if an input has lost its shape, or an empty text."""
@@ -154,6 +184,9 @@ class Probes:
             return None
         if any(not same(late, soon) for probe in probes if probe.later for late, soon in zip(probe.later, probe.outputs, strict=True)):
             return Accuracy.wrong(f"in a timed call: {OVERWRITTEN}")
+        if self.splices:
+            found = [self._verdict(judge, [replace(probe, given=self.splices.values(probe.place, probe.row))]) for probe in probes]
+            return max(found, key=lambda one: (one.grade is Grade.WRONG, *one.rank))
         groups: dict[int, list[Probe]] = {}
         for probe in probes:  # an input without rows is the same for all probes of a set
             groups.setdefault(0 if all(spec.has_rows for spec in self.specs) else probe.place, []).append(probe)
@@ -166,9 +199,71 @@ class Probes:
         given = tuple(
             torch.cat(rows) if spec.has_rows else rows[0] for spec, rows in zip(any_dim.row_specs(self.case), inputs, strict=True)
         )
-        outputs = tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
-        found = judge(self.case.of_rows(len(probes)), given, outputs)
+        outputs = probes[0].outputs if self.splices else tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
+        found = judge(of_rows(self.case, len(probes)), given, outputs)
         return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found
+
+
+class Splices:
+    """What a probe changes in the inputs of a problem: a few elements of floating tensors, which get those of another draw.
+
+    A tensor that is symmetric or sorted stays as it is, since a kernel may rely on that. If no tensor can change so, or if a call changes
+    its inputs, they get all values of a draw.
+    """
+
+    def __init__(
+        self, sets: Sequence[Tensors], specs: Sequence[TensorSpec], due: Sequence[Form], truth: Sequence[Tensors], source: random.Random
+    ) -> None:
+        *self.truth, self.other = truth
+        self.sets, self.random = sets, source
+        self.in_place = [form.becomes for form in due if form.becomes is not None]
+        self.places = {
+            number: torch.tensor([source.choices(range(tensor.numel()), k=2) for _ in range(MOST_COLUMNS)], device=tensor.device)
+            for number, tensor in enumerate(sets[0])
+            if tensor.is_floating_point() and tensor.numel() > 1 and tensor.is_contiguous() and not _linked(self.other[number])
+        }
+        """Numbers of elements that change, by the number of their tensor."""
+        self.place: int | None = None
+        """The set that is changed now."""
+        self.pair = 0
+
+    def write(self, place: int) -> None:
+        """Change a set."""
+        self.place, self.pair = place, self.random.randrange(MOST_COLUMNS)
+        for number in self.in_place if self.places else range(len(self.other)):
+            self.sets[place][number].data.copy_(self.truth[place][number] if self.places else self.other[number])
+        self._splice(self.sets[place], self.pair)
+
+    def restore(self) -> None:
+        """Give the set its values again."""
+        assert self.place is not None
+        place, self.place = self.place, None
+        for number, tensor in enumerate(self.sets[place]):
+            if number in self.in_place or not self.places:
+                tensor.data.copy_(self.truth[place][number])
+            elif number in self.places:
+                at = self.places[number][self.pair]
+                tensor.data.view(-1).index_copy_(0, at, self.truth[place][number].view(-1).index_select(0, at))
+
+    def values(self, place: int, pair: int) -> Tensors:
+        """What the inputs of a probe were."""
+        if not self.places:
+            return self.other
+        given = tuple(tensor.clone() for tensor in self.truth[place])
+        self._splice(given, pair)
+        return given
+
+    def _splice(self, given: Tensors, pair: int) -> None:
+        for number, places in self.places.items():
+            given[number].data.view(-1).index_copy_(0, places[pair], self.other[number].view(-1).index_select(0, places[pair]))
+
+
+def _linked(tensor: torch.Tensor) -> bool:
+    """True if the elements of a tensor depend on each other: it is symmetric or sorted."""
+    if tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2] and same(tensor, tensor.transpose(-1, -2)):
+        return True
+    wide = tensor.float()
+    return bool((wide[..., 1:] >= wide[..., :-1]).all()) if tensor.shape[-1] > 2 else False
 
 
 def possible(device: str) -> bool:

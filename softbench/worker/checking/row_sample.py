@@ -13,7 +13,7 @@ import torch
 
 from softbench.core.case import Case
 from softbench.ops.check import row_chunks
-from softbench.ops.registry import numerics
+from softbench.ops.registry import numerics, rows as rows_in
 from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
 
 WHOLE_ELEMENTS = {"cpu": 2**22, "cuda": 2**28}
@@ -37,7 +37,7 @@ def most_rows(case: Case) -> int:
 
 def rows_to_compare(case: Case, seed: int, kinds: int = 1) -> list[int] | None:
     """The numbers of the rows to compare, in order; None for all. A row of each kind is among them if there are as many rows."""
-    if most_rows(case) >= case.M:
+    if most_rows(case) >= case.M or rows_in(case) == 1:
         return None
     most = min(most_rows(case), MOST_ROWS)
     chosen = random.Random(seed)

@@ -55,6 +55,7 @@ class RotatingInputs:
         """`given` is the first set. With `overwrites`, the next call overwrites an output, so only the last output is checked."""
         self.case, self.function, self.overwrites = case, call, overwrites
         self.specs, self.due = operation(case.op).inputs(case), output_checks.forms(case)
+        self.whole, self.in_place = operation(case.op).whole, {form.becomes for form in self.due if form.becomes is not None}
         self.sets = [given]
         self.random = random.Random(os.urandom(16))  # a backend cannot predict it, and it is fast
         self.turns = 0
@@ -87,6 +88,9 @@ class RotatingInputs:
         self.kept, self._rows, self._truth, self._collected = {}, [], [], []
         self._wrong = ""
         for index, tensors in enumerate(self.sets):
+            if self.whole:
+                self._truth.append(self._draw(self.case))
+                continue
             if (self.turns + index) % 2 == 0:
                 changed: Sequence[int] = self._refill(tensors)
             else:
@@ -103,7 +107,15 @@ class RotatingInputs:
         return lambda: function(*next(turn))
 
     def stir(self) -> None:
-        """Change some of the rows to be compared, right before the batch, so that outputs computed in advance are wrong."""
+        """Change some of the rows to be compared, right before the batch, so that outputs computed in advance are wrong.
+
+        The inputs of a problem get all their new values here.
+        """
+        if self.whole:
+            for tensors, values in zip(self.sets, self._truth, strict=False):
+                for tensor, fresh in zip(tensors, values, strict=True):
+                    tensor.data.copy_(fresh.data)
+            return
         for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have been added after the renewal
             if not self._as_renewed(index, self._looked_at(index)):
                 self._wrong = f"in a timed call: {CHANGED}"  # a thread changed it after the renewal
@@ -116,16 +128,26 @@ class RotatingInputs:
         if self.probes:
             self.probes.release()
         alive: list[torch.Tensor] = []
+        if self.whole:
+            self._collect_whole()
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
                 outputs, given = output_checks.as_tuple(self.kept[index], self.due), self._looked_at(index)
                 wrong = output_checks.misformed(self.sets[index], outputs, self.due) if given else CHANGED
                 alive += () if wrong else outputs
-                copied = () if wrong else any_dim.rows_of_outputs(self.case, outputs, self._rows[index])
+                copied = () if wrong else self._copied(outputs, index)
                 self._collected.append((index, wrong, copied, given))
         if not self.overwrites and output_checks.shared(alive):
             self._wrong = output_checks.SHARED
         self.kept.clear()  # the calls of the batch refer to the same dictionary
+
+    def _collect_whole(self) -> None:
+        """One output of a problem is compared as a whole, and none of calls that change their inputs: probes give these their values."""
+        if not all(self._as_renewed(index, self.sets[index]) for index in range(len(self._truth))):
+            self._wrong = f"in a timed call: {CHANGED}"
+        for index in list(self.kept):  # the calls of the batch refer to the same dictionary
+            if self.in_place or self._wrong or index != self.latest:
+                del self.kept[index]
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """The worst verdict on the collected outputs; None if there are none, or if they were verified before."""
@@ -148,7 +170,9 @@ class RotatingInputs:
     def _body(self) -> Callable[[], object]:
         """Calls the function on the sets in turn, and sometimes keeps the outputs of two consecutive calls."""
         function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
-        probes = self.probes = Probes(self.case, sets, self.random, min(MAX_PROBES, self._most_rows()), overwrites=self.overwrites)
+        most = 1 if self.whole else min(MAX_PROBES, self._most_rows())
+        truth = (*self._truth, self._draw(self.case)) if self.whole else ()
+        probes = self.probes = Probes(self.case, sets, self.random, most, overwrites=self.overwrites, truth=truth)
         count, turn, due = len(sets), 0, 0
         every = self.overwrites
 
@@ -178,11 +202,20 @@ class RotatingInputs:
         """Writes new values into a block of rows, or into all rows of a small tensor."""
         M = max(1, min(self.case.M, CHANGED_ELEMENTS[self.case.device] // self.case.N))
         first = self.random.randrange(self.case.M - M + 1)
-        fresh = numerics(self.case.op).make(self.case.of_rows(M), self.random.getrandbits(31), tensors[0].device)
+        fresh = self._draw(self.case.of_rows(M))
         for tensor, values, spec in zip(tensors, fresh[: len(tensors)], self.specs, strict=True):
             any_dim.rows(self.case, spec, tensor)[slice(first, first + M) if spec.has_rows else ...] = values.detach()
         scores.clear_unseen(self.case, tensors, torch.arange(first, first + M, device=tensors[0].device))
         return range(first, first + M)
+
+    def _draw(self, case: Case) -> Tensors:
+        return numerics(case.op).make(case, self.random.getrandbits(31), self.sets[0][0].device)
+
+    def _copied(self, outputs: Tensors, index: int) -> Tensors:
+        """The rows of a kept output that are compared, or all of it."""
+        if self.whole:
+            return tuple(out.detach().clone() for out in outputs)
+        return any_dim.rows_of_outputs(self.case, outputs, self._rows[index])
 
     def _exchange(self, tensors: Tensors, among: Sequence[int], most: int) -> list[int]:
         """Exchanges some of these rows, or neighbouring columns of them: at most `most` rows, usually fewer."""
@@ -215,14 +248,18 @@ class RotatingInputs:
 
     def _looked_at(self, index: int) -> Tensors:
         """Copies of the rows of a set that are checked; none if a tensor has lost its shape."""
-        tensors, rows = self.sets[index], self._rows[index]
+        tensors = self.sets[index]
         if any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(tensors, self.specs, strict=True)):
             return ()
+        if self.whole:
+            return tensors
+        rows = self._rows[index]
         found = zip(any_dim.rows_of(self.case, tensors, rows), any_dim.row_specs(self.case), strict=True)
         return tuple(part if spec.has_rows else part.clone() for part, spec in found)
 
     def _as_renewed(self, index: int, rows: Tensors) -> bool:
-        return bool(rows) and all(map(output_checks.same, rows, self._truth[index]))
+        places = [place for place in range(len(rows)) if place not in self.in_place]
+        return bool(rows) and all(output_checks.same(rows[place].detach(), self._truth[index][place]) for place in places)
 
     def _most_rows(self) -> int:
         return max(1, min(MAX_ROWS, CHECKED_ELEMENTS[self.case.device] // self.case.N))
@@ -233,7 +270,7 @@ class RotatingInputs:
             wrong = CHANGED
         if wrong:
             return Accuracy.wrong(f"in a timed call: {wrong}")
-        found = judge(self.case.of_rows(len(self._rows[index])), truth, outputs)
+        found = judge(self.case if self.whole else self.case.of_rows(len(self._rows[index])), truth, outputs)
         return (
             found
             if found.grade is not Grade.WRONG
