@@ -5,33 +5,38 @@ is alive, or find an output by a few values. A probe detects that: an output of 
 filled in later is not filled in yet. The values change back after the call. Torch's version counter shows neither change.
 
 The output of a probe is held over later calls, and its row is compared bit by bit then: a ring of buffers has overwritten it.
+
+On a GPU a few calls are probes. On a CPU a backend could tell them by the time since its last call. So there the values change before each
+call (`EqualProbes`), and the calls whose rows are copied are chosen after the call.
 """
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
-from softbench.core.case import Case
+from softbench.core.case import Case, first_sees
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import scores
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import of_rows, operation
 from softbench.worker.checking import any_dim
-from softbench.worker.checking.output_checks import Form, as_tuple, forms, misformed, same
+from softbench.worker.checking.output_checks import SHARED, Form, as_tuple, forms, misformed, same, shared
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
 
 HELD_CALLS = 11
 """Calls over which a probe's output is held."""
-FIRST = {"cpu": 2, "cuda": 6}
+FIRST = 6
 """The number of the first call that may be a probe. do_bench estimates its number of calls from the first six."""
-EARLIEST = {"cpu": 3, "cuda": 2}
+EARLIEST = 2
 """The first probe is among so many calls from there on."""
 APART = (1.2, 2.2)
 """Ratio of two probes' numbers. Probes are rare in long batches, and one is in the last half."""
@@ -39,6 +44,13 @@ KEPT_SAMPLES = 0.5
 """Samples of calls with a probe are dropped if this share of the samples remains."""
 MOST_COLUMNS = 16
 """Pairs of columns of a batch. A backend does not know them, so a few suffice."""
+PLACES = 16
+"""Places of a set of inputs, of which one changes before each call on a CPU."""
+WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
+"""Types of an element by its bytes."""
+INDEXES = ("int64", "int32", "bool")
+"""Dtypes of inputs that are no result of a row's values."""
+CHANGED_INPUT = "changed its input"
 CHANGED_ROW = "in a timed call, in a row that had just changed"
 OVERWRITTEN = "its output changed during later calls; a backend whose next call overwrites it on purpose declares reuses_output = True"
 
@@ -76,7 +88,7 @@ class Probes:
         self.broken = ""
         self.held: tuple[int, Tensors, Probe] | None = None
         """A call's number from which on a held output is released, its outputs and its probe."""
-        self.due = FIRST[case.device] + source.randrange(EARLIEST[case.device])
+        self.due = FIRST + source.randrange(EARLIEST)
         self.splices = Splices(sets, self.specs, self.due_outputs, truth, source) if operation(case.op).whole else None
         self.at = self.due if case.N > 1 or self.splices else 2**62
         """The number of the next call with work to do. Nothing changes in rows of one element."""
@@ -112,48 +124,47 @@ class Probes:
     def after(self, turn: int, outputs: object) -> bool:
         """Copy the changed row of inputs and outputs, and change it back. True if the call was a probe."""
         if self.splices and self.splices.place is not None:
-            self._after_splice(turn, outputs, self.splices)
+            place = self.splices.place
+            if probe := self._copied(turn, place, self.splices.pair, outputs):
+                self.done.append(probe)
+            if not self._resized(place):
+                self.splices.restore()
+            self._next(turn)
             return True
         if self._changed is None:
             return False
         (place, row, columns, values), self._changed = self._changed, None
-        given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
-        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
-        if not self.broken and isinstance(results, tuple | list):
-            here = slice(row, row + 1)
-            inputs, outputs_row = any_dim.rows_of(self.case, given, here), any_dim.rows_of_outputs(self.case, tuple(results), here)
-            probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.clone() for out in outputs_row))
+        if probe := self._copied(turn, place, row, outputs):
             self.done.append(probe)
-            self.held = None if self.overwrites else (turn + HELD_CALLS, tuple(results), probe)
         if not self._resized(place):
             for tensor, old in zip(self._with_columns(place, row), values, strict=True):
                 tensor.index_copy_(0, columns, old)
         self._next(turn)
         return True
 
-    def _after_splice(self, turn: int, outputs: object, splices: Splices) -> None:
-        """Copy the outputs of a probe of a problem, and change its inputs back."""
-        place, pair = splices.place or 0, splices.pair
-        given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
-        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
-        if not self.broken:
-            probe = Probe(place, pair, (), tuple(out.detach().clone() for out in results))
-            self.done.append(probe)
-            holds = not self.overwrites and not splices.in_place
-            self.held = (turn + HELD_CALLS, tuple(results), probe) if holds else None
-        if not self._resized(place):
-            splices.restore()
-        self._next(turn)
-
     def _next(self, turn: int) -> None:
         self.turns.append(turn)
         self.due = turn + HELD_CALLS + int(turn * (self.random.uniform(*APART) - 1))
         self.at = self.held[0] if self.held else self.due
 
+    def _copied(self, turn: int, place: int, row: int, outputs: object) -> Probe | None:
+        """A probe with the row as it is now, or the outputs of a problem, which are held from now on. None if something is broken."""
+        given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
+        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
+        if self.broken or not isinstance(results, tuple | list):
+            return None
+        here, inputs, copied = slice(row, row + 1), tuple[torch.Tensor, ...](), tuple(map(torch.Tensor.detach, results))
+        if not self.splices:
+            inputs, copied = any_dim.rows_of(self.case, given, here), any_dim.rows_of_outputs(self.case, tuple(results), here)
+        probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.clone() for out in copied))
+        if not (self.overwrites or self.held or (self.splices and self.splices.in_place)):
+            self.held = turn + HELD_CALLS, tuple(results), probe
+        return probe
+
     def _resized(self, place: int) -> str:
         """`changed its input` if an input has lost its shape, or an empty text."""
         lost = any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(self.sets[place], self.specs, strict=True))
-        return "changed its input" if lost else ""
+        return CHANGED_INPUT if lost else ""
 
     def _with_columns(self, place: int, row: int) -> list[torch.Tensor]:
         """Views of a row, of the inputs whose rows have N values."""
@@ -264,6 +275,114 @@ def _linked(tensor: torch.Tensor) -> bool:
         return True
     wide = tensor.float()
     return bool((wide[..., 1:] >= wide[..., :-1]).all()) if tensor.shape[-1] > 2 else False
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Elements of inputs that change places, in the memory itself: torch's functions would take longer and leave traces."""
+
+    row: int
+    pairs: tuple[tuple[Any, int, int], ...]
+    """Of each input with columns: its elements as an array of words, and the places of the two."""
+
+    def make(self) -> None:
+        """Let them change places; once more, and they are back."""
+        for words, one, other in self.pairs:
+            words[one], words[other] = words[other], words[one]
+
+    def values(self) -> list[int]:
+        """The words at the first place of each."""
+        return [words[one] for words, one, _ in self.pairs]
+
+
+class EqualProbes(Probes):
+    """On a CPU: two values of a random row change places before each call, by the same steps, and back after it.
+
+    So nothing tells a backend which calls are compared. These are random, and chosen only after their call: all calls of a batch are
+    equally likely. Where no output has columns, two values of a column change places, because exchanged columns of a row change no sum.
+    """
+
+    def __init__(
+        self, case: Case, sets: Sequence[Tensors], source: random.Random, most: int, *, overwrites: bool, truth: Sequence[Tensors] = ()
+    ) -> None:
+        """As `Probes`; `most` calls are compared."""
+        super().__init__(case, sets, source, most, overwrites=overwrites, truth=truth)
+        self.most, self.addresses = most, [tuple(map(torch.Tensor.data_ptr, tensors)) for tensors in sets]
+        self._now: tuple[int, int, Callable[[], None], Callable[[], object], object] | None = None
+        """Set, row, what undoes the present change, and what tells changed values and told them before; None between calls."""
+        if self.splices:
+            return
+        fixed = [spec for spec in self.specs if spec.has_rows and not spec.has_columns]  # sums of rows must stay right
+        self._across = case.M > 1 and not any(spec.has_columns for spec in operation(case.op).outputs(case).values())
+        self._across &= all(spec.dtype in INDEXES for spec in fixed)
+        self._choices = [[self._drawn(place) for _ in range(PLACES)] for place in range(len(sets))]
+
+    def before(self, turn: int) -> None:
+        """Let two values change places."""
+        if self.broken or self._moved(place := turn % len(self.sets)):
+            return
+        if self.splices:
+            self.splices.write(place)
+            self._now = place, self.splices.pair, self.splices.restore, int, 0
+            return
+        change = self._choices[place][int(self.random.random() * PLACES)]
+        change.make()
+        self._now = place, change.row, change.make, change.values, change.values()
+
+    def after(self, turn: int, outputs: object) -> bool:
+        """Copy the row of some calls, and let the values change back. False: no time of a call has a part of this."""
+        if self._now is None:
+            return False
+        (place, row, undo, values, before), self._now = self._now, None
+        if self._moved(place):
+            return False
+        if values() != before:
+            self.broken = CHANGED_INPUT
+        if self.held and turn == self.held[0] - HELD_CALLS + 1 and self._share(self.held[1], outputs):
+            self.broken = SHARED
+        if self.held and turn >= self.held[0]:
+            self.release()
+        if self.random.random() * (turn + 1) < self.most and (probe := self._copied(turn, place, row, outputs)):
+            if len(self.done) == self.most:
+                del self.done[self.random.randrange(self.most)]
+            self.done.append(probe)
+        undo()
+        return False
+
+    def _share(self, held: Tensors, outputs: object) -> bool:
+        """True if these outputs share memory with held ones."""
+        results = as_tuple(outputs, self.due_outputs)
+        return not misformed(self.sets[0], results, self.due_outputs) and shared((*held, *results))
+
+    def _moved(self, place: int) -> bool:
+        """True if an input of a set has lost its memory, which must not be written then."""
+        if tuple(map(torch.Tensor.data_ptr, self.sets[place])) != self.addresses[place]:
+            self.broken = CHANGED_INPUT
+        return bool(self.broken)
+
+    def _drawn(self, place: int) -> _Change:
+        """A random change, of a row that sees two columns at least."""
+        M, choice = self.case.M, self.random.randrange
+        row = next((row for row in (choice(M) for _ in range(4)) if self._seen(row) > 1), M - 1)
+        other = (row + choice(1, M)) % M if self._across else row
+        one, two = self.random.sample(range(self._seen(row)), 2) if self.case.N > 1 else (0, 0)
+        pairs = []
+        for spec, tensor in zip(self.specs, self.sets[place], strict=True):
+            if spec.has_columns:
+                rows = any_dim.rows(self.case, spec, tensor)
+                size, start, step = tensor.element_size(), tensor.data_ptr(), rows[row].stride(0)
+                elements = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                words = (WORDS[size] * elements).from_address(start)
+                first, second = ((rows[number].data_ptr() - start) // size for number in (row, other))
+                pairs.append((words, first + one * step, second + (one if self._across else two) * step))
+        return _Change(row, tuple(pairs))
+
+    def _seen(self, row: int) -> int:
+        """The columns that a row sees."""
+        if not (self.case.shape and operation(self.case.op).is_causal):
+            return self.case.N
+        S, N = self.case.sizes[-2:]
+        return min(N, row % S + first_sees(S, N))
 
 
 def possible(device: str) -> bool:

@@ -5,10 +5,10 @@ An output that a backend stored earlier is wrong as soon as the input changes. T
 - Before each batch one set gets new values. In the other set some rows, or columns of some rows, are exchanged, so that no sum over the
   tensor changes. Torch's version counter shows neither change.
 - The sets have different addresses.
-- Two calls of a batch are chosen at random. After the batch, their changed rows and some others are copied, with the inputs. Later they are
-  compared with the float64 reference.
+- On a GPU two calls of a batch are chosen at random. After the batch, their changed rows and some others are copied, with the inputs. Later
+  they are compared with the float64 reference.
 - Other workers may be timed between the change and the batch. So some of the rows to be compared change once more when the batch begins.
-- Before a few calls two values of a row change places (`softbench.worker.checking.probes`).
+- Before a few calls, on a CPU before each, two values of a row change places (`softbench.worker.checking.probes`).
 - The rows and their number are random. A backend that finds a stored output by a property of its input then returns a wrong one.
 
 With a warm L2 there is one set, because a second one would evict it. Profiles use the sets unchanged, and their outputs are not checked.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, cycle
@@ -32,7 +33,7 @@ from softbench.ops import scores
 from softbench.ops.registry import numerics, operation
 from softbench.plugins.backend import Call
 from softbench.worker.checking import any_dim, output_checks
-from softbench.worker.checking.probes import Probes
+from softbench.worker.checking.probes import EqualProbes, Probes
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -43,9 +44,33 @@ CHECKED_ELEMENTS = {"cpu": 2**14, "cuda": 2**20}
 """Elements of a kept output that are compared, about."""
 MAX_ROWS = 512  # rows that are chosen one by one, at most
 MAX_PROBES = 8  # that are compared
+CLOCK_NS = time.perf_counter_ns  # bound before a plugin can patch it
 FEW = 8  # at most one row in so many is exchanged
 CHANGED = "changed its input"
 APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept call is in the last third of all
+
+
+class TimedCalls:
+    """A batch's calls on a CPU. Its clock runs only during the backend's calls: what is done between two of them takes none of its time."""
+
+    def __init__(self, function: Call, sets: Sequence[Tensors], probes: Probes) -> None:
+        self.function, self.sets, self.probes = function, sets, probes
+        self.turn = self.spent_ns = 0
+
+    def __call__(self) -> object:
+        turn, probes, clock = self.turn, self.probes, CLOCK_NS
+        given = self.sets[turn % len(self.sets)]
+        probes.before(turn)
+        began = clock()
+        out = self.function(*given)
+        self.spent_ns += clock() - began
+        probes.after(turn, out)
+        self.turn = turn + 1
+        return out
+
+    def clock(self) -> float:
+        """Seconds of all calls so far."""
+        return self.spent_ns / 1e9
 
 
 class RotatingInputs:
@@ -139,11 +164,12 @@ class RotatingInputs:
                 self._collected.append((index, wrong, copied, given))
         if not self.overwrites and output_checks.shared(alive):
             self._wrong = output_checks.SHARED
+        self._look_at_inputs()
         self.kept.clear()  # the calls of the batch refer to the same dictionary
 
     def _collect_whole(self) -> None:
         """One output of a problem is compared as a whole, and none of calls that change their inputs: probes give these their values."""
-        if not all(self._as_renewed(index, self.sets[index]) for index in range(len(self._truth))):
+        if self.case.device != "cpu" and not all(self._as_renewed(index, self.sets[index]) for index in range(len(self._truth))):
             self._wrong = f"in a timed call: {CHANGED}"
         for index in list(self.kept):  # the calls of the batch refer to the same dictionary
             if self.in_place or self._wrong or index != self.latest:
@@ -151,6 +177,7 @@ class RotatingInputs:
 
     def verify(self, judge: Judge) -> Accuracy | None:
         """The worst verdict on the collected outputs; None if there are none, or if they were verified before."""
+        self._look_at_inputs()
         if self._wrong:
             return Accuracy.wrong(self._wrong)
         worst: Accuracy | None = None
@@ -162,6 +189,11 @@ class RotatingInputs:
         self._collected = []
         return worst
 
+    def _look_at_inputs(self) -> None:
+        """On a CPU no outputs are kept that tell whether the inputs are as they were renewed."""
+        if self.case.device == "cpu" and not all(self._as_renewed(index, self._looked_at(index)) for index in range(len(self._truth))):
+            self._wrong = self._wrong or f"in a timed call: {CHANGED}"
+
     def _probed(self, judge: Judge) -> Iterator[Accuracy]:
         """The verdict on the probes, if there were any."""
         if self.probes and (found := self.probes.verify(judge)):
@@ -172,7 +204,12 @@ class RotatingInputs:
         function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
         most = 1 if self.whole else min(MAX_PROBES, self._most_rows())
         truth = (*self._truth, self._draw(self.case)) if self.whole else ()
-        probes = self.probes = Probes(self.case, sets, self.random, most, overwrites=self.overwrites, truth=truth)
+        make = EqualProbes if self.case.device == "cpu" else Probes
+        probes = self.probes = make(self.case, sets, self.random, most, overwrites=self.overwrites, truth=truth)
+        if self.case.device == "cpu":
+            timed = TimedCalls(function, tuple(sets), probes)
+            self.calls = lambda: timed.turn
+            return timed
         count, turn, due = len(sets), 0, 0
         every = self.overwrites
 

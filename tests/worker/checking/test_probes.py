@@ -3,6 +3,7 @@
 import itertools
 import random
 import time
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,14 +14,16 @@ from wrongs import BATCH_TRICKS, HONEST
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.softmax import NUMERICS
-from softbench.worker.checking import probes
+from softbench.worker.checking import any_dim, output_checks, probes
 from softbench.worker.checking.pre_check import verify_outputs
-from softbench.worker.checking.probes import Probes
+from softbench.worker.checking.probes import EqualProbes, Probes
 from softbench.worker.timing.batches import Batches
 from softbench.worker.timing.rotating_inputs import RotatingInputs
-from softbench.worker.timing.timers import Samples
+from softbench.worker.timing.timers import Samples, bind
 
 CASE = Case(64, 256, "fp32", Direction.FORWARD, "cpu")
+ON_GPU = replace(CASE, device="cuda")
+"""Its tensors lie on the CPU here."""
 
 
 def calling(count):
@@ -70,30 +73,64 @@ def test_honest_backends_pass_probes_at_any_shape(honest, direction):
         assert {verdict.grade for verdict in verdicts(made(honest.prepare(case), case), 60, 2)} == {Grade.PASS}
 
 
-def test_inputs_are_restored_bit_by_bit_with_their_version():
-    batches = made(lambda x: torch.softmax(x, -1))
-    body = batches.rotation.renew()
-    before = [(x.clone(), x._version) for (x,) in batches.rotation.sets]
-    seen = set()
-    for _ in range(100):
-        body()
-        seen.add(len(batches.rotation.probes.turns))
-        now = [(x, x._version) for (x,) in batches.rotation.sets]
-        assert all(torch.equal(x, old) and version == first for (x, version), (old, first) in zip(now, before, strict=True))
-    assert len(seen) > 4
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_inputs_are_restored_bit_by_bit_with_their_version(device, monkeypatch):
+    monkeypatch.setattr(probes, "possible", lambda device: True)
+    for op, direction in (("softmax", Direction.BACKWARD), ("cross_entropy", Direction.FORWARD), ("masked_softmax", Direction.BACKWARD)):
+        case = Case(64, 256, "bf16", direction, device, op, "2x2x16x256" if op == "masked_softmax" else "")
+        given = any_dim.make(case, 0, torch.device("cpu"))
+        seen = []
+
+        def call(*given, case=case, seen=seen):
+            seen.append(given[0].clone())
+            made = tuple(torch.zeros(form.shape, dtype=form.dtype) for form in output_checks.forms(case))
+            return made if len(made) > 1 else made[0]
+
+        rotation = RotatingInputs(case, given, call, overwrites=False)
+        rotation.widen()
+        body = rotation.renew()
+        before = [(x.clone(), x._version) for tensors in rotation.sets for x in tensors]
+        for _ in range(100):
+            body()
+            now = [(x, x._version) for tensors in rotation.sets for x in tensors]
+            assert all(torch.equal(x, old) and version == first for (x, version), (old, first) in zip(now, before, strict=True))
+        changed = sum(not torch.equal(x, given[0]) and not torch.equal(x, rotation.sets[1][0]) for x in seen)
+        assert changed > 90 if device == "cpu" else 1 < changed < 30
 
 
-def test_probes_are_rare_and_one_is_late():
+def test_probes_are_rare_and_one_is_late(monkeypatch):
+    monkeypatch.setattr(probes, "possible", lambda device: True)
     for seed in range(20):
-        made = Probes(CASE, [NUMERICS.make(CASE, 0, torch.device("cpu"))] * 2, random.Random(seed), 8, overwrites=False)
+        made = Probes(ON_GPU, [NUMERICS.make(CASE, 0, torch.device("cpu"))] * 2, random.Random(seed), 8, overwrites=False)
         for turn in range(1000):
             if turn >= made.at:
                 made.before(turn)
                 made.after(turn, torch.zeros(64, 256))
-        assert 2 <= made.turns[0] < 6
+        assert 6 <= made.turns[0] < 8
         assert made.turns[-1] > 400
         assert len(made.turns) < 40
         assert len(made.done) <= 8
+
+
+def test_on_a_cpu_any_call_may_be_compared():
+    """No step before a call differs, and the compared ones are chosen after it."""
+    firsts = []
+    for seed in range(40):
+        made = EqualProbes(CASE, [NUMERICS.make(CASE, 0, torch.device("cpu"))], random.Random(seed), 8, overwrites=False)
+        for turn in range(200):
+            made.before(turn)
+            made.after(turn, torch.full((64, 256), float(turn)))
+        assert len(made.done) == 8
+        firsts += [probe.outputs[0][0, 0].item() for probe in made.done]
+    assert sum(first < 100 for first in firsts) == pytest.approx(160, abs=60)
+
+
+def test_what_is_done_between_calls_takes_no_time_of_them(monkeypatch):
+    real = EqualProbes.before
+    monkeypatch.setattr(EqualProbes, "before", lambda self, turn: time.sleep(0.005) or real(self, turn))
+    rotation = RotatingInputs(CASE, NUMERICS.make(CASE, 0, torch.device("cpu")), lambda x: x + 1, overwrites=False)
+    found = bind("cpu").by_name["torch.utils.benchmark", ""](rotation.renew(), 1.0, 1.0, 2)
+    assert min(found.us) < 1000
 
 
 def test_a_declared_overwriting_output_passes():

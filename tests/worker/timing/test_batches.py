@@ -70,7 +70,7 @@ def test_outputs_are_verified_as_the_batch_left_them():
         assert sum(output() is not None for output in outputs) == (5 if keep else 0)
         for x, y in late:
             y.copy_(torch.softmax(x, -1))
-        assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y[")
+        assert found.verify(verdict).detail.startswith("in a timed call, in a row that had just changed: y[")
 
 
 def test_an_input_restored_after_the_batch_counts_as_changed():
@@ -97,7 +97,7 @@ def test_outputs_computed_before_the_batch_are_wrong():
         found.renew()
         ready.update({x.data_ptr(): torch.softmax(x, -1) for (x,) in found.rotation.sets})
         found.time(five, 0, 0, 0)
-        assert found.verify(verdict).detail.startswith("in a timed call, on values it had not seen: y["), case
+        assert found.verify(verdict).detail.startswith("in a timed call, in a row that had just changed: y["), case
 
 
 @pytest.mark.parametrize("damage", [lambda x: x.data.zero_(), lambda x: x.resize_(0)])

@@ -1,6 +1,7 @@
 """Rotating inputs: sets alternate and change without a version count, and the kept calls are random."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -14,12 +15,14 @@ from softbench.ops.registry import operation
 from softbench.ops.softmax import NUMERICS
 from softbench.ops.structured_rows import Places
 from softbench.plugins.traits import interpreted, is_yardstick, why_not
-from softbench.worker.checking import output_checks
+from softbench.worker.checking import output_checks, probes
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.timing.rotating_inputs import CHECKED_ELEMENTS, RotatingInputs
 
 CPU = torch.device("cpu")
 FORWARD = Case(64, 256, "fp32", Direction.FORWARD, "cpu")
+ON_GPU = replace(FORWARD, device="cuda")
+"""Its tensors lie on the CPU here, but few of its calls are probes, and outputs are kept."""
 verdict = partial(verify_outputs, object())
 
 
@@ -38,6 +41,11 @@ def both(x, dy):
 
 
 HONEST = {Direction.FORWARD: softmax, Direction.BACKWARD: gradient, Direction.BOTH: both}
+
+
+@pytest.fixture(autouse=True)
+def probed(monkeypatch):
+    monkeypatch.setattr(probes, "possible", lambda device: True)
 
 
 def rotation(case=FORWARD, call=softmax, *, overwrites=False, wide=True):
@@ -94,7 +102,7 @@ def test_any_shape_and_direction_is_renewed_and_verified(M, N, direction):
 
 @pytest.mark.parametrize("calls", [1, 2, 7, 50, 1000])
 def test_outputs_are_kept_of_neighbouring_calls_late_in_the_batch(calls):
-    made, count = rotation(call=lambda x: count.append(0) or len(count) - 1), []
+    made, count = rotation(ON_GPU, lambda x: count.append(0) or len(count) - 1), []
     body = made.renew()
     made.probes.at = math.inf  # outputs of probes are not kept
     for _ in range(calls):
@@ -110,7 +118,7 @@ def test_the_last_call_is_verified_if_outputs_are_reused():
     made = rotation(call=lambda x: buffer.copy_(softmax(x)), overwrites=True)
     assert verified(made, 7).grade is Grade.PASS
     undeclared = rotation(call=lambda x: buffer.copy_(softmax(x)))
-    assert verified(undeclared, 7).detail == output_checks.SHARED
+    assert verified(undeclared, 7).detail == f"in a timed call: {output_checks.SHARED}"
 
 
 def test_a_batch_without_a_call_has_no_verdict():
@@ -140,9 +148,9 @@ LOOKED_UP = {
 @pytest.mark.parametrize(("by", "M"), [*product(LOOKED_UP, (3, 5, 64, 700)), ("a few elements", 1), ("a few elements", 2)])
 @pytest.mark.parametrize("looked_at", [2**10, 2**20])  # some rows, and all of them, as of most cases on a GPU
 def test_outputs_cached_by_a_property_of_inputs_are_wrong(by, M, looked_at, monkeypatch):
-    monkeypatch.setitem(CHECKED_ELEMENTS, "cpu", looked_at)
+    monkeypatch.setitem(CHECKED_ELEMENTS, "cuda", looked_at)
     kept = {}
-    made = rotation(Case(M, 256, "fp32", Direction.FORWARD, "cpu"), lambda x: kept.setdefault(LOOKED_UP[by](x), softmax(x)).clone())
+    made = rotation(replace(ON_GPU, M=M), lambda x: kept.setdefault(LOOKED_UP[by](x), softmax(x)).clone())
     assert any(verified(made, 3).grade is Grade.WRONG for _ in range(300))  # of a single batch the chance is a tenth and more
 
 
