@@ -58,6 +58,22 @@ def every_few_calls(period):
     return call
 
 
+def after_a_gap(seconds):
+    """Computes when more time than usual has passed since its last call, because its caller then did something."""
+    kept, last, calls = {}, [0.0], [0]
+
+    def call(x):
+        calls[0] += 1
+        place, gap = x.data_ptr(), time.perf_counter() - last[0]
+        if calls[0] <= LOOKED_AT or gap > seconds or place not in kept:
+            kept[place] = honest(x)
+        y = kept[place].clone() if calls[0] <= LOOKED_AT else kept[place]
+        last[0] = time.perf_counter()
+        return y
+
+    return call
+
+
 def filled_in_if_kept():
     """Fills in an output at the next call, if its caller still has it."""
     last, calls = [], [0]
@@ -113,6 +129,7 @@ backends = [
     *(Trick(f"once-for-{n}-columns", lambda n=n: once_a_batch(columns(n))) for n in (4, 64)),
     Trick("once-for-a-diagonal", lambda: once_a_batch(diagonal)),
     *(Trick(f"every-{n}th-call", lambda n=n: every_few_calls(n)) for n in (3, 10)),
+    *(Trick(f"after-a-gap-of-{us}-us", lambda us=us: after_a_gap(us / 1e6)) for us in (5, 20, 60)),
     Trick("filled-in-if-kept", filled_in_if_kept),
     *(Trick(f"ring-of-{n}-when-timed", lambda n=n: ring(n)) for n in (4, 8)),
 ]
