@@ -2,6 +2,7 @@
 
 - `compare`, `run_gate` and `check` do what the commands `run`, `gate` and `check` do. `Result` is what `compare` returns.
 - `use` and `enable` let torch's own softmax and log_softmax run softbench's kernels.
+- `build` compiles the CUDA C++ of a plugin.
 - `Case`, `Direction` and the protocol `Backend` are what a plugin needs.
 - Every expected error is a `SoftbenchError`; its classes are here too.
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from softbench.api.measure import check as check, compare as compare, run_gate as run_gate
     from softbench.api.result import Result as Result
     from softbench.kernels import enable as enable, use as use
+    from softbench.kernels.common.cuda_library import build as build
 
 __version__ = "1.0.0"
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "UsageError",
     "WorkersError",
     "__version__",
+    "build",
     "check",
     "compare",
     "enable",
@@ -53,6 +56,7 @@ _LATER = {
     **dict.fromkeys(("check", "compare", "run_gate"), "api.measure"),
     "Result": "api.result",
     **dict.fromkeys(("enable", "use"), "kernels"),
+    "build": "kernels.common.cuda_library",
 }
 """Names that are imported when they are used first, with their modules."""
 

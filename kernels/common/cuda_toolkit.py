@@ -27,6 +27,11 @@ def cuobjdump() -> str | None:
     return _program("cuobjdump", [*beside_nvcc, *_packaged_folders(), *in_triton])
 
 
+def compute_sanitizer() -> str | None:
+    """Path of CUDA's memory checker, or None: on PATH, in the toolkit's folder, or in pip's packages."""
+    return _program("compute-sanitizer", _packaged_folders())
+
+
 def cuda_home() -> Path | None:
     """Folder of the installed CUDA toolkit, recognized by its headers, or None.
 

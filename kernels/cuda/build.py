@@ -8,22 +8,15 @@ torch's CUDA. A lock lets two processes build at the same time.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
 import os
 import re
-import subprocess
-import sys
-import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..common.cuda_toolkit import cache_folder, cached_library, nvcc
+from ..common.cuda_library import MISSING, SHARED, BuildError, architecture_of, build_once, key, run_compiler, target
+from ..common.cuda_toolkit import cached_library, nvcc
 
 SOURCE = Path(__file__).with_name("softmax.cu")
 FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
@@ -32,23 +25,15 @@ LOSSES = ("cross_entropy", "logprob")
 """Losses. Each has a source of its name."""
 ALL = (*FUNCTIONS, *LOSSES, "masked_softmax")
 """The functions that have a library: these, and softmax of attention scores, in a source of its name."""
-MISSING = "no nvcc on PATH, under CUDA_HOME or in pip's packages; install the CUDA toolkit or: pip install 'softbench[cuda]'"
 LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
-FLAGS = ("-O3", "-std=c++17", "-fmad=true", "-shared", "-Xcompiler", "-fPIC")
+FLAGS = ("-O3", "-std=c++17", "-fmad=true", *SHARED)
 """-fmad is nvcc's default. As in Triton's kernels (`triton/generic.py`, CONTRACTION), no bound depends on it."""
-
-
-class BuildError(RuntimeError):
-    """The library cannot be built. The message is one line and names the compiler's log, if there is one."""
 
 
 def command(compiler: str, architecture: str, out: Path, function: str = "softmax") -> list[str]:
     """The command line that compiles a function's source into its library. `architecture` is a name such as `sm_90a`."""
-    number = architecture.removeprefix("sm_")
-    libraries = Path(compiler).resolve().parents[1] / "lib"  # the folder in pip's packages; nvcc itself looks only in lib64
-    paths = [f"-L{libraries}"] if (libraries / "libcudart_static.a").is_file() else []
-    return [compiler, *flags(function), *paths, f"-gencode=arch=compute_{number},code=sm_{number}", "-o", str(out), str(source(function))]
+    return [compiler, *flags(function), *target(compiler, architecture), "-o", str(out), str(source(function))]
 
 
 def source(function: str) -> Path:
@@ -69,41 +54,24 @@ def parts(function: str = "softmax") -> int:
 def _compile(compiler: str, architecture: str, out: Path, function: str) -> str:
     """Compiles a function's library, in one piece on a machine of few cores.
 
-    Returns what the compilers print, or raises _CompilerError with it.
+    Returns what the compilers print, or raises CompilerError with it.
     """
     whole, count = command(compiler, architecture, out, function), parts(function)
     if count == 1 or (os.cpu_count() or 1) < FEW_CORES:
-        return _run(whole)
+        return run_compiler(whole)
     objects = [out.with_suffix(f".{part}.o") for part in range(count)]
     commands = [
         [*(word for word in whole if word not in ("-shared", "-o", str(out))), f"-DSOFTBENCH_PART={part}", "-c", "-o", str(made)]
         for part, made in enumerate(objects)
     ]
     with ThreadPoolExecutor(count) as pool:
-        texts = list(pool.map(_run, commands))
-    return "".join([*texts, _run([*(word for word in whole if word != str(source(function))), *map(str, objects)])])
-
-
-class _CompilerError(Exception):
-    """A compiler failed. args: what it printed, and its exit code."""
-
-
-def _run(line: list[str]) -> str:
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise _CompilerError(done.stdout + done.stderr, done.returncode)
-    return done.stdout + done.stderr
+        texts = list(pool.map(run_compiler, commands))
+    return "".join([*texts, run_compiler([*(word for word in whole if word != str(source(function))), *map(str, objects)])])
 
 
 def sources(function: str = "softmax") -> list[Path]:
     """A function's source, and the headers that it may include."""
     return [source(function), *sorted(SOURCE.parent.glob("*.cuh"))]
-
-
-def architecture_of(capability: tuple[int, int]) -> str:
-    """The name of an architecture: `sm_80`. From Hopper on, a suffix allows instructions of that architecture only: `sm_90a`."""
-    major, minor = capability
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def build(architecture: str, function: str = "softmax") -> Path:
@@ -115,31 +83,8 @@ def build(architecture: str, function: str = "softmax") -> Path:
     compiler = nvcc()
     if compiler is None:
         raise BuildError(MISSING)
-    key = _key(compiler, architecture, function)
-    if (ready := cached_library(f"{key}/{LIBRARY}")) is not None:
-        return ready
-    folder = cache_folder() / key
-    library = folder / LIBRARY
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if library.is_file():
-            return library
-        print(f"building {source(function).name} ({function}) for {architecture} with {compiler}", file=sys.stderr, flush=True)
-        began = time.monotonic()
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            fresh = Path(scratch) / "softmax.so"
-            log = folder / "build.log"
-            try:
-                log.write_text(_compile(compiler, architecture, fresh, function))
-            except _CompilerError as failed:
-                text, code = failed.args
-                log.write_text(text)
-                lines = [line for line in text.splitlines() if "error" in line.lower()] or [f"exit code {code}"]
-                raise BuildError(f"nvcc failed: {lines[0].strip()} (log: {log})") from None
-            fresh.replace(library)
-        print(f"built {source(function).name} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
-    return library
+    what = f"{source(function).name} ({function}) for {architecture} with {compiler}"
+    return build_once(_key(compiler, architecture, function), LIBRARY, what, lambda out: _compile(compiler, architecture, out, function))
 
 
 def built(architecture: str, function: str = "softmax") -> Path | None:
@@ -149,12 +94,7 @@ def built(architecture: str, function: str = "softmax") -> Path | None:
 
 
 def _key(compiler: str, architecture: str, function: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    texts = [path.read_text() for path in sources(function)]
-    digest = hashlib.sha256(
-        "\0".join([*texts, *flags(function), version, torch.__version__, str(torch.version.cuda), architecture]).encode()
-    )
-    return f"cuda-{architecture}-{digest.hexdigest()[:16]}"
+    return key(compiler, architecture, [*(path.read_text() for path in sources(function)), *flags(function)])
 
 
 @functools.cache

@@ -177,6 +177,7 @@ def check(
     case: str | Sequence[str] = "*",
     dtype: Words = None,
     direction: Words = None,
+    sanitize: bool = False,
     **options: Unpack[CheckKeywords],
 ) -> CheckReport:
     """Check backends on difficult shapes, layouts, values and gradients, as `softbench check` does. Nothing is timed.
@@ -187,6 +188,7 @@ def check(
         case: a shell pattern of the names of check cases, or several; a leading `!` selects the others.
         dtype: one or several; None for all that the operation has.
         direction: one or several; None for all that the operation has, or for `forward` if a backend is a function.
+        sanitize: run the backends under compute-sanitizer, which finds accesses out of bounds.
         options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
 
     Returns:
@@ -195,11 +197,18 @@ def check(
     Raises:
         UsageError, WorkersError, KeyboardInterrupt: as `compare`.
     """
-    return checked(backends, op, case, dtype, direction, options)[0]
+    return checked(backends, op, case, dtype, direction, options, sanitize=sanitize)[0]
 
 
 def checked(
-    backends: Sequence[Backend], op: Operations, case: str | Sequence[str], dtype: Words, direction: Words, options: Mapping[str, Any]
+    backends: Sequence[Backend],
+    op: Operations,
+    case: str | Sequence[str],
+    dtype: Words,
+    direction: Words,
+    options: Mapping[str, Any],
+    *,
+    sanitize: bool = False,
 ) -> tuple[CheckReport, list[str]]:
     """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
     from softbench.plan.settings import from_flags
@@ -216,6 +225,7 @@ def checked(
         axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
         patterns, op = [case] if isinstance(case, str) else case, ",".join(operations(op) or (OPERATION,))
-        asked = CheckRequest.of(from_flags(given_settings(chosen, None, found)), op, patterns=patterns, set=parameters, **axes)
+        flags = from_flags(given_settings(chosen, None, found))
+        asked = CheckRequest.of(flags, op, patterns=patterns, set=parameters, sanitize=sanitize, **axes)
         report = run_check(asked, lambda done, total, now: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

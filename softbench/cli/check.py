@@ -43,6 +43,10 @@ Direction = Annotated[
     list[str] | None,
     option(WHAT, "forward, backward, both, fused, or several of them.", default="all of the operation", complete=options.DIRECTION),
 ]
+Sanitize = Annotated[
+    bool,
+    option(WHAT, "Run the backends under compute-sanitizer's memcheck: it finds accesses out of bounds.", "--sanitize", default=False),
+]
 Json = Annotated[Path | None, option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 Junit = Annotated[Path | None, option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 Long = Annotated[
@@ -70,6 +74,7 @@ def check(
     dtype: Dtype = None,
     direction: Direction = None,
     op: options.Operation = OPERATION,
+    sanitize: Sanitize = False,
     json: Json = None,
     junit: Junit = None,
     long: Long = False,
@@ -89,7 +94,7 @@ def check(
     flags = from_flags(given)
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters)
+    request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, sanitize=sanitize)
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
     if junit is not None:

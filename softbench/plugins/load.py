@@ -16,7 +16,7 @@ from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Protocol, cast
 
 from softbench.core.case import NAME, OPERATION, Case, Direction
 from softbench.core.errors import UsageError
@@ -150,16 +150,32 @@ def _digest(files: Iterable[Path], digest: hashlib._Hash | None = None) -> hashl
     return digest
 
 
+class _Library(Protocol):
+    """What a file gets from `softbench.build`. This package does not import that module."""
+
+    def unavailable(self) -> str | None: ...
+    def files(self) -> list[Path]: ...
+
+
+def _libraries(module: ModuleType) -> list[_Library]:
+    """The CUDA libraries among a module's names."""
+    return [found for found in vars(module).values() if type(found).__name__ == "CudaLibrary"]
+
+
 class FunctionBackend:
     """Functions of a file."""
 
-    def __init__(self, name: str, functions: Functions, summary: str) -> None:
-        self.name, self.functions, self.summary = name, functions, summary
+    def __init__(self, name: str, functions: Functions, summary: str, module: ModuleType) -> None:
+        self.name, self.functions, self.summary, self.libraries = name, functions, summary, _libraries(module)
         self.operations = tuple(dict.fromkeys(op for op, _ in functions))
 
     def available(self) -> str | None:
-        """None: whether the functions can run here shows when they are called."""
-        return None
+        """Why the file's CUDA libraries cannot be built here. Whether a function can run otherwise shows when it is called."""
+        return next((reason for library in self.libraries if (reason := library.unavailable())), None)
+
+    def sources(self) -> list[Path]:
+        """The files of the CUDA libraries."""
+        return [file for library in self.libraries for file in library.files()]
 
     def supports(self, case: Case) -> str | None:
         """None if the file has the function of the operation and direction."""
@@ -182,20 +198,18 @@ def from_functions(module: ModuleType, name: str, operations: Sequence[str]) -> 
     if not functions:
         return None
     first = next(iter(functions.values()))
-    return FunctionBackend(name, functions, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0])
+    return FunctionBackend(name, functions, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0], module)
 
 
 class GivenFunction:
     """One function that the user names."""
 
-    def __init__(self, name: str, function: Call, operations: Sequence[str]) -> None:
+    def __init__(self, name: str, function: Call, operations: Sequence[str], module: ModuleType) -> None:
         """`operations` are all, each with its parameters as in `softmax(scale)`."""
-        self.name, self.function, self.operations = name, function, tuple(operations)
+        self.name, self.function, self.operations, self.libraries = name, function, tuple(operations), _libraries(module)
         self.summary = (function.__doc__ or "").strip().partition("\n")[0]
 
-    def available(self) -> str | None:
-        """None: whether the function can run here shows when it is called."""
-        return None
+    available, sources = FunctionBackend.available, FunctionBackend.sources
 
     def supports(self, case: Case) -> str | None:
         """None: the function is what the user asks about."""
@@ -218,4 +232,4 @@ def given_function(module: ModuleType, function: str, name: str, operations: Seq
         raise UsageError(f"has no function {function}") from None
     if not callable(found) or isinstance(found, type):
         raise UsageError(f"{function} is no function, but of {type(found).__name__}")
-    return GivenFunction(name, found, operations)
+    return GivenFunction(name, found, operations, module)

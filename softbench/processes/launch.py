@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from softbench.processes.sanitizer import Sanitizer
+
 END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's watching thread may have to wait for it
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
 
@@ -32,10 +34,12 @@ def openmp_environment(threads: int | None) -> dict[str, str]:
     return chosen if waits else {**chosen, "GOMP_SPINCOUNT": SPINS}
 
 
-def start_forkserver(log: Path, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def start_forkserver(
+    log: Path, environment: Mapping[str, str], under: Sanitizer | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A forkserver with this process's `sys.path` that prints into `log`, and the parent's end of its control socket.
 
-    `environment` is added to this process's variables.
+    `environment` is added to this process's variables. `under` runs it and its workers.
 
     An interrupt can arrive before the caller knows the new process. After any exception the socket tells the process to end, and this
     function waits at most END_SECONDS for that.
@@ -44,10 +48,11 @@ def start_forkserver(log: Path, environment: Mapping[str, str]) -> tuple[subproc
         OSError: no process could be started.
     """
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line = [sys.executable, "-P", "-X", "faulthandler", "-c", _CODE, json.dumps(sys.path), str(theirs.fileno())]
     try:
         with theirs, log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-c", _CODE, json.dumps(sys.path), str(theirs.fileno())],
+                under.command(log.parent, line) if under else line,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from softbench.core.messages import Failure, ProbeMachine
 from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
+from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.slot import Loading, WorkerSlot, discover, distinct, revive
 from softbench.processes.worker_pool import Lost, Pool
 
@@ -32,9 +33,10 @@ class Session:
         sources: Sequence[PluginSource] = (),
         threads: int | None = None,
         activity: Activity | None = None,
+        sanitizer: Sanitizer | None = None,
     ) -> None:
         """`device` is `auto`, `cpu`, `cuda` or `cuda:K`; `import_seconds` is the deadline of the probe and of each load;
-        `threads` and `activity`: as in `Pool`.
+        `threads`, `activity` and `sanitizer`: as in `Pool`.
 
         Raises:
             UsageError: that GPU does not exist.
@@ -42,7 +44,7 @@ class Session:
         """
         self.import_seconds, self.sources = import_seconds, sources
         self._begun: Loading | None = None
-        self.pool = Pool(activity=activity, threads=threads)
+        self.pool = Pool(activity=activity, threads=threads, sanitizer=sanitizer)
         self.pool.__enter__()
         try:
             self.machine = probe(self.pool, import_seconds)

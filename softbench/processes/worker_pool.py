@@ -23,8 +23,10 @@ from softbench.core.json import to_json
 from softbench.core.messages import INVALID_REPLY, Failure, Reply, Request, reply_from_json
 from softbench.core.outcome import Status
 from softbench.core.text import harmless, one_line
+from softbench.processes import sanitizer
 from softbench.processes.activity import Activity
 from softbench.processes.launch import openmp_environment, start_forkserver
+from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.worker_log import signal_name, top_frame, useful_line
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
@@ -68,9 +70,16 @@ Result: TypeAlias = Answer | Failure | Lost
 class Pool:
     """A forkserver and its workers. Leaving the context ends all of them."""
 
-    def __init__(self, start_seconds: float = START_SECONDS, activity: Activity | None = None, threads: int | None = None) -> None:
-        """`activity` gets the waits for workers; `threads`: the CPU threads of torch in each worker; None keeps torch's own number."""
-        self.start_seconds, self.threads = start_seconds, threads
+    def __init__(
+        self,
+        start_seconds: float = START_SECONDS,
+        activity: Activity | None = None,
+        threads: int | None = None,
+        sanitizer: Sanitizer | None = None,
+    ) -> None:
+        """`activity` gets the waits for workers; `threads`: the CPU threads of torch in each worker; None keeps torch's own number;
+        `sanitizer` runs the workers."""
+        self.start_seconds, self.threads, self.sanitizer = start_seconds, threads, sanitizer
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
         """Exit codes by process number, as the forkserver reported them."""
@@ -85,7 +94,9 @@ class Pool:
 
     def __enter__(self) -> Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
-        self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log", openmp_environment(self.threads))
+        under = [self.sanitizer] if self.sanitizer else []
+        environment = {**openmp_environment(self.threads), **(sanitizer.ENVIRONMENT if self.sanitizer else {})}
+        self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log", environment, *under)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -21,6 +21,7 @@ from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
 from softbench.plugins.source import origins
 from softbench.plugins.static_scan import require_python
+from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.session import Session
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.processes.worker_pool import Lost, Pool
@@ -81,6 +82,8 @@ class CheckRequest:
     op: str = OPERATION
     op_given: str = OPERATION
     """The operation as the user wrote it: its name, or its file."""
+    sanitize: bool = False
+    """True to run the backends under compute-sanitizer, one at a time."""
 
     @classmethod
     def of(
@@ -92,6 +95,7 @@ class CheckRequest:
         dtype: Sequence[str] | None = None,
         direction: Sequence[str] | None = None,
         set: Sequence[str] | None = None,
+        sanitize: bool = False,
     ) -> CheckRequest:
         """A request from the texts of options; without dtypes and directions those that the operation has.
 
@@ -105,7 +109,7 @@ class CheckRequest:
         sweep.require_passes(of, directions)
         sweep.require_dtypes(of, dtypes)
         dtypes = tuple(one for one in dtypes if one in registry.operation(of).dtypes)
-        return cls(Settings.from_sources({}, flags), ("*",) if patterns is None else tuple(patterns), dtypes, directions, of, op)
+        return cls(Settings.from_sources({}, flags), ("*",) if patterns is None else tuple(patterns), dtypes, directions, of, op, sanitize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,8 @@ class CheckReport:
     """The seed of the inputs."""
     op_given: str = OPERATION
     """The operation as the user wrote it: its name, or its file."""
+    sanitized: bool = False
+    """True if the backends ran under compute-sanitizer."""
     left: int = 0
     """Check cases that an interruption left out; each dtype of a case counts."""
     interrupted: int = 0
@@ -158,7 +164,16 @@ class CheckReport:
         return [(finding, self._command(finding, plugins)) for finding in self.findings if finding.verdict in BAD]
 
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
-        words = ["softbench", "check", "--backends", finding.backend, f"--case={escape(finding.item)}", "--direction", finding.direction]
+        words = [
+            "softbench",
+            "check",
+            *(["--sanitize"] if self.sanitized else []),
+            "--backends",
+            finding.backend,
+            f"--case={escape(finding.item)}",
+            "--direction",
+            finding.direction,
+        ]
         name, parameters = parse_op(finding.op)
         words += ["--op", self.op_given if self.op_given.endswith(".py") else name] if name != OPERATION else []
         words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())] if parameters else []
@@ -178,9 +193,12 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
     settings = request.settings
     findings: list[Finding] = []
     done, total, interrupted = 0, 0, 0
+    sanitizer = _sanitizer() if request.sanitize else None
     try:
-        with Session(settings.device, settings.timeout["import"], origins(settings.plugins)) as session:
-            cases = _cases(session.pool, request)
+        with Session(settings.device, settings.timeout["import"], origins(settings.plugins), sanitizer=sanitizer) as session:
+            if sanitizer and session.gpu is None:
+                raise UsageError("--sanitize: compute-sanitizer looks at the memory of a CUDA GPU, and the backends run on the CPU")
+            cases = [case for case in _cases(session.pool, request) if not (sanitizer and case[2])]  # those fill the GPU's memory
             opened = session.open_for(settings.backends)
             infos = select([slot.info for slot in opened], settings.backends)
             chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
@@ -190,7 +208,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             if not chosen:
                 raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
             session.drop([slot for slot in opened if slot not in able])
-            checker = _Checker(session, settings)
+            checker = _Checker(session, settings, sanitizer)
             steps = [
                 (dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction
             ]
@@ -204,7 +222,18 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             raise
         interrupted = stop.exit_code if done < total else 0  # else the check is complete
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
-    return CheckReport(tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, total - done, interrupted)
+    return CheckReport(
+        tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, request.sanitize, total - done, interrupted
+    )
+
+
+def _sanitizer() -> Sanitizer:
+    """compute-sanitizer. Raises UsageError if it is not installed."""
+    from softbench.kernels.common.cuda_toolkit import compute_sanitizer
+
+    if (program := compute_sanitizer()) is None:
+        raise UsageError("--sanitize: no compute-sanitizer on PATH or under CUDA_HOME; it comes with the CUDA toolkit")
+    return Sanitizer(program)
 
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
@@ -238,9 +267,10 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 class _Checker:
     """Runs one check case at a time on all slots; a slot that lost its worker gets a new one."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(self, session: Session, settings: Settings, sanitizer: Sanitizer | None = None) -> None:
         self.session, self.pool, self.settings = session, session.pool, settings
-        self.together = not session.exclusive
+        self.sanitizer = sanitizer
+        self.together = not session.exclusive and self.sanitizer is None
 
     def run(self, slots: Sequence[WorkerSlot], request: RunCheckCase, *, alone: bool) -> list[Finding]:
         deadline = self.settings.timeout["build"]  # a check case may compile
@@ -255,7 +285,9 @@ class _Checker:
             requests = {i: (slot.worker, request) for i, slot in enumerate(ready) if slot.worker is not None}
             replies = self.pool.gather(requests, deadline, "check")
             findings += [self._read(slot, replies[i], request) for i, slot in enumerate(ready)]
-            if not self.together:
+            if self.sanitizer and findings and (reason := self.sanitizer.found()):
+                findings[-1] = replace(findings[-1], verdict=Grade.WRONG.value, worst=None, reason=reason)
+            if self.session.exclusive:
                 for slot in batch:
                     slot.drop(self.pool)
         return findings
