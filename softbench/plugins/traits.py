@@ -16,6 +16,8 @@ from softbench.plugins.source import PluginSource
 
 _INTERPRETED: dict[int, tuple[object, tuple[str, int] | None]] = {}
 """Answers of `interpreted` by the backend's id. The backend is kept, so that its id stays its own."""
+interpreter: tuple[str, int] | None = None
+"""The answer for backends without this trait: that of a worker which runs their kernels in an interpreter."""
 
 
 def info(backend: Backend, source: PluginSource) -> BackendInfo:
@@ -140,7 +142,7 @@ def interpreted(backend: object) -> tuple[str, int] | None:
     """
     if id(backend) not in _INTERPRETED:
         ask = getattr(backend, "interpreted", None)
-        answer = ask() if callable(ask) else None
+        answer = ask() if callable(ask) else interpreter
         if answer is not None and not (isinstance(answer, tuple) and [type(part) for part in answer] == [str, int] and answer[1] > 0):
             raise TypeError(f"interpreted() returned {one_line(repr(answer), 40)}; it must return None, or a reason and a number of rows")
         _INTERPRETED[id(backend)] = backend, answer

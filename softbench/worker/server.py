@@ -19,11 +19,12 @@ from softbench.core.outcome import Build, Profile, Telemetry
 from softbench.core.text import one_line
 from softbench.ops import user_file
 from softbench.ops.registry import declarations, operation
+from softbench.plugins import traits
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
-from softbench.worker import callables, compiler_cache
+from softbench.worker import callables, compiler_cache, triton_on_cpu
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
@@ -84,6 +85,7 @@ class Server:
         for file in operations:
             user_file.load(file)
         self.source, self.device = source, device
+        traits.interpreter = triton_on_cpu.prepare(source)
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
         self.backends = {backend.name: backend for backend in load(source, declarations())}

@@ -1,0 +1,119 @@
+"""Lets a plugin's Triton kernels run where there is no GPU, in Triton's interpreter: to be checked on a few rows, never timed.
+
+The interpreter itself lacks three things that kernels use. Autotuners and launch heuristics ask a driver; code around a launch enters
+`torch.cuda.device`; and a conversion to bfloat16 truncates, where a GPU rounds to nearest, so right results exceed their bound.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from softbench.plugins.source import PluginSource
+
+VARIABLE = "TRITON_INTERPRET"
+REASON = "Triton's interpreter, as there is no GPU"
+ROWS = 32  # the interpreter takes about a millisecond for each program
+IMPORTS = re.compile(r"^\s*(?:import|from)\s+triton\b", re.MULTILINE)
+DEVICE = {
+    "multiprocessor_count": 132,
+    "max_shared_mem": 232448,
+    "max_num_regs": 65536,
+    "warpSize": 32,
+    "mem_clock_rate": 2619000,
+    "mem_bus_width": 5120,
+    "sm_clock_rate": 1980000,
+}
+"""Properties of an H100, for heuristics that choose a launch by them."""
+LAUNCHED = SimpleNamespace(
+    n_regs=32, n_spills=0, metadata=SimpleNamespace(shared=0, num_warps=4), _init_handles=lambda: None, shared=0, num_warps=4
+)
+"""What `kernel.warmup(...)` returns, as tutorials ask a compiled kernel for its registers."""
+
+
+def prepare(source: PluginSource) -> tuple[str, int] | None:
+    """Select the interpreter if a plugin's file, or one beside it, imports Triton, and there is no GPU. Before the import of the plugin.
+
+    Returns what `softbench.plugins.traits.interpreted` says of its backends, or None if it is not selected.
+    """
+    if torch.cuda.is_available() or (file := source.file) is None or os.environ.get(VARIABLE, "1") != "1" or "triton" in sys.modules:
+        return None
+    with suppress(OSError):
+        if not any(IMPORTS.search(one.read_text(errors="replace")) for one in [file, *_imported(file)]):
+            return None
+    os.environ[VARIABLE] = "1"
+    try:
+        from triton.runtime import driver, interpreter
+    except ImportError:  # the plugin's own import gives the reason
+        return None
+    driver.set_active(_Driver())
+    torch.cuda.device = cast(Any, lambda device: nullcontext())  # type: ignore[misc]
+    torch.cuda.current_device = lambda: 0
+    _round_to_nearest(interpreter)
+    run = interpreter.InterpretedFunction.run
+    interpreter.InterpretedFunction.run = lambda self, *given, warmup=False, **named: (
+        LAUNCHED if warmup else run(self, *given, warmup=False, **named)
+    )
+    return REASON, ROWS
+
+
+def _imported(file: Path) -> list[Path]:
+    """The Python files beside a plugin that its text imports by name."""
+    named = set(re.findall(r"^\s*(?:import|from)\s+(\w+)", file.read_text(errors="replace"), re.MULTILINE))
+    return [beside for name in named if (beside := file.with_name(f"{name}.py")).is_file()]
+
+
+def _round_to_nearest(interpreter: Any) -> None:
+    """Let conversions from float32 to bfloat16 round to nearest, ties to even."""
+    import numpy
+    from triton import language
+
+    builder = type(interpreter.interpreter_builder)
+
+    def rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
+        def converted(self: Any, src: Any, dst_type: Any, *mode: Any) -> Any:
+            if src.dtype.scalar != language.float32 or dst_type.scalar != language.bfloat16:
+                return convert(self, src, dst_type, *mode)
+            bits = src.data.view(numpy.uint32).astype(numpy.uint64)
+            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
+            rounded = numpy.where(numpy.isnan(src.data), numpy.uint16(0x7FC0), rounded)
+            return interpreter.TensorHandle(rounded, dst_type.scalar)
+
+        return converted
+
+    builder.cast_impl = rounding(builder.cast_impl)
+    builder.create_fp_to_fp = rounding(builder.create_fp_to_fp)
+
+
+class _Driver:
+    """The answers of a driver: an H100 whose every launch takes no time, so that an autotuner takes its first configuration."""
+
+    utils = SimpleNamespace(get_device_properties=lambda device: dict(DEVICE))
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def get_device_interface(self) -> Any:
+        return torch.cpu
+
+    def get_benchmarker(self) -> Callable[..., list[float]]:
+        return lambda call, quantiles=(0.5,), **options: [0.0] * len(quantiles)

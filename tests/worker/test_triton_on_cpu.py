@@ -1,0 +1,70 @@
+"""A plugin's Triton kernels without a GPU: autotuned, launched in `torch.cuda.device`, sized by the driver, and rounded as a GPU rounds."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU no plugin is interpreted")
+
+PLUGIN = """import torch
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+SMS = driver.active.utils.get_device_properties(driver.active.get_active_torch_device().index)["multiprocessor_count"]
+
+@triton.autotune([triton.Config({}, num_warps=w) for w in (2, 4)], key=["N"])
+@triton.jit
+def rows(x, y, M, N, BLOCK: tl.constexpr):
+    for row in range(tl.program_id(0), M, tl.num_programs(0)):
+        at = tl.arange(0, BLOCK)
+        v = tl.load(x + row * N + at, mask=at < N, other=float("-inf")).to(tl.float32)
+        v = tl.exp(v - tl.max(v, 0))
+        tl.store(y + row * N + at, SCALE * v / tl.sum(v, 0), mask=at < N)
+
+def softmax(x):
+    y = torch.empty_like(x)
+    with torch.cuda.device(x.device):
+        rows[(min(SMS, x.shape[0]),)](x, y, *x.shape, triton.next_power_of_2(x.shape[1]))
+    return y
+"""
+ROUND = """
+import numpy, pathlib, torch
+from softbench.plugins.source import origins
+from softbench.worker import triton_on_cpu
+assert triton_on_cpu.prepare(origins(["rows.py"])[-1]) == (triton_on_cpu.REASON, triton_on_cpu.ROWS)
+import triton, triton.language as tl
+
+@triton.jit
+def convert(x, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at).to(tl.bfloat16))
+
+bits = torch.randint(-(2**31), 2**31, (8192,), generator=torch.Generator().manual_seed(1)).to(torch.int32)
+bits[:4] = torch.tensor([0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00008001], dtype=torch.int32)  # ties, overflow, a denormal
+x = bits.view(torch.float32)
+x[4:7] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+y = torch.empty(8192, dtype=torch.bfloat16)
+convert[(1,)](x, y, 8192)
+assert torch.equal(y.nan_to_num(3e38), x.to(torch.bfloat16).nan_to_num(3e38))
+"""
+
+
+def test_right_kernels_are_checked_and_wrong_ones_found(cli):
+    for name, scale in (("right", "1"), ("double", "2")):
+        (cli.folder / f"{name}.py").write_text(PLUGIN.replace("SCALE", scale))
+    both = ("--plugin", "right.py", "--plugin", "double.py", "--backends", "right,double")
+    assert cli("run", *both, "--M", "40", "--N", "33", "--dtype", "fp32,bf16").returncode == 1
+    found = [row for row in cli.rows() if row["backend"] != "copy"]
+    assert {(row["backend"], row["status"]) for row in found} == {("right", "checked"), ("double", "wrong")}
+    reasons = {row["reason"] for row in found if row["status"] == "checked"}
+    assert reasons == {"on 32 rows under Triton's interpreter, as there is no GPU, not timed"}
+
+
+def test_conversions_to_bfloat16_round_as_torch(tmp_path):
+    (tmp_path / "rows.py").write_text("import triton\n")
+    (tmp_path / "convert.py").write_text(ROUND)  # Triton reads a kernel's source in its file
+    done = subprocess.run([sys.executable, "convert.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
