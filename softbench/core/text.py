@@ -10,6 +10,8 @@ from typing import Any
 
 NAMED = 8
 """The most names in one line."""
+LISTED = 40
+"""The most names in an error that lists all known ones: no built-in list is longer."""
 LONGEST = 2000
 """Characters of a text from a worker, at most."""
 CODE = "text"
@@ -82,10 +84,10 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def few(names: Sequence[str]) -> str:
+def few(names: Sequence[str], most: int = NAMED) -> str:
     """The names, or the first of them and the number of the others."""
-    more = len(names) - NAMED
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:NAMED])} and {count(more, 'other')}"
+    more = len(names) - most
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {count(more, 'other')}"
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -119,7 +121,7 @@ def unknown(name: str, known: Iterable[str], what: str, also: Iterable[str] = ()
         also: names that are known too and not listed, such as aliases.
     """
     names = known if isinstance(known, tuple) else sorted(known)
-    return f"unknown {what} '{name}'; {did_you_mean(name, [*names, *also])}known are {', '.join(names) or 'none'}"
+    return f"unknown {what} '{name}'; {did_you_mean(name, [*names, *also])}known are {few(names, LISTED) or 'none'}"
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:

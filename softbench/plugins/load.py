@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -121,9 +122,11 @@ def _import_file(path: Path) -> ModuleType:
 def source_hash(backend: object, origin: PluginSource) -> str:
     """A hash of a backend's source files and its `sources()`: the plugin's file, or the folders of its package's loaded modules."""
     if own_file := origin.file:
-        folder = own_file.parent  # modules beside the file belong to it
-        loaded = [Path(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
-        digest = _digest(sorted({own_file, *(file for file in loaded if file.parent == folder)}))
+        folder = f"{own_file.parent}{os.sep}"  # modules beside the file belong to it
+        loaded = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+        beside = {Path(file) for file in loaded if file.startswith(folder) and os.sep not in file[len(folder) :]}
+        present = [file for file in {own_file, *beside} if file.is_file()]
+        digest = _files_digest(frozenset((file, file.stat().st_mtime_ns) for file in present)).copy()
     else:
         package = origin.target.partition(":")[0].partition(".")[0]
         modules = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
@@ -132,6 +135,12 @@ def source_hash(backend: object, origin: PluginSource) -> str:
         digest = _package_digest(folders, lone).copy()
     own = getattr(backend, "sources", None)
     return _digest(own() if callable(own) else (), digest).hexdigest()[:16]
+
+
+@lru_cache(maxsize=8)
+def _files_digest(files: frozenset[tuple[Path, int]]) -> hashlib._Hash:
+    """The digest of these files, each with the time of its last change. A file may offer thousands of backends."""
+    return _digest(file for file, _ in sorted(files))
 
 
 @lru_cache(maxsize=8)

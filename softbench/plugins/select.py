@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import SoftbenchError, UsageError
-from softbench.core.text import did_you_mean, split_exclusions, unknown
+from softbench.core.text import LISTED, did_you_mean, few, split_exclusions, unknown
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import ALL, PluginSource
 
@@ -148,7 +148,7 @@ def matching(infos: Iterable[BackendInfo], pattern: str, at: str = "") -> list[B
         known = _known(pattern, infos)
         hint = did_you_mean(pattern, known)
         raise UsageError(
-            f"{at}no backend matches '{pattern}'; {hint}known are {', '.join(sorted(known))}; softbench list '*' tells of extras too"
+            f"{at}no backend matches '{pattern}'; {hint}known are {few(sorted(known), LISTED)}; softbench list '*' tells of extras too"
         )
     return found
 
@@ -162,6 +162,7 @@ def _known(name: str, infos: Iterable[BackendInfo]) -> list[str]:
 
 def _named(name: str, by_name: dict[str, BackendInfo], infos: Sequence[BackendInfo], flag: str) -> BackendInfo:
     if name not in by_name:
-        lost = "".join(f"; {info.origin.shown} could not be loaded: {info.broken}" for info in infos if info.broken)
-        raise UsageError(f"{flag}: {unknown(name, _known(name, by_name.values()), 'backend')}{lost}")
+        if lost := [f"{info.origin.shown} could not be loaded: {info.broken}" for info in infos if info.broken]:  # it may have the name
+            raise UsageError(f"{flag}: unknown backend '{name}': {'; '.join(lost)}")
+        raise UsageError(f"{flag}: {unknown(name, _known(name, by_name.values()), 'backend')}")
     return by_name[name]
