@@ -19,6 +19,7 @@ from softbench.core.json import JsonObject, from_json, to_json
 from softbench.core.text import one_line
 from softbench.ops import registry
 from softbench.plugins.source import PluginSource
+from softbench.processes.worker_log import signal_name
 
 END_SECONDS = 20.0
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.judge.main import main; main()"
@@ -102,8 +103,10 @@ class JudgeProcess:
         if not line:
             self.process.wait(END_SECONDS)
             self.log.seek(0)
-            last = self.log.read().strip().splitlines() or [f"exit code {self.process.returncode}"]
-            raise WorkersError(f"the judge's process failed: {one_line(last[-1])}; try: softbench doctor")
+            code = self.process.returncode
+            last = self.log.read().strip().splitlines() or [f"exit code {code}"]
+            how = f"was killed ({signal_name(-code)})" if code < 0 else f"failed: {one_line(last[-1])}"
+            raise WorkersError(f"the judge's process {how}; try: softbench doctor")
         answer: Found | NotJudged = from_json(Found | NotJudged, json.loads(line))  # type: ignore[arg-type]
         if isinstance(answer, NotJudged):
             raise (UsageError if answer.exit_code == UsageError.exit_code else WorkersError)(answer.error)

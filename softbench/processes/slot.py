@@ -12,7 +12,7 @@ from softbench.core.outcome import Failed, Outcome, Skipped, Status
 from softbench.ops import registry
 from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
-from softbench.processes.worker_pool import Lost, Pool, Worker
+from softbench.processes.worker_pool import Lost, NotStartedError, Pool, Worker
 
 MAX_DEATHS = 3  # cases in a row that lose a worker; after them the backend is not tried again
 
@@ -59,29 +59,55 @@ class Loading:
     """
 
     def __init__(self, pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapping[str, str], deadline: float) -> None:
-        self.pool, self.sources = pool, tuple(sources)
+        self.pool, self.sources, self.env = pool, tuple(sources), env
         self.deadline = deadline
-        workers = [pool.spawn(source.label, env) for source in sources]
-        self._asked = {i: (worker, load_request(source, device)) for i, (worker, source) in enumerate(zip(workers, sources, strict=True))}
+        self._asked = {i: (started(pool, source.label, env), load_request(source, device)) for i, source in enumerate(sources)}
         for worker, request in self._asked.values():
-            pool.send_ahead(worker, request)
+            if isinstance(worker, Worker):
+                pool.send_ahead(worker, request)
         self._slots: dict[int, list[WorkerSlot]] = {}
 
     def slots(self, label: str | None = None) -> list[WorkerSlot]:
         """Wait until the source with this label is loaded, or all are. Their slots; the first of a source has its worker."""
         chosen = [i for i, source in enumerate(self.sources) if label in (None, source.label)]
-        requests = {i: self._asked[i] for i in chosen if i not in self._slots}
-        replies = self.pool.gather(requests, self.deadline, "import") if requests else {}
-        for i, reply in replies.items():
-            worker = requests[i][0]
+        asked = {i: self._asked[i] for i in chosen if i not in self._slots}
+        for i, (worker, reply) in loaded(self.pool, asked, self.env, self.deadline).items():
             infos = infos_of(self.sources[i], reply)
             self._slots[i] = [WorkerSlot(info) for info in infos]
-            if infos[0].broken:
+            if worker is not None and infos[0].broken:
                 self.pool.discard(worker)
-            else:
+            elif worker is not None:
                 self._slots[i][0].worker = worker
                 worker.label = infos[0].name  # it is this backend's from now on, and so is what it writes
         return [slot for i in chosen for slot in self._slots[i]]
+
+
+def started(pool: Pool, label: str, env: Mapping[str, str]) -> Worker | Lost:
+    """A new worker, or why there is none."""
+    try:
+        return pool.spawn(label, env)
+    except NotStartedError as error:
+        return Lost(Status.FAILED, f"import: {error}")
+
+
+def loaded(
+    pool: Pool, asked: Mapping[int, tuple[Worker | Lost, LoadSource]], env: Mapping[str, str], deadline: float
+) -> dict[int, tuple[Worker | None, Loaded | Failure | Lost]]:
+    """The worker and the reply of each `LoadSource`.
+
+    What died with the forkserver is loaded again, one after the other: a plugin that ends the forkserver is alone then.
+    """
+    found: dict[int, tuple[Worker | None, Loaded | Failure | Lost]]
+    found = {i: (None, worker) for i, (worker, _) in asked.items() if isinstance(worker, Lost)}
+    requests = {i: (worker, request) for i, (worker, request) in asked.items() if isinstance(worker, Worker)}
+    replies = pool.gather(requests, deadline, "import") if requests else {}
+    for i, reply in replies.items():
+        found[i] = requests[i][0], reply
+    for i, reply in replies.items():
+        if isinstance(reply, Lost) and reply.orphan:
+            worker = started(pool, requests[i][0].label, env)
+            found[i] = (None, worker) if isinstance(worker, Lost) else (worker, pool.ask(worker, requests[i][1], deadline, "import"))
+    return found
 
 
 def discover(
@@ -124,20 +150,16 @@ def infos_of(source: PluginSource, reply: Loaded | Failure | Lost) -> list[Backe
 
 
 def revive(pool: Pool, slots: Sequence[WorkerSlot], device: str, env: dict[str, str], deadline: float) -> dict[WorkerSlot, Failed]:
-    """Give slots without a worker new ones, all at once; a Failed for each whose plugin does not load."""
-    fresh = {i: (pool.spawn(slot.name, env), load_request(slot.info.origin, device, slot.name)) for i, slot in _idle(slots)}
+    """Give slots without a living worker new ones, all at once; a Failed for each whose plugin does not load."""
+    idle = [(i, slot) for i, slot in enumerate(slots) if slot.worker is None or slot.worker.orphan]
+    asked = {i: (started(pool, slot.name, env), load_request(slot.info.origin, device, slot.name)) for i, slot in idle}
     lost: dict[WorkerSlot, Failed] = {}
-    for i, reply in (pool.gather(fresh, deadline, "import") if fresh else {}).items():
-        slot, (worker, _) = slots[i], fresh[i]
+    for i, (worker, reply) in loaded(pool, asked, env, deadline).items():
+        slot = slots[i]
         [info, *_] = infos_of(slot.info.origin, reply)
+        slot.worker = worker
         if info.broken:
-            pool.discard(worker)
-            slot.deaths += 1
+            slot.drop(pool)
+            slot.deaths += worker is not None
             lost[slot] = Failed(Status(info.broken_status), "import", info.broken)
-        else:
-            slot.worker = worker
     return lost
-
-
-def _idle(slots: Sequence[WorkerSlot]) -> list[tuple[int, WorkerSlot]]:
-    return [(i, slot) for i, slot in enumerate(slots) if slot.worker is None]

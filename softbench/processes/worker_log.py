@@ -1,7 +1,8 @@
-"""Why a worker is dead or late: the line of its log that says where it was, and the name of its signal."""
+"""Why a worker is dead or late: the line of its log that says where it was, its signal, and what Linux says of it."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sysconfig
@@ -21,12 +22,19 @@ OWN = Path(softbench.__file__).parent
 def useful_line(log: Path) -> str:
     """The most useful line of a dead worker's log: the top Python frame of a crash, else the last line."""
     with suppress(OSError):
-        text = log.read_bytes()[-(1 << 16) :].decode(errors="replace")
+        text = tail(log, 1 << 16)
         if "Fatal Python error" in text:
             return top_frame(text[text.rindex("Fatal Python error") :])
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
     return ""
+
+
+def tail(log: Path, most: int, begin: int = 0) -> str:
+    """The text after the byte `begin`, of which the last `most` bytes. Raises OSError if there is no such file."""
+    with log.open("rb") as file:
+        file.seek(max(begin, os.fstat(file.fileno()).st_size - most))
+        return file.read(most).decode(errors="replace")
 
 
 def top_frame(text: str) -> str:
@@ -48,3 +56,17 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state in proc(5); empty if the process does not exist."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
+
+
+def oom_kills(file: Path = Path("/proc/vmstat")) -> int:
+    """How many processes Linux has killed for lack of memory since it started; 0 if it does not say."""
+    with suppress(OSError, StopIteration):
+        return int(next(line for line in file.read_text().splitlines() if line.startswith("oom_kill ")).split()[1])
+    return 0

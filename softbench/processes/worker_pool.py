@@ -1,7 +1,11 @@
-"""The worker pool: starts workers through the forkserver, sends requests with deadlines, and ends every worker."""
+"""The worker pool: starts workers through the forkserver, sends requests with deadlines, and ends every worker.
+
+If the forkserver dies, all its workers die with it. The pool then starts another one, and each request to such a worker is `Lost`.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import selectors
@@ -11,14 +15,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from softbench.core.channel import Channel
-from softbench.core.errors import WorkersError
+from softbench.core.errors import StorageError, WorkersError
 from softbench.core.json import to_json
 from softbench.core.messages import INVALID_REPLY, Failure, Reply, Request, reply_from_json
 from softbench.core.outcome import Status
@@ -27,14 +31,27 @@ from softbench.processes import sanitizer
 from softbench.processes.activity import Activity
 from softbench.processes.launch import openmp_environment, start_forkserver
 from softbench.processes.sanitizer import Sanitizer
-from softbench.processes.worker_log import signal_name, top_frame, useful_line
+from softbench.processes.worker_log import oom_kills, signal_name, state, tail, top_frame, useful_line
 
 START_SECONDS = 120.0  # importing torch from a cold disk takes tens of seconds
 EXIT_SECONDS = 10.0  # a killed process ends only after the driver has removed its CUDA context
 STACK_SECONDS = 0.3
+ENDED = ("", "Z", "X")
+"""States of a process that has closed its files, and with them its CUDA context."""
+RESTARTS = 16
+"""New forkservers of a pool, at most. A backend that kills it costs four in a run (`softbench.run.isolation`)."""
 KILLING = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals of another process; a fault of a worker's own has others."""
 KEPT_BYTES = 1 << 18  # of a worker's log, which has a compiler's last output
+FIXES = {
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.ENFILE: "allow more open files: sysctl fs.file-max",
+    errno.EAGAIN: "allow more processes: ulimit -u, or the container's limit",
+    errno.ENOMEM: "free memory, or select fewer backends",
+    errno.ENOSPC: "free some space in {folder}, or set TMPDIR to another folder",
+    errno.EROFS: "{folder} is read-only; set TMPDIR to another folder",
+}
+"""What to do if no worker can be started, by the error's number."""
 
 
 @dataclass(slots=True)
@@ -48,6 +65,7 @@ class Worker:
     troubled: bool = False  # true after a failure: its log is kept
     ahead: Request[Any] | None = None  # the request that it has already (`Pool.send_ahead`)
     sent: float = 0.0  # time of the last request
+    orphan: bool = False  # true if its forkserver died, and the worker with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +78,17 @@ class Lost:
     """True if it sent a JSON object that is not a reply to the request."""
     killed: bool = False
     """True if another process killed it."""
+    orphan: bool = False
+    """True if it died with its forkserver."""
 
 
 Answer = TypeVar("Answer", bound=Reply)
 Result: TypeAlias = Answer | Failure | Lost
 """What a request gets: its reply, a failure, or a lost worker."""
+
+
+class NotStartedError(WorkersError):
+    """A worker could not be started, and others may be."""
 
 
 class Pool:
@@ -83,9 +107,13 @@ class Pool:
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
         """Exit codes by process number, as the forkserver reported them."""
-        self._pids: dict[int, int] = {}
-        """Process numbers by order number, of forked workers that are not yet used."""
+        self._forked: dict[int, int | OSError] = {}
+        """Process numbers or errors by order number, of forks that `spawn` has not read yet."""
         self._orders = 0
+        self._oom_kills = 0
+        """The kernel's count of processes that it killed for lack of memory, before the present requests."""
+        self.restarts = 0
+        """Forkservers that died and were replaced."""
         self._ready = self._closed = False
         self.activity = activity or Activity()
         self._logs: list[tuple[str, str]] = []
@@ -93,11 +121,21 @@ class Pool:
         self._listener: Callable[[str, str], object] | None = None
 
     def __enter__(self) -> Pool:
-        self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
+        except OSError as error:
+            raise StorageError(f"no folder for temporary files: {_explained(error)}") from None
+        self._start()
+        return self
+
+    def _start(self) -> None:
         under = [self.sanitizer] if self.sanitizer else []
         environment = {**openmp_environment(self.threads), **(sanitizer.ENVIRONMENT if self.sanitizer else {})}
-        self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log", environment, *under)
-        return self
+        try:
+            self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log", environment, *under)
+        except OSError as error:
+            raise WorkersError(f"no process can be started: {_explained(error)}") from None
+        self._ready = False
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(gently=kind is None)
@@ -127,27 +165,42 @@ class Pool:
         """Start a worker; `env` is added to its environment.
 
         Raises:
-            WorkersError: torch could not be imported, or the forkserver died or did not reply.
+            NotStartedError: this worker could not be started.
+            WorkersError: torch could not be imported, or the forkserver died too often or did not reply.
         """
         with self.activity.waiting("start", [label]):
-            return self._spawn(label, dict(env or {}))
+            while True:
+                if not self._ready:
+                    self._pump(lambda: self._ready, self.start_seconds)
+                if (worker := self._spawn(label, dict(env or {}))) is not None:
+                    return worker
 
-    def _spawn(self, label: str, env: dict[str, str]) -> Worker:
-        if not self._ready:
-            self._pump(lambda: self._ready, self.start_seconds)
+    def _spawn(self, label: str, env: dict[str, str]) -> Worker | None:
+        """A new worker; None if the forkserver died meanwhile."""
         self._orders += 1
-        order = self._orders
+        order, restarts = self._orders, self.restarts
         path = Path(self._folder.name) / f"worker-{order}.log"
-        ours, theirs = socket.socketpair()
-        with theirs, path.open("wb") as log:
-            message = json.dumps({"id": order, "env": env}).encode()
+        with ExitStack() as unused:
             try:
-                socket.send_fds(self._control, [message], [theirs.fileno(), log.fileno()])
-            except OSError:
-                raise self._forkserver_lost() from None
-        self._pump(lambda: order in self._pids, self.start_seconds)
-        worker = Worker(self._pids.pop(order), Channel(ours), path, label)
-        self.workers.append(worker)
+                ours, theirs = socket.socketpair()
+                unused.enter_context(ours)
+                with theirs, path.open("wb") as log:
+                    message = json.dumps({"id": order, "env": env}).encode()
+                    try:
+                        socket.send_fds(self._control, [message], [theirs.fileno(), log.fileno()])
+                    except ConnectionError:
+                        self._restart()
+                        return None
+            except OSError as error:
+                raise NotStartedError(f"its process could not be started: {_explained(error)}") from None
+            self._pump(lambda: order in self._forked or self.restarts > restarts, self.start_seconds)
+            found = self._forked.pop(order, None)
+            if isinstance(found, OSError):
+                raise NotStartedError(f"its process could not be started: {_explained(found)}")
+            if found is None or self.restarts > restarts:
+                return None
+            unused.pop_all()
+        self.workers.append(worker := Worker(found, Channel(ours), path, label))
         return worker
 
     def send_ahead(self, worker: Worker, request: Request[Any]) -> None:
@@ -171,6 +224,7 @@ class Pool:
 
     def _gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
         replies: dict[int, Result[Answer]] = {}
+        self._oom_kills = oom_kills()
         with selectors.DefaultSelector() as selector:
             for key, (worker, request) in requests.items():
                 selector.register(worker.channel, selectors.EVENT_READ, key)
@@ -227,20 +281,25 @@ class Pool:
         self._pump_quietly(lambda: worker.pid in self._exits, EXIT_SECONDS)
         code = self._exits.get(worker.pid)
         killed = code is not None and -code in KILLING
-        how = "crashed" if code is None else f"exited with code {code}" if code >= 0 else f"crashed ({signal_name(-code)})"
-        where = useful_line(worker.log)
-        if killed and code is not None:
-            how, where = f"killed ({signal_name(-code)})", "by another process, or for lack of memory"
         worker.troubled = True
         self.discard(worker)
-        return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"), killed=killed)
+        if killed and not worker.orphan and oom_kills() > self._oom_kills:
+            return Lost(Status.OOM, f"killed in {phase}: the kernel had no memory left; free some, or measure smaller shapes")
+        if killed and code is not None:
+            how = f"killed ({signal_name(-code)}) in {phase}"
+            parent = " with its parent, the forkserver" if worker.orphan else ""
+            why = f"{how}{parent}: by another process, or for lack of memory"
+            return Lost(Status.FAILED, why, killed=True, orphan=worker.orphan)
+        how = "crashed" if code is None else f"exited with code {code}" if code >= 0 else f"crashed ({signal_name(-code)})"
+        where = useful_line(worker.log)
+        return Lost(Status.FAILED, one_line(f"{how} in {phase}{': ' + where if where else ''}"))
 
     def _timed_out(self, worker: Worker, seconds: float, phase: str) -> Lost:
         before = worker.log.stat().st_size
         with suppress(OSError):
             os.kill(worker.pid, signal.SIGUSR1)  # its fault handler writes the stack, even inside C code
         time.sleep(STACK_SECONDS)
-        where = top_frame(worker.log.read_bytes()[before:].decode(errors="replace"))
+        where = top_frame(tail(worker.log, KEPT_BYTES, before))
         worker.troubled = True
         self.discard(worker)
         return Lost(Status.TIMEOUT, one_line(f"{phase} took longer than {seconds:g} s{' (' + where + ')' if where else ''}"))
@@ -251,18 +310,25 @@ class Pool:
         for worker in ending:
             self.workers.remove(worker)
             worker.channel.close()
-            with suppress(OSError):  # also for a dead worker, whose children may live
-                os.killpg(worker.pid, signal.SIGKILL)
-            if worker.pid not in self._exits:
-                with suppress(OSError):  # it may not have its own process group yet
-                    os.kill(worker.pid, signal.SIGKILL)
+            self._kill(worker)
         # The exit is reported after the kernel has closed the process's files, and with them its CUDA context.
         self._pump_quietly(lambda: all(worker.pid in self._exits for worker in ending), EXIT_SECONDS)
         for worker in ending:
             if worker.troubled:
-                with suppress(OSError):
-                    self._logs.append((worker.label, worker.log.read_bytes()[-KEPT_BYTES:].decode(errors="replace")))
+                self._keep_log(worker.label, worker.log)
         self._tell()
+
+    def _keep_log(self, label: str, log: Path, how: str = "") -> None:
+        with suppress(OSError):
+            if text := how + tail(log, KEPT_BYTES):
+                self._logs.append((label, text))
+
+    def _kill(self, worker: Worker) -> None:
+        with suppress(OSError):  # also for a dead worker, whose children may live
+            os.killpg(worker.pid, signal.SIGKILL)
+        if worker.pid not in self._exits:
+            with suppress(OSError):  # it may not have its own process group yet
+                os.kill(worker.pid, signal.SIGKILL)
 
     def tell(self, listener: Callable[[str, str], object]) -> None:
         """`listener(label, log)` gets the output of every failed worker, now or when it ends."""
@@ -291,7 +357,7 @@ class Pool:
             raise WorkersError(f"worker processes did not start within {seconds:g} s") from None
 
     def _take_report(self, seconds: float) -> None:
-        """Read one report of the forkserver. Raises TimeoutError, or WorkersError if the forkserver died."""
+        """Read one report of the forkserver, or start another one if it has died. Raises TimeoutError, or as `_restart`."""
         self._control.settimeout(max(0.001, seconds))
         try:
             data = self._control.recv(1 << 16)
@@ -300,18 +366,51 @@ class Pool:
         except OSError:
             data = b""
         if not data:
-            raise self._forkserver_lost()
+            self._restart()
+            return
         report = json.loads(data)
         if "code" in report:
             self._exits[report["pid"]] = report["code"]
+        elif "errno" in report:
+            self._forked[report["id"]] = OSError(report["errno"], os.strerror(report["errno"]))
         elif "id" in report:
-            self._pids[report["id"]] = report["pid"]
+            self._forked[report["id"]] = report["pid"]
             self._exits.pop(report["pid"], None)  # the kernel reuses process numbers
         elif report["ready"]:
             self._ready = True
         else:
             raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
 
-    def _forkserver_lost(self) -> WorkersError:
-        last = useful_line(Path(self._folder.name) / "forkserver.log")
-        return WorkersError(f"the forkserver has died{': ' + last if last else ''}; try: python -c 'import torch'")
+    def _restart(self) -> None:
+        """Start another forkserver in place of one that has died. Its workers are orphans now, and dead.
+
+        Raises:
+            WorkersError: it died too often, or while it imported torch and by its own fault, or the pool is being closed.
+        """
+        with suppress(subprocess.TimeoutExpired):
+            self._forkserver.wait(EXIT_SECONDS)
+        self._forkserver.kill()
+        code = self._forkserver.wait()
+        log = Path(self._folder.name) / "forkserver.log"
+        if (killed := -code in KILLING) and not self._closed and self.restarts >= RESTARTS:
+            raise WorkersError(f"the forkserver was killed {RESTARTS + 1} times; free memory, select fewer backends, or see: dmesg")
+        how = f"was killed ({signal_name(-code)})" if killed else ": ".join(filter(None, ("has died", useful_line(log))))
+        if self._closed or self.restarts >= RESTARTS or not (self._ready or killed):
+            raise WorkersError(f"the forkserver {how}; try: python -c 'import torch'")
+        self.restarts += 1
+        self._keep_log("forkserver", log, f"It {how}.\n")
+        for worker in self.workers:
+            worker.orphan = True
+            self._kill(worker)
+        end = time.monotonic() + EXIT_SECONDS
+        while any(state(worker.pid) not in ENDED for worker in self.workers) and time.monotonic() < end:
+            time.sleep(0.01)
+        self._exits.update({worker.pid: -signal.SIGKILL for worker in self.workers})
+        self._control.close()
+        self._start()
+
+
+def _explained(error: OSError) -> str:
+    """What the system said, and what to do."""
+    fix = FIXES.get(error.errno or 0, "").format(folder=os.environ.get("TMPDIR", tempfile.gettempdir()))
+    return "; ".join(filter(None, (error.strerror or str(error), fix)))

@@ -283,8 +283,11 @@ class _Checker:
                 else:
                     ready.append(slot)
             requests = {i: (slot.worker, request) for i, slot in enumerate(ready) if slot.worker is not None}
-            replies = self.pool.gather(requests, deadline, "check")
-            findings += [self._read(slot, replies[i], request) for i, slot in enumerate(ready)]
+            for i, reply in self.pool.gather(requests, deadline, "check").items():
+                if isinstance(reply, Lost) and reply.orphan and len(ready) > 1:  # each alone, to find a backend that ends the forkserver
+                    findings += self.run([ready[i]], request, alone=True)
+                else:
+                    findings.append(self._read(ready[i], reply, request))
             if self.sanitizer and findings and (reason := self.sanitizer.found()):
                 findings[-1] = replace(findings[-1], verdict=Grade.WRONG.value, worst=None, reason=reason)
             if self.session.exclusive:

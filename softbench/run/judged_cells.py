@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from softbench.core.case import YARDSTICK
+from softbench.core.errors import WorkersError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import FAILURES, Failed, Judged, Measured, Record, Status
 from softbench.plan.plan import Plan
@@ -24,9 +25,12 @@ class CellJudge:
 
     def __init__(self, plan: Plan, activity: Activity) -> None:
         """`activity` counts the time of the judgements."""
-        self.activity = activity
-        self.process = JudgeProcess(plan.settings.device, plan.settings.timeout) if plan.settings.judge == SEPARATE else None
+        self.activity, self.plan = activity, plan
+        self.process = self._start() if plan.settings.judge == SEPARATE else None
         self.origins = {info.name: info.origin for info in plan.infos}
+
+    def _start(self) -> JudgeProcess:
+        return JudgeProcess(self.plan.settings.device, self.plan.settings.timeout)
 
     def __enter__(self) -> CellJudge:
         return self
@@ -36,23 +40,22 @@ class CellJudge:
             self.process.__exit__(kind, value, trace)
 
     def judged(self, records: list[Record], process: int, release: Callable[[], object]) -> list[Record]:
-        """The records; a measured cell that the judge refuses, or disputes twice, has failed. Raises WorkersError.
+        """The records; a measured cell that the judge refuses, or disputes twice, has failed.
 
         `release` frees the buffers of the run's workers: a challenge takes most of a GPU's memory.
         """
-        judge = self.process
-        if judge is None or process:
+        if self.process is None or process:
             return records
         release()
-        return [self._judged(record, judge) if record.backend != YARDSTICK else record for record in records]
+        return [self._judged(record) if record.backend != YARDSTICK else record for record in records]
 
-    def _judged(self, record: Record, judge: JudgeProcess) -> Record:
+    def _judged(self, record: Record) -> Record:
         outcome = record.outcome
         if not isinstance(outcome, Measured):
             return record
         for number in range(1, 1 + JUDGEMENTS):
             with self.activity.waiting("judge", [record.backend]):
-                found = judge.ask(self.origins[record.backend], record.case, record.backend)
+                found = self._ask(record)
             if failed := refused(found):
                 return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy))
             times = (found.get(name) for name in ("us", "low_us", "high_us", "at_most_us"))
@@ -60,6 +63,19 @@ class CellJudge:
             if not (failed := disputed(record.case, outcome)):
                 break
         return replace(record, outcome=failed or outcome)
+
+    def _ask(self, record: Record) -> JsonObject:
+        """The judgement of a record; a cell whose judgements all end the judge's process is `unverified`."""
+        reason = ""
+        for _ in range(JUDGEMENTS):
+            assert self.process is not None
+            try:
+                return self.process.ask(self.origins[record.backend], record.case, record.backend)
+            except WorkersError as error:
+                reason = str(error)
+                self.process.__exit__(None, None, None)
+                self.process = self._start()
+        return {"status": Status.UNVERIFIED, "reason": reason}
 
 
 def refused(found: JsonObject) -> Failed | None:

@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType
 
@@ -72,7 +73,7 @@ def failure(stage: str, error: Exception, source: PluginSource | None) -> Failur
         reason, place = text, Path(source.target).name if source is not None and source.kind == "file" else ""
     elif compiled:
         reason, place = f"{type(error).__name__}: {compiled}", ""
-    traceback.print_exception(error)
+    log(error)
     place = f" ({one_line(place, 100)})" if place else ""
     return Failure(status, "import" if stage == "load" else stage, one_line(reason, REASON - len(place)) + place, poisoned())
 
@@ -81,9 +82,15 @@ def _place(error: BaseException, source: PluginSource | None) -> tuple[str, str]
     """The user's line and the compiler's first error. Without them if the search fails: it reads files and modules of the plugin."""
     try:
         return user_line(error, source), compiler_error(error)
-    except Exception:
-        traceback.print_exc()
+    except Exception as other:
+        log(other)
         return "", ""
+
+
+def log(error: BaseException) -> None:
+    """Write the traceback into the worker's log, if the disk has room."""
+    with suppress(OSError):
+        traceback.print_exception(error)
 
 
 def compiler_error(error: BaseException) -> str:

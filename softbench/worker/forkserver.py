@@ -6,7 +6,7 @@ runs the caller's main module again. It keeps a second helper process. Its proce
 Protocol on the control socket (SOCK_SEQPACKET: a message is a datagram, and the other side's close is seen):
 
     parent     -> {"id": 3, "env": {...}}, with two descriptors: the worker's end of its pipe, and its log.
-    forkserver -> {"id": 3, "pid": 4711}, and after the worker's end {"pid": 4711, "code": -11}.
+    forkserver -> {"id": 3, "pid": 4711}, and after the worker's end {"pid": 4711, "code": -11}; {"id": 3, "errno": 11} if fork failed.
     forkserver -> {"ready": true} once torch is imported, or {"ready": false, "error": "..."}.
 
 The forkserver ends when the parent closes the control socket or its writing half, also during the import of torch. All workers end with
@@ -16,6 +16,7 @@ it, because each asks the kernel for a signal at its parent's death.
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import json
 import os
@@ -32,6 +33,8 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 16
+OOM_SCORE = "500"
+"""If memory runs out, Linux kills a worker rather than the forkserver or the parent, which have the default of 0."""
 OF_JOBS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that Slurm sends to all processes of a job. The parent ends the workers then; one that ended before would be a failed cell."""
 
@@ -101,8 +104,16 @@ def _ending_with(control: socket.socket) -> Iterator[None]:
 
 
 def _fork(control: socket.socket, order: dict[str, Any], descriptors: list[int], *wake: int) -> None:
+    try:
+        if len(descriptors) < 2:  # the kernel drops those that this process may not have
+            raise OSError(errno.EMFILE, "")
+        pid = os.fork()
+    except OSError as error:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        _send(control, {"id": order["id"], "errno": error.errno})
+        return
     pipe, log = descriptors
-    pid = os.fork()
     if pid == 0:
         code = 1
         try:
@@ -121,6 +132,8 @@ def _fork(control: socket.socket, order: dict[str, Any], descriptors: list[int],
 def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log: int, wake: tuple[int, ...]) -> None:
     os.setsid()  # its own group can be killed as a whole, and a terminal's Ctrl-C does not reach it
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     signal.set_wakeup_fd(-1)
     for signum in (signal.SIGCHLD, signal.SIGINT):
         signal.signal(signum, signal.SIG_DFL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +28,7 @@ from softbench.worker.checking import any_dim
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.compile_stats import CompilerCounts, Graphs
-from softbench.worker.failures import poisoned
+from softbench.worker.failures import log, poisoned
 from softbench.worker.guarding import tamper_guard
 from softbench.worker.guarding.tamper_guard import TamperGuard
 from softbench.worker.timing import telemetry
@@ -244,7 +243,7 @@ class Server:
         except Exception as error:
             if poisoned():
                 raise
-            traceback.print_exception(error)
+            log(error)
             self.profile = replace(self.profile, note=one_line(str(error) or type(error).__name__))
 
     def _ready(self, l2: str) -> tuple[Timers, Batches]:

@@ -1,6 +1,7 @@
 """Real worker processes: they start, die, hang and are gone."""
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -18,9 +19,10 @@ from softbench.core.json import to_json
 from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
 from softbench.plugins.source import PluginSource
+from softbench.processes import worker_pool
 from softbench.processes.launch import END_SECONDS
 from softbench.processes.slot import load_request
-from softbench.processes.worker_pool import Lost, Pool
+from softbench.processes.worker_pool import Lost, NotStartedError, Pool
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +213,60 @@ def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
         forkserver = pool._forkserver.pid
     assert all(gone(worker.pid) for worker in workers)
     assert gone(forkserver)
+
+
+def test_a_killed_forkserver_is_replaced(monkeypatch, tmp_path):
+    logs = []
+    with Pool() as pool:
+        pool.tell(lambda *log: logs.append(log))
+        asked, idle = pool.spawn("asked"), pool.spawn("idle")
+        os.kill(pool._forkserver.pid, signal.SIGKILL)
+        lost = pool.ask(asked, plugin(tmp_path, "import time\ntime.sleep(3600)"), 60, "import")
+        assert (lost.status, lost.killed, lost.orphan) == (Status.FAILED, True, True)
+        assert lost.reason.startswith("killed (SIGKILL) in import with its parent, the forkserver")
+        assert gone(idle.pid) or Path(f"/proc/{idle.pid}/stat").read_text().split()[2] == "Z"
+        assert pool.ask(pool.spawn("next"), ProbeMachine(), 60, "probe").machine
+        assert pool.ask(idle, ProbeMachine(), 60, "probe").orphan
+        assert logs == [("forkserver", "It was killed (SIGKILL).\n")]
+        monkeypatch.setattr(worker_pool, "RESTARTS", 1)
+        os.kill(pool._forkserver.pid, signal.SIGKILL)
+        with pytest.raises(WorkersError, match="the forkserver was killed 2 times; free memory"):
+            pool.spawn("last")
+
+
+def test_a_worker_that_cannot_be_forked_is_one_error_and_the_next_can(pool):
+    pool.spawn("warm")  # the forkserver has imported torch
+    most = resource.prlimit(pool._forkserver.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pool._forkserver.pid, resource.RLIMIT_NOFILE, (3, most[1]))
+    with pytest.raises(NotStartedError, match="its process could not be started: Too many open files; allow more open files: ulimit -n"):
+        pool.spawn("x")
+    resource.prlimit(pool._forkserver.pid, resource.RLIMIT_NOFILE, most)
+    assert pool.ask(pool.spawn("y"), ProbeMachine(), 60, "probe").machine
+
+
+def test_a_parent_without_free_descriptors_starts_no_worker(pool):
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, most[1]))
+        with pytest.raises(NotStartedError, match="Too many open files"):
+            pool.spawn("x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
+    assert pool.ask(pool.spawn("y"), ProbeMachine(), 60, "probe").machine
+
+
+def test_a_full_disk_under_a_workers_log_is_told_with_the_users_line(pool, tmp_path):
+    (Path(pool._folder.name) / f"worker-{pool._orders + 1}.log").symlink_to("/dev/full")
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, "\nprint('hello', flush=True)"), 60, "import")
+    assert reply.reason == "OSError: [Errno 28] No space left on device (in <module>, plug.py:2)"
+
+
+def test_a_worker_that_linux_killed_for_lack_of_memory_is_oom(pool, tmp_path, monkeypatch):
+    counts = iter([7, 8])
+    monkeypatch.setattr(worker_pool, "oom_kills", lambda: next(counts))
+    lost = pool.ask(pool.spawn("x"), plugin(tmp_path, "import os\nos.kill(os.getpid(), 9)"), 60, "import")
+    assert (lost.status, lost.killed) == (Status.OOM, False)
+    assert lost.reason.startswith("killed in import: the kernel had no memory left")
 
 
 def test_a_torch_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch):

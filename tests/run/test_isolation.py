@@ -46,7 +46,7 @@ def test_a_killer_has_no_result_and_its_victims_have():
     for found in (first, second):
         assert list(found) == ["copy", "a", "killer", "b"]
         assert isinstance(found["killer"], Failed)
-        assert found["killer"].reason == "the worker of copy was killed 2 times as it ran beside this backend, and not alone"
+        assert found["killer"].reason == "the worker of copy was killed 2 times as copy ran beside this backend, and not as copy ran alone"
     assert isinstance(first["a"], Measured)
     assert isinstance(first["b"], Measured)
     assert all(isinstance(second[name], Measured) for name in ("copy", "a", "b"))
@@ -96,7 +96,7 @@ def siblings():
 def call(x):
     calls[0] += 1
     if calls[0] == 6:
-        for pid in siblings():
+        for pid in VICTIMS():
             os.kill(pid, signal.SIGKILL)
     return torch.softmax(x, -1)
 class Killer:
@@ -111,13 +111,14 @@ backend = Killer()
 
 
 @pytest.mark.slow
-def test_a_plugin_that_kills_all_workers_is_told(cli):
-    (cli.folder / "killer.py").write_text(KILLER)
+@pytest.mark.parametrize(("victims", "told"), [("siblings", "the worker of copy"), ("lambda: [os.getppid()]", "the forkserver")])
+def test_a_plugin_that_kills_workers_or_their_parent_is_told(cli, victims, told):
+    (cli.folder / "killer.py").write_text(KILLER.replace("VICTIMS", f"({victims})"))
     done = cli("run", "--plugin", "killer.py", "--backends", "killer,torch", "--device", "cpu", "--quick", "--M", "8", "--N", "16,32")
     assert done.returncode == 1, done.stdout + done.stderr
     rows = {(row["backend"], row["N"]): row for row in cli.rows()}
     assert "was killed, and not by softbench" in done.stderr
     for N in ("16", "32"):
         assert rows["killer", N]["status"] == "failed"
-        assert "was killed 2 times as it ran beside this backend, and not alone" in rows["killer", N]["reason"]
+        assert f"{told} was killed 2 times as copy ran beside this backend" in rows["killer", N]["reason"]
         assert float(rows["torch", N]["gbps"]) > 0

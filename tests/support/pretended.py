@@ -45,6 +45,7 @@ class FakePool:
     log: list = field(default_factory=list)
     spawned: int = 0
     gathered: list = field(default_factory=list)
+    restarts: int = 0
 
     def spawn(self, label, env=None):
         self.spawned += 1
