@@ -4,9 +4,8 @@
     python tools/use_ab.py --l2 warm --M 64         one of both, and some of the cells
 
 With a cold L2 a flush before each call hides the host time of the calls. With a warm L2 calls follow each other, so that small cells take
-as long as the host does. Five process pairs show which cells are faster or no slower, so that these are not measured again. Options of
-`softbench gate` are passed on. This file is the plugin too: `torch-use` is the backend `torch` inside the block. The exit code is the worse
-one of both gates. 0: no cell is slower; 1: one is; 3: that is not known.
+as long as the host does. Options of `softbench gate` are passed on. This file is the plugin too: `torch-use` is the backend `torch` inside
+the block. The exit code is the worse one of both gates. 0: no cell is slower; 1: one is; 3: that is not known.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from softbench.core.case import Case
 from softbench.plugins.backend import Call
 
 SETTINGS = """
-processes = 5
+processes = 6
 rounds = 6
 warmup_ms = 0.5
 batch_ms = 2
@@ -31,7 +30,6 @@ sweep = [
 {sweeps}
 ]
 """
-"""Of five process pairs the gate leaves out an outlying one."""
 
 SWEEPS = """
   # Small: the host determines their time, so these are advisory

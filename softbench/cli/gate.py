@@ -38,7 +38,7 @@ class Mode(Enum):
     VERSIONS = (
         "two versions",
         "softbench gate --candidate new --reference old --plugin new=a.py --plugin old=b.py",
-        "Two versions are measured now, interleaved; 3 to 12 fresh process pairs decide undecided cells.",
+        "Two versions are measured now, interleaved, in 6 process pairs; undecided cells in up to 24.",
     )
     BASELINE = (
         "a baseline",
@@ -121,17 +121,17 @@ Json = Annotated[Path | None, option(OUTPUT, "Write the verdicts as JSON; - is s
 Markdown = Annotated[Path | None, option(OUTPUT, "Write the report as Markdown into this file.")]
 Junit = Annotated[Path | None, option(OUTPUT, "Write JUnit XML with a test case per cell.")]
 Plot = Annotated[Path | None, option(OUTPUT, "Draw the ratios and margins as a forest plot: .png, .svg, .pdf or .webp.")]
-Families = Annotated[int | None, option(SELF_TEST, "A/A repetitions of the self-test, each with fresh processes; 4 to 1000.", default="59")]
+Families = Annotated[int | None, option(SELF_TEST, "A/A repetitions of the self-test, each with fresh processes; 6 to 1000.", default="59")]
 Resume = Annotated[
     bool, option(SELF_TEST, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False)
 ]
-Rounds = Annotated[int | None, option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="20")]
+Rounds = Annotated[int | None, option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="10")]
 Processes = Annotated[
     int | None,
     option(
         HOW_LONG,
-        "Process pairs of the screening, or new processes of each cell with --baseline. More find smaller slowdowns.",
-        default="1; 3 with --baseline",
+        "Process pairs of each cell at first, or new processes with --baseline. More find smaller slowdowns.",
+        default="6; 3 with --baseline",
     ),
 ]
 Output = Annotated[Path, option(WHERE, "Folder of the measurements.", "-o", "--output")]

@@ -22,7 +22,7 @@ from softbench.plugins.select import of_source
 from softbench.results import writer
 from softbench.run.request import RunRequest
 
-DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False}
+DEFAULTS: Layer = {**paired.FIXED_ROUNDS, "batch_ms": 5.0, "yardstick": False, "processes": fresh_pairs.PAIRS}
 """More and shorter batches than in a run, because a round is one value of the test."""
 
 EXAMPLE_SDS = (0.003, 0.02)
@@ -85,13 +85,13 @@ def check_candidate(plan: Plan, candidate: str) -> None:
 
 
 def plan_text(plan: Plan, rules: Rules) -> str:
-    """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the screening."""
+    """What the comparison can find and how long it takes, as a sentence, before anything is measured. `plan` is that of the first look."""
     settings = plan.settings
-    looks = fresh_pairs.looks(settings.processes)
-    finds = " and ".join(f"{text.percent(found_in_pairs(rules, looks, sd))} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
+    first, *later = (look.pairs for look in fresh_pairs.looks(settings.processes))
+    finds = " and ".join(f"{found_in_pairs(rules, later[-1], sd):.1%} if processes differ by {sd:.1%}" for sd in EXAMPLE_SDS)
     return (
-        f"plan: {text.count(settings.rounds, 'round')}, {text.count(settings.processes, 'process pair')}, then undecided cells again in "
-        f"{looks[0].pairs} to {looks[-1].pairs} fresh pairs; {times(plan, looks[-1].pairs)}; margin {100 * rules.margin:.3g}%; "
+        f"plan: all cells in {text.count(first, 'process pair')} of {text.count(settings.rounds, 'round')}, then undecided ones again "
+        f"until they have {' and '.join(map(str, later))} pairs; {times(plan, later[-1] - first)}; margin {100 * rules.margin:.3g}%; "
         f"finds a slowdown of {finds} with probability .95"
     )
 
@@ -112,9 +112,9 @@ def compare(
     base: RunSamples | None = None,
     allowed: Sequence[str] = (),
 ) -> GateReport:
-    """Measure and screen both backends, and measure undecided cells again in fresh process pairs until they are decided.
+    """Measure both backends, and undecided cells again in fresh process pairs until they are decided.
 
-    `base` is a baseline. It shows the screening how much processes differ.
+    `base` is a baseline. Processes are taken to differ at least as much as its.
 
     Raises:
         UsageError: a backend does not exist. Errors of `softbench.run.run.run` pass through.
@@ -125,21 +125,19 @@ def compare(
     except UsageError as error:
         message = str(error).replace("--backends", "--candidate, --reference", 1).replace("--relative-to", "--reference", 1)
         raise UsageError(message) from None
-    screened = samples_of(run)
-    mine = own(screened, base, allowed) if base else None
-    notes = [f"measured: {run.csv}"] + (environment_match.check(screened, mine, allowed) if mine else [])
-    process_sds = paired.spreads(mine, reference, candidate) if mine else None
+    first = samples_of(run)
+    mine = own(first, base, allowed) if base else None
+    notes = [f"measured: {run.csv}"] + (environment_match.check(first, mine, allowed) if mine else [])
+    sds = paired.spreads(mine, reference, candidate) if mine else None
 
     def fresh(cells: Sequence[CellKey], pairs: int) -> RunSamples:
         again = measure(confirmation(request, cells, pairs))
         notes.append(f"{text.count(len(cells), 'cell')} measured again in {text.count(pairs, 'fresh process pair')}: {again.csv}")
         return samples_of(again)
 
-    report = paired.screen(screened, candidate, reference, rules, process_sds)
-    notes += report.notes
-    pairs = request.settings().processes
-    report = fresh_pairs.settle(report, fresh, reference, fresh_pairs.looks(pairs), pairs)
-    return replace(report, notes=tuple(notes))
+    plan = fresh_pairs.looks(request.settings().processes)
+    report = fresh_pairs.compare(first, fresh, candidate, reference, rules, plan, sds)
+    return replace(report, notes=(*notes, *report.notes))
 
 
 def samples_of(run: writer.Run) -> RunSamples:

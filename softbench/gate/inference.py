@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, median, variance
 from typing import Any, cast
 
@@ -22,6 +23,11 @@ OUTLYING = 0.05
 MIN_FOR_OUTLIERS = 5
 PRIOR_CELLS = 5
 """Fewer cells are too few to estimate a prior."""
+ROBUST_CELLS = 10
+"""Fewer cells have no value beyond the winsorized tails."""
+WINSORIZED = (0.05, 0.10)
+"""The lower and the upper tail that do not count in the prior."""
+QUANTILES = 50
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -78,61 +84,101 @@ class Moderated:
 
 
 def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = PROCESS_SD_FLOOR) -> list[Moderated]:
-    """Each cell's spread, shrunk toward that of all cells: the empirical Bayes of limma (Smyth 2004, section 6.2).
+    """Each cell's spread, shrunk toward that of all cells: the robust empirical Bayes of limma (Phipson et al. 2016).
 
-    `groups[cell]` holds the cell's groups of process values (baseline, new), whose means may differ. Shrinking never reduces a cell's
-    spread. A cell with a larger spread than the prior keeps its own, which reduces power and causes no false alarm.
+    `groups[cell]` holds the cell's groups of process values (baseline, new), whose means may differ. A cell whose spread is far above that
+    of the others keeps its own, and has few degrees of freedom of the prior.
 
     Raises:
         ValueError: a cell has no degree of freedom.
     """
+    import numpy as np
+
     own = [_within(cell) for cell in groups]
     if any(df < 1 for _, df in own):
         raise ValueError("a cell needs at least two processes in one group")
-    min_variance = floor**2
-    prior, prior_df = _prior([(max(variance_, min_variance), df) for variance_, df in own])
-    moderated = []
-    for variance_, df in own:
-        shrunk = prior if math.isinf(prior_df) else (prior_df * prior + df * variance_) / (prior_df + df)
-        moderated.append(Moderated(math.sqrt(max(shrunk, variance_, min_variance)), prior_df + df))
-    return moderated
+    variances, dfs = (np.array(column, float) for column in zip(*own, strict=True)) if own else (np.empty(0), np.empty(0))
+    variances = np.maximum(variances, floor**2)
+    prior, prior_dfs = _prior(variances, dfs)
+    with np.errstate(invalid="ignore"):
+        weights = np.where(np.isinf(prior_dfs), 1.0, prior_dfs / (prior_dfs + dfs))
+    sds = np.sqrt(weights * prior + (1 - weights) * variances)
+    return [Moderated(*each) for each in zip(sds.tolist(), np.minimum(prior_dfs + dfs, dfs.sum()).tolist(), strict=True)]
 
 
 def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
     """Pooled variance within the groups, and its degrees of freedom."""
     df = sum(max(0, len(group) - 1) for group in groups)
-    total = sum(variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
+    total = sum((value - centre) ** 2 for group in groups if len(group) > 1 for centre in [fmean(group)] for value in group)
     return (total / df if df else 0.0), df
 
 
-def _prior(own: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Variance and degrees of freedom of the scaled inverse chi-square that fits the cells' variances."""
-    if len(own) < PRIOR_CELLS:
-        return 0.0, 0.0
-    special = _special()
-    e = [math.log(variance_) - special.digamma(df / 2) + math.log(df / 2) for variance_, df in own]
-    excess = variance(e) - fmean(float(special.polygamma(1, df / 2)) for _, df in own)
-    if excess <= 0:
-        return math.exp(fmean(e)), math.inf
-    df0 = 2 * _trigamma_inverse(excess)
-    return math.exp(fmean(e) + float(special.digamma(df0 / 2)) - math.log(df0 / 2)), df0
+def _prior(variances: Any, dfs: Any) -> tuple[float, Any]:
+    """The prior's variance, and its degrees of freedom for each cell: few where the variance is outlying.
+
+    Variances follow a scaled F distribution. The winsorized mean and variance of their logs give its scale and its degrees of freedom.
+    """
+    import numpy as np
+
+    count = len(variances)
+    if count < PRIOR_CELLS:
+        return 0.0, np.zeros(count)
+    df, cut = float(dfs.max()), WINSORIZED if count >= ROBUST_CELLS else (0.0, 0.0)
+    z = np.log(variances)
+    for _ in range(2):  # variances of fewer degrees of freedom are moved to the same quantile of `df`, which needs the prior
+        logs = np.clip(z, *np.quantile(z, [cut[0], 1 - cut[1]]))
+        prior_df = _prior_df(df, float(logs.var(ddof=1)), cut)
+        prior = math.exp(float(logs.mean()) - _winsorized(df, prior_df, cut)[0])
+        z = np.log(prior * _f_quantile(1 - _f_tail(variances / prior, dfs, prior_df), df, prior_df)) if dfs.min() < df else z
+    tails = _f_tail(variances / prior, dfs, prior_df)
+    order = (-tails).argsort(kind="stable")  # the largest variance last
+    usual = np.minimum(tails[order] * count / (count - np.arange(count) - 0.5), 1.0)
+    """The probability that a variance is of the prior: 1 unless so large ones are more than the prior has."""
+    if math.isinf(prior_df):
+        shrunk = np.where(usual < 1, usual * dfs.sum(), math.inf)[::-1]
+    else:
+        least = prior_df
+        for _ in range(2):  # until the largest variance is the median of its own F
+            least *= math.log(0.5) / math.log(min(float(_f_tail((variances / prior).max(), df, least)), 0.5))
+        shrunk = (usual * prior_df + (1 - usual) * least)[::-1]
+        means = shrunk.cumsum() / np.arange(1, count + 1)
+        shrunk[: means.argmin() + 1] = means.min()
+    found = np.empty(count)
+    found[order[::-1]] = np.maximum.accumulate(shrunk)
+    return prior, found
 
 
-def _trigamma_inverse(x: float) -> float:
-    """Newton's iteration of Smyth 2004, appendix; converges from below for every x > 0."""
+def _prior_df(df: float, spread: float, cut: tuple[float, float]) -> float:
+    """The prior's degrees of freedom that give the logs of variances this winsorized variance."""
+    if spread <= _winsorized(df, math.inf, cut)[1]:
+        return math.inf
+    low, high = -5.0, 10.0
+    for _ in range(25):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _winsorized(df, math.exp(middle), cut)[1] > spread else (low, middle)
+    return math.exp(middle)
+
+
+@lru_cache(maxsize=4096)
+def _winsorized(df: float, prior_df: float, cut: tuple[float, float]) -> tuple[float, float]:
+    """Mean and variance of the log of an F distribution, winsorized at these tails."""
+    import numpy as np
+
+    p = np.clip((np.arange(QUANTILES) + 0.5) / QUANTILES, cut[0], 1 - cut[1])
+    logs = np.log(_f_quantile(p, df, prior_df))
+    return float(logs.mean()), float(logs.var())
+
+
+def _f_tail(f: Any, df: Any, prior_df: float) -> Any:
+    """P(F >= f), at least 1e-300."""
     special = _special()
-    if x > 1e7:
-        return 1 / math.sqrt(x)
-    if x < 1e-6:
-        return 1 / x
-    y = 0.5 + 1 / x
-    for _ in range(50):
-        trigamma = float(special.polygamma(1, y))
-        step = trigamma * (1 - trigamma / x) / float(special.polygamma(2, y))
-        y += step
-        if -step / y < 1e-8:
-            break
-    return y
+    return (special.gammaincc(df / 2, df / 2 * f) if math.isinf(prior_df) else special.fdtrc(df, prior_df, f)).clip(1e-300, 1)
+
+
+def _f_quantile(p: Any, df: float, prior_df: float) -> Any:
+    special = _special()
+    p = p.clip(1e-12, 1 - 1e-12)
+    return special.gammaincinv(df / 2, p) / (df / 2) if math.isinf(prior_df) else special.fdtri(df, prior_df, p)
 
 
 def between_groups_sd(cells: Iterable[Sequence[Sequence[float]]]) -> float | None:

@@ -31,7 +31,7 @@ OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
 
 
 def after_pairs(report: GateReport, command: str, processes: int) -> str:
-    """After an A/B run that screened in this many process pairs; empty if it passes."""
+    """After an A/B run that began with this many process pairs; empty if it passes."""
     if broken := _find_the_error(report, command):
         return broken
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:

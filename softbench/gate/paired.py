@@ -4,7 +4,8 @@ The value of a round is log(candidate / reference), so drift cancels. The value 
 rounds that the candidate began, and over the others. So the order cancels, and a few disturbed rounds change nothing. Rounds of one pair
 share addresses, clocks and warm-up, so they say nothing about the next pair.
 
-`screen` looks for cells that are within the margin and, in three pairs and more, for faster ones. `fresh_pairs` decides all other cells.
+A second value of each round compares the means of the calls, and that of a pair is the mean of its rounds. Rare slow calls change it.
+`compare` judges all pairs that were measured, and `fresh_pairs` measures more of them for undecided cells.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ from statistics import fmean, median, stdev
 
 from softbench.core import text
 from softbench.core.errors import InconclusiveError
-from softbench.core.statistics import median_interval
-from softbench.gate.inference import PROCESS_SD_FLOOR, Moderated, moderate, robust_sd, t_quantile, t_upper, without_outliers
-from softbench.gate.samples import CellKey, CellSamples, RunSamples
+from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import (
     CellTest,
     GateReport,
@@ -28,28 +28,21 @@ from softbench.gate.verdicts import (
     advisory_reason,
     corrected,
     ranked,
-    state_and_reason,
     unmeasured,
 )
 
 MARGIN = 0.03
 NO_ROUND = "the two backends share no round"
 """Why a cell has no ratio: the batches of one of them were all disturbed."""
-ROUNDS = 20
+ROUNDS = 10
 MIN_ROUNDS = 6
-"""Fewer rounds give no 95 % interval, and a median of so few does not resist a disturbed round."""
+"""A median of fewer rounds does not resist a disturbed round."""
 FIXED_ROUNDS = {"rounds": ROUNDS, "max_rounds": ROUNDS}
 """Settings for which candidate and reference share every round."""
-MIN_CELLS = 5
-"""Fewer cells with one process pair do not show how much processes differ."""
-BETWEEN_PAIRS = "differences between process pairs"
-"""What an interval covers that shows how processes differ."""
-FEW_PAIRS = 7
-"""Fewer process pairs may agree by chance, so the spread of a cell is at least that of the median cell."""
-FASTER_PAIRS = 3
-"""Process pairs with which the screening looks for faster cells. Fewer do not show whether the order of the two backends matters."""
-FASTER_SHARE = 0.1
-"""The part of the error rate that the screening spends on `faster`. Fresh pairs have the whole rate for the cells that are left."""
+MIN_PAIRS = 5
+"""Fewer process pairs do not show how much they differ. Four of a kernel that is slow in every other process are all fast in 6 %."""
+TAIL_SHARE = 0.2
+"""The part of the error rate for slowdowns of the mean."""
 REFERENCE_MOVES = 0.05
 """A larger change of the reference within a run is noted."""
 ORDER_FLOOR = 0.01
@@ -62,21 +55,33 @@ class SharedRounds:
     """The shared rounds of candidate and reference in one process pair."""
 
     logs: tuple[float, ...]
-    """log(candidate / reference) of each round."""
+    """log(candidate / reference) of each round's medians."""
+    mean_logs: tuple[float, ...]
+    """log(candidate / reference) of each round's means."""
     reference_us: tuple[float, ...]
     first: tuple[bool, ...]
     """True if the candidate came first."""
+    started_first: bool
+    """True if the candidate's process started first."""
 
     @property
     def by_order(self) -> tuple[float, float] | None:
         """The median of the rounds that the candidate began, and of the others; None if all rounds have one order."""
-        orders = [[value for value, first in zip(self.logs, self.first, strict=True) if first is begins] for begins in (True, False)]
-        return (median(orders[0]), median(orders[1])) if all(orders) else None
+        begun, others = self._orders(self.logs)
+        return (median(begun), median(others)) if begun and others else None
 
     @property
     def value(self) -> float:
         """The value of the pair: log(candidate / reference) with both orders alike."""
         return fmean(self.by_order or (median(self.logs),))
+
+    @property
+    def mean_value(self) -> float:
+        """The same of the means of the calls, over all rounds."""
+        return fmean(fmean(order) for order in self._orders(self.mean_logs) if order)
+
+    def _orders(self, logs: Sequence[float]) -> list[list[float]]:
+        return [[value for value, first in zip(logs, self.first, strict=True) if first is begins] for begins in (True, False)]
 
     @property
     def reference_change(self) -> float:
@@ -92,18 +97,42 @@ def pair(candidate: CellSamples, reference: CellSamples) -> dict[int, SharedRoun
         references = {one.number: one for one in reference.processes.get(process, ())}
         both = [(one, references[one.number]) for one in rounds if one.number in references]
         if both:
-            logs = tuple(math.log(new.median_us / old.median_us) for new, old in both)
-            us = tuple(old.median_us for _, old in both)
-            by_process[process] = SharedRounds(logs, us, tuple(new.position < old.position for new, old in both))
+            first = tuple(new.position < old.position for new, old in both)
+            by_process[process] = SharedRounds(
+                tuple(math.log(new.median_us / old.median_us) for new, old in both),
+                tuple(math.log((new.mean_us or new.median_us) / (old.mean_us or old.median_us)) for new, old in both),
+                tuple(old.median_us for _, old in both),
+                first,
+                first[0] is not _reversed(both[0][0]),
+            )
     return by_process
 
 
-def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, process_sds: Mapping[CellKey, float] | None = None) -> GateReport:
-    """Compare candidate and reference in every case of a run. A cell is `same`, `faster` or ambiguous.
+def _reversed(one: RoundMedian) -> bool:
+    """True if the two backends of this round went in the reverse order of their start: rounds go AB BA BA AB."""
+    return (one.number + one.number // 2) % 2 == 1
 
-    `fresh_pairs.settle` decides the ambiguous ones. Only a run of three process pairs and more shows that a cell is `faster`.
 
-    `process_sds` are the standard deviations of cells between processes, from a baseline.
+def compare(
+    run: RunSamples,
+    candidate: str,
+    reference: str,
+    rules: Rules,
+    share: float = 1.0,
+    *,
+    only: Collection[CellKey] | None = None,
+    sds: Mapping[CellKey, float] | None = None,
+) -> GateReport:
+    """Judge candidate and reference in every case of a run.
+
+    Args:
+        run: the samples. A cell of fewer than MIN_PAIRS process pairs is ambiguous.
+        candidate: name of the backend.
+        reference: name of the backend.
+        rules: how strict the gate is.
+        share: the part of the error rate that these tests may spend.
+        only: the cells that are judged; None for all. The others count in the spread and in Holm's correction.
+        sds: standard deviations of cells between processes that are known from a baseline. No smaller one is assumed.
 
     Raises:
         InconclusiveError: the two backends did not run interleaved.
@@ -121,23 +150,24 @@ def screen(run: RunSamples, candidate: str, reference: str, rules: Rules, proces
             verdicts.append(verdict)
         elif new and old:
             cells[key] = list(pair(new, old).values())
-            if not cells[key] or not all(math.isfinite(value) for rounds in cells[key] for value in rounds.logs):
+            if not cells[key] or not all(math.isfinite(value) for rounds in cells[key] for value in (*rounds.logs, *rounds.mean_logs)):
                 why = "a value is not a finite number" if cells.pop(key) else NO_ROUND
                 verdicts.append(Verdict(key, State.AMBIGUOUS, why))
-    advisory = {
-        key: advisory_reason(
-            median([us for rounds in pairs for us in rounds.reference_us]),
-            run.environment.get("device"),
-            run.cells[key.with_backend(reference)],
-            math.exp(fmean(_kept(pairs))),
-        )
-        for key, pairs in cells.items()
-    }
-    spreads = _spreads(cells, process_sds or {})
-    screened = {key: _screened(key, pairs, rules, spreads.get(key), advisory[key]) for key, pairs in cells.items()}
-    verdicts += {**screened, **_faster(cells, screened, rules)}.values()
-    notes = _reference_note(cells, reference)
-    return GateReport(f"{candidate} against {reference}, interleaved in one run", ranked(verdicts), rules, notes)
+    tests = []
+    for share_of, tails in ((1 - TAIL_SHARE, False), (TAIL_SHARE, True)):
+        found = _cell_tests(run, cells, reference, rules, sds or {}, tails=tails)
+        judged = [test for test in found if only is None or test.verdict.cell in only]
+        others = sum(test.verdict.gated for test in found) - sum(test.verdict.gated and not test.why_ambiguous for test in judged)
+        tests.append(corrected(judged, rules, share=share * share_of, others=others))
+    for verdict, tail in zip(*tests, strict=True):
+        by_tail = tail.state is State.SLOWER and verdict.state is not State.SLOWER
+        verdicts.append(replace(tail, reason=f"the mean of its calls is {tail.reason}; {_of_median(verdict)}") if by_tail else verdict)
+    listed = ranked(verdict for verdict in verdicts if only is None or verdict.cell in only)
+    return GateReport(f"{candidate} against {reference}, interleaved in one run", listed, rules, _reference_note(cells, reference))
+
+
+def _of_median(verdict: Verdict) -> str:
+    return f"that of the medians is {verdict.ratio:.3f}" if verdict.ratio else ""
 
 
 def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, float]:
@@ -147,113 +177,52 @@ def spreads(base: RunSamples, reference: str, candidate: str) -> dict[CellKey, f
     return {key.with_backend(candidate): spread.process_sd for key, spread in zip(keys, moderate(values), strict=True)}
 
 
-def _kept(pairs: Sequence[SharedRounds]) -> list[float]:
-    """The values of the pairs, without the outlying ones."""
-    return without_outliers([rounds.value for rounds in pairs])
+def _cell_tests(
+    run: RunSamples,
+    cells: Mapping[CellKey, Sequence[SharedRounds]],
+    reference: str,
+    rules: Rules,
+    sds: Mapping[CellKey, float],
+    *,
+    tails: bool,
+) -> list[CellTest]:
+    """The one-sided t tests of all cells, of their medians or of their means. The spreads of cells of enough pairs are moderated together.
 
-
-def _spreads(cells: Mapping[CellKey, Sequence[SharedRounds]], process_sds: Mapping[CellKey, float]) -> dict[CellKey, Moderated]:
-    """The spread of a cell's pair values: from several pairs, else from the baseline, else from how the cells differ.
-
-    Cells that differ for another reason make the last one too large. Then more cells are measured again, and none is judged wrongly.
+    The pairs in which the candidate started first have a mean of their own, so that a difference between the two starts cancels.
     """
-    several = {key: [_kept(pairs)] for key, pairs in cells.items() if len(pairs) > 1}
-    found = dict(zip(several, moderate(list(several.values())), strict=True)) if several else {}
-    single = {key: pairs[0].value for key, pairs in cells.items() if len(pairs) == 1}
-    if len(single) >= MIN_CELLS:
-        between_cells = Moderated(max(robust_sd(list(single.values())), PROCESS_SD_FLOOR), len(single) - 1)
-        found |= dict.fromkeys(single, between_cells)
-    known = {key: Moderated(math.sqrt(2) * sd, math.inf) for key, sd in process_sds.items() if key in single}
-    return found | known
-
-
-def _screened(key: CellKey, pairs: Sequence[SharedRounds], rules: Rules, spread: Moderated | None, advisory: str) -> Verdict:
-    """The verdict of the screening. `same` needs an interval within the margin that includes the differences between processes."""
-    kept = _kept(pairs)
-    centre = fmean(kept)
-    half = t_quantile(0.975, spread.df) * spread.process_sd / math.sqrt(len(kept)) if spread else 0.0
-    if len(pairs) == 1:
-        of_rounds = median_interval(pairs[0].logs) or (-math.inf, math.inf)
-        half = math.hypot(half, max(centre - of_rounds[0], of_rounds[1] - centre))
-    known = math.isfinite(half)
-    verdict = Verdict(
-        key,
-        State.AMBIGUOUS,
-        advisory,
-        ratio=math.exp(centre),
-        interval=(math.exp(centre - half), math.exp(centre + half)) if known else None,
-        covers=BETWEEN_PAIRS if spread else "rounds of one process pair",
-        n=f"{sum(len(rounds.logs) for rounds in pairs)} rounds, {text.count(len(pairs), 'process pair')}",
-        margin=rules.margin,
-        gated=not advisory,
-    )
-    state, reason = state_and_reason(verdict, 1.0, 1.0, rules)
-    if state is State.SAME and not spread:
-        state, reason = State.AMBIGUOUS, f"{text.count(len(pairs), 'process pair')} of few cells does not show how processes differ"
-    return with_state(verdict, state, reason)
-
-
-def _faster(cells: Mapping[CellKey, Sequence[SharedRounds]], screened: Mapping[CellKey, Verdict], rules: Rules) -> dict[CellKey, Verdict]:
-    """The verdicts on the cells that the screening shows to be faster.
-
-    `slower` needs fresh pairs, because the screening picks the cells that are tested for it. Here none is picked: all gated cells of enough
-    pairs are tested, and Holm's correction covers all of them. So a wrong `faster` has at most FASTER_SHARE of the error rate. That holds
-    if the processes of a cell differ independently of those of other cells. If all cells share a difference, it can be more. A
-    `faster` cell never fails, so its test adds no false alarm.
-    """
-    pairs = {key: cells[key] for key, verdict in screened.items() if verdict.gated and len(cells[key]) >= FASTER_PAIRS}
-    tests = list(cell_tests(pairs, screened, rules, "process pair").values())
-    others = sum(bool(test.why_ambiguous) for test in tests)
-    found = corrected(tests, rules, share=FASTER_SHARE, others=others)
-    return {verdict.cell: verdict for verdict in found if verdict.state is State.FASTER}
-
-
-def cell_tests(
-    cells: Mapping[CellKey, Sequence[SharedRounds]], screened: Mapping[CellKey, Verdict], rules: Rules, unit: str
-) -> dict[CellKey, CellTest]:
-    """The one-sided t tests of cells of several process pairs. Their spreads are moderated together. `unit` names a pair in the report."""
-    values = {key: _kept(pairs) for key, pairs in cells.items()}
-    if not values:
-        return {}
-    spreads = moderate([[each] for each in values.values()], _floor(values.values()))
-    return {
-        key: _cell_test(screened[key], cells[key], values[key], spread, rules, unit) for key, spread in zip(values, spreads, strict=True)
+    starts = {
+        key: [
+            [rounds.mean_value if tails else rounds.value for rounds in pairs if rounds.started_first is first] for first in (True, False)
+        ]
+        for key, pairs in cells.items()
     }
-
-
-def _floor(cells: Collection[Sequence[float]]) -> float:
-    """The least standard deviation of a cell. With few pairs it is the median of all cells.
-
-    A few values may agree by chance where half of the processes are slower.
-    """
-    if min(map(len, cells)) >= FEW_PAIRS:
-        return PROCESS_SD_FLOOR
-    return max(PROCESS_SD_FLOOR, median(stdev(values) for values in cells))
+    groups = {key: [group for group in both if group] for key, both in starts.items()}
+    enough = [key for key, pairs in cells.items() if len(pairs) >= MIN_PAIRS]
+    spreads = dict(zip(enough, moderate([groups[key] for key in enough]), strict=True))
+    tests = []
+    for key, pairs in cells.items():
+        us = median(us for rounds in pairs for us in rounds.reference_us)
+        ratio = math.exp(fmean(map(fmean, groups[key])))
+        advisory = advisory_reason(us, run.environment.get("device"), run.cells[key.with_backend(reference)], ratio)
+        n = text.count(len(pairs), "process pair")
+        verdict = Verdict(key, State.AMBIGUOUS, advisory, ratio, None, n=n, margin=rules.margin, gated=not advisory)
+        if key in spreads:
+            tests.append(_cell_test(verdict, pairs, groups[key], spreads[key], math.sqrt(2) * sds.get(key, 0.0), rules))
+        else:
+            tests.append(CellTest(verdict, why_ambiguous=f"{n}: fewer than {MIN_PAIRS} do not show how processes differ"))
+    return tests
 
 
 def _cell_test(
-    screened: Verdict, pairs: Sequence[SharedRounds], values: Sequence[float], spread: Moderated, rules: Rules, unit: str
+    verdict: Verdict, pairs: Sequence[SharedRounds], groups: Sequence[Sequence[float]], spread: Moderated, least_sd: float, rules: Rules
 ) -> CellTest:
-    """The t test of one cell on these pairs, of which `values` leaves out the outlying ones."""
-    centre, error, limit = fmean(values), spread.process_sd / math.sqrt(len(values)), math.log1p(rules.margin)
+    """The t test of one cell, whose values are in one group for each start order."""
+    centre, limit = fmean(map(fmean, groups)), math.log1p(rules.margin)
+    error = max(spread.process_sd, least_sd) * math.sqrt(fmean(1 / len(group) for group in groups) / len(groups))
     half = t_quantile(0.975, spread.df) * error
-    left_out = len(pairs) - len(values)
-    verdict = replace(
-        screened,
-        reason="",
-        ratio=math.exp(centre),
-        raw_ratio=None,
-        interval=(math.exp(centre - half), math.exp(centre + half)),
-        covers=BETWEEN_PAIRS,
-        n=text.count(len(pairs), unit) + (f", {left_out} outlying left out" if left_out else ""),
-    )
+    verdict = replace(verdict, interval=(math.exp(centre - half), math.exp(centre + half)), covers="differences between process pairs")
     slower_p, faster_p = (t_upper((sign * centre - limit) / error, spread.df) for sign in (1, -1))
     return CellTest(verdict, slower_p, faster_p, why_order(pairs, limit))
-
-
-def with_state(verdict: Verdict, state: State, reason: str) -> Verdict:
-    """The verdict with this state. The reason of an advisory cell stays in front."""
-    return replace(verdict, state=state, reason=f"{verdict.reason}; {reason}" if verdict.reason else reason)
 
 
 def _reference_note(cells: Mapping[CellKey, Sequence[SharedRounds]], reference: str) -> tuple[str, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from statistics import median
 
 from softbench.core import text
 from softbench.core.errors import InconclusiveError
-from softbench.gate.fresh_pairs import SPREAD_CELLS, Look
+from softbench.gate.fresh_pairs import looks
 from softbench.gate.inference import moderate, t_quantile
+from softbench.gate.paired import TAIL_SHARE
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.unpaired import MARGIN, MIN_NEW, RECOMMENDED_BASE, process_values, sitting_sd
-from softbench.gate.verdicts import AMBIGUOUS_UP_TO, Rules, why_advisory
+from softbench.gate.verdicts import AMBIGUOUS_BEYOND, Rules, why_advisory
 
 SECOND_LOOK = 2
 """The second look has this many times as many processes as the first."""
@@ -20,18 +20,17 @@ LARGEST_MARGIN = 1.0
 """The largest margin that the gate takes. A slowdown that is found only beyond it is found with no margin."""
 EXAMPLE_SUSPECTS = 10
 EXAMPLE_CELLS = 20
-"""Undecided cells of a comparison with a baseline, and of one in process pairs, for which the plan says what it finds."""
+"""Undecided cells of a comparison with a baseline, and cells of one in process pairs, for which the plan says what it finds."""
 
 
-def found_in_pairs(rules: Rules, plan: Sequence[Look], process_sd: float) -> float:
-    """The slowdown that the last look finds with probability .95 among EXAMPLE_CELLS undecided cells.
+def found_in_pairs(rules: Rules, pairs: int, process_sd: float) -> float:
+    """The slowdown that the last look, at this many pairs, finds with probability .95 in one of EXAMPLE_CELLS cells.
 
     `process_sd` is the standard deviation of one backend between processes.
     """
-    last = plan[-1]
-    df = SPREAD_CELLS * (last.pairs - 1)
-    quantiles = t_quantile(1 - rules.alpha * last.share / EXAMPLE_CELLS, df) + t_quantile(0.95, df)
-    return math.expm1(math.log1p(rules.margin) + quantiles * math.sqrt(2 / last.pairs) * process_sd)
+    share = (1 - TAIL_SHARE) * looks()[-1].share
+    quantiles = t_quantile(1 - rules.alpha * share / EXAMPLE_CELLS, pairs) + t_quantile(0.95, pairs)
+    return math.expm1(math.log1p(rules.margin) + quantiles * math.sqrt(2 / pairs) * process_sd)
 
 
 def slowdowns_found(base: RunSamples, new_processes: int, rules: Rules) -> dict[CellKey, float]:
@@ -69,7 +68,7 @@ def check_noise(base: RunSamples) -> list[str]:
     if not found and base.processes > 1:
         raise InconclusiveError(f"{base.source}: has no results of copy, which shows how the machine changes; measure again with copy")
     gated = {key: finds for key, finds in found.items() if not why_advisory(median(medians[key]), device, base.cells[key])}
-    for limit, refused in ((LARGEST_MARGIN, True), (AMBIGUOUS_UP_TO, False)):
+    for limit, refused in ((LARGEST_MARGIN, True), (rules.margin + AMBIGUOUS_BEYOND, False)):
         noisy = sorted((key for key, finds in gated.items() if finds > limit), key=lambda key: -gated[key])
         if not noisy or (refused and len(noisy) <= rules.most_ambiguous * len(gated)):
             continue

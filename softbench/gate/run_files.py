@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from softbench.core.case import DO_BENCH, DTYPES, NAME, OPERATION, Direction, parse_op, valid_shape
@@ -142,7 +142,7 @@ def from_record(record: Record) -> CellSamples:
         return CellSamples(record.status.value, one_line(outcome.reason), grade)
     rounds: dict[int, dict[int, tuple[bool, RoundMedian]]] = {}
     for batch in outcome.timing.batches:
-        round_median = RoundMedian(batch.round, batch.position, positive(median(batch.samples_us)))
+        round_median = RoundMedian(batch.round, batch.position, *(positive(average(batch.samples_us)) for average in (median, fmean)))
         rounds.setdefault(batch.process, {})[batch.round] = batch.throttled, round_median  # the last batch of a repeated round counts
     processes = {}
     for process, medians in rounds.items():

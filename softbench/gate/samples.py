@@ -50,12 +50,14 @@ class CellKey(NamedTuple):
 
 
 class RoundMedian(NamedTuple):
-    """The median of one batch, with its round."""
+    """The median and the mean of one batch, with its round."""
 
     number: int
     position: int
     """The backend's place in the round's order."""
     median_us: float
+    mean_us: float = 0.0
+    """0 if it is not known, as in a baseline."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """The results of the gate's self-test: its false alarms, and the share of injected slowdowns that it finds.
 
-Each process set is one A/A repetition: it screens every case in one process pair, as `softbench gate --candidate` does. The next
-process sets are its fresh pairs. Repetitions share these sets, so the result also has the repetitions in which a cell seemed slower
-in the screening, which are independent.
+Each process set begins one A/A repetition, which judges every case as `softbench gate --candidate` does, in this set and the next ones.
+So repetitions share sets.
 
 Against a baseline, each run of unchanged code is an A/A family. A run is a sitting: its processes share the temperature and the clocks of
 that time, so more processes of one sitting do not show how sittings differ. Several runs show it.
@@ -11,7 +10,7 @@ that time, so more processes of one sitting do not show how sittings differ. Sev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
@@ -28,7 +27,7 @@ CASES_PER_INJECTION = 4
 """One case in four has an injected slowdown, because Holm's correction finds slowdowns of all cases more easily."""
 ALIKE = 0.01
 """A/A ratios within this fraction of 1 count as alike."""
-MIN_REPETITIONS = 1 + fresh_pairs.looks()[0].pairs
+MIN_REPETITIONS = fresh_pairs.PAIRS
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
 
@@ -76,7 +75,7 @@ class SelfTest:
     cells: int
     """Cases per repetition."""
     flagged: int
-    """A/A repetitions in which the screening alone found a cell beyond the margin."""
+    """A/A repetitions in which the first look found a cell beyond the margin."""
     alarms: int
     """A/A repetitions that ended with exit code 1."""
     passed: int
@@ -203,24 +202,24 @@ def _measured_slowdown(slow: CellSamples, reference: CellSamples) -> float:
 def _report_on(
     run: RunSamples, cases: Sequence[CellKey], reference: str, candidates: Sequence[str], sets: Sequence[int], i: int, rules: Rules
 ) -> tuple[bool, GateReport]:
-    """Screen repetition `i` with one candidate per case, and settle its undecided cells in the next sets.
+    """Judge repetition `i` with one candidate per case, in the sets from the `i`-th on.
 
-    Returns whether a cell seemed slower in the screening, and the report after the fresh pairs.
+    Returns whether a cell seemed slower in the first look, and the report after the last one.
     """
     chosen = dict(zip(cases, candidates, strict=True))
-    later = [sets[(i + step) % len(sets)] for step in range(1, len(sets))]
-    used = 0
+    ordered, used = [*sets[i:], *sets[:i]], 0
+    plan = [look for look in fresh_pairs.looks() if look.pairs <= len(sets)]
 
-    def fresh(cells: Sequence[CellKey], pairs: int) -> RunSamples:
+    def measured(cells: Iterable[CellKey], pairs: int) -> RunSamples:
         nonlocal used
         first, used = used, used + pairs
-        again = {cell.with_backend(reference): chosen[cell.with_backend(reference)] for cell in cells}
-        return replace(_select(run, again, reference, later[first:used]), runs=(f"fresh-{used}",))
+        some = {cell.with_backend(reference): chosen[cell.with_backend(reference)] for cell in cells}
+        return replace(_select(run, some, reference, ordered[first:used]), runs=(f"sets-{used}",))
 
-    report = paired.screen(_select(run, chosen, reference, [sets[i]]), CANDIDATE, reference, rules)
-    slower = any((verdict.ratio or 1) > 1 + rules.margin for verdict in fresh_pairs.undecided(report))
-    plan = [look for look in fresh_pairs.looks() if look.pairs <= len(later)]
-    return slower, fresh_pairs.settle(report, fresh, reference, plan)
+    first = measured(cases, plan[0].pairs)
+    report = fresh_pairs.compare(first, measured, CANDIDATE, reference, rules, plan[:1])
+    slower = any((verdict.ratio or 1) > 1 + rules.margin for verdict in report.verdicts if verdict.may_be_slower)
+    return slower, fresh_pairs.compare(first, measured, CANDIDATE, reference, rules, plan)
 
 
 def _select(run: RunSamples, chosen: Mapping[CellKey, str], reference: str, sets: Sequence[int]) -> RunSamples:

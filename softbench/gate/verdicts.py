@@ -48,8 +48,8 @@ SHORT_US = 10.0
 """Cells of shorter calls on a GPU are advisory: more than a tenth of their time is the events' (1.2 us on an H200)."""
 ADVISORY_UP_TO = 0.25
 """The largest slowdown that an advisory cell may have. A larger one is more than noise, so the cell is gated."""
-AMBIGUOUS_UP_TO = 0.10
-"""The largest slowdown that the interval of an ambiguous cell may reach (or the margin, if larger) before the run is inconclusive."""
+AMBIGUOUS_BEYOND = 0.05
+"""How far beyond the margin the interval of an ambiguous cell may reach, before the run is inconclusive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Verdict:
     covers: str = ""
     """What the interval covers."""
     n: str = ""
-    """The number of values, such as `10+3 processes` or `20 rounds`."""
+    """The number of values, such as `10+3 processes` or `6 process pairs`."""
     margin: float | None = None
     """The slowdown that passes, as a fraction; null if the cell was not tested."""
     p: float | None = None
@@ -108,7 +108,7 @@ class Verdict:
     @property
     def may_be_slow(self) -> bool:
         """True if the cell is ambiguous, and its interval allows a slowdown that must not pass."""
-        return self.gated and self.state is State.AMBIGUOUS and not self.up_to <= 1 + max(AMBIGUOUS_UP_TO, self.margin or 0)
+        return self.gated and self.state is State.AMBIGUOUS and not self.up_to <= 1 + (self.margin or 0) + AMBIGUOUS_BEYOND
 
     @property
     def may_be_slower(self) -> bool:
@@ -165,7 +165,9 @@ class GateReport:
         if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
             worst = max(slow, key=lambda verdict: verdict.up_to)
             known = f", new/old up to {worst.up_to:.3f}" if math.isfinite(worst.up_to) else ", no interval"
-            found = f"{text.count(len(slow), 'ambiguous cell')} may be more than {AMBIGUOUS_UP_TO:.0%} slower"
+            found = (
+                f"{text.count(len(slow), 'ambiguous cell')} may be more than {text.percent(self.rules.margin + AMBIGUOUS_BEYOND)} slower"
+            )
             return f"{found} ({worst.cell.backend} {worst.cell.case}{known})"
         if self._share_ambiguous() > self.rules.most_ambiguous:
             return (

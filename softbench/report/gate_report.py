@@ -144,7 +144,7 @@ def self_test(result: SelfTest) -> RenderableType:
     lines = [
         f"{result.reference} on {result.device_name}, margin {margin(result.margin)}, A/A repetitions of {count(result.cells, 'case')}",
         f"false alarms: {result.alarms} of {result.repetitions} A/A repetitions (at most {alarms_at_most:.2%}, with 95 % confidence); "
-        f"a cell beyond the margin in the screening alone: {result.flagged} (at most {flagged_at_most:.2%})",
+        f"a cell beyond the margin in the first look alone: {result.flagged} (at most {flagged_at_most:.2%})",
         f"ended with exit 0: {result.passed} of {result.repetitions} (at least {passed_at_least:.1%})",
         f"A/A ratios within 1 %: {result.within_1_percent} of {result.ratios} (calls over 10 us, all repetitions); "
         f"furthest: {result.furthest:.4f}",

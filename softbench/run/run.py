@@ -324,7 +324,8 @@ def execute(
 def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], *, keep: bool) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
-        scheduler.take([by_name[name] for name in names])
+        start_order = reversed(names) if scheduler.process % 2 else names  # so that starting first favours nobody
+        scheduler.take([by_name[name] for name in start_order])
         for case in plan.cases:
             cells = (scheduler.process, names, case)
             if kept.has(*cells):

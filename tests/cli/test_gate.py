@@ -273,7 +273,7 @@ BAD = {
     "versions and a file": (("gate", "run.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
     "no columns": (("gate", "--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
     "families without a self-test": (("gate", "--families", "5"), "--families goes with --self-test"),
-    "too few families": (("gate", "--self-test", "--families", "3"), "--families 3: must be from 4"),
+    "too few families": (("gate", "--self-test", "--families", "3"), "--families 3: must be from 6"),
     "a candidate of a self-test": (("gate", "--self-test", "--candidate", "torch"), "--candidate does not go with a self-test"),
     "an unknown backend to test": (("gate", "--self-test", "--reference", "troch", *SMALL), "troch"),
     "an unknown field": (("gate", "run.csv", "--baseline", "run.csv", "--allow-env-mismatch", "gpus"), "did you mean 'gpu'?"),

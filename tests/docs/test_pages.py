@@ -113,7 +113,7 @@ def test_readme_stays_a_front_page():
 
 PRINTED = {
     **{"gated cell": "gated cells", "advisory cell": "(advisory", "launch-bound": "advisory: launch-bound"},
-    **{"screening": "in the screening"},
+    **{"first look": "in the first look"},
     **{"ambiguous cell": "ambiguous cell", "undecided cell": "undecided cells", "outlying process": " outlying left out"},
     **{"A/A family": "A/A family", "false alarm": "false alarms: ", "fresh pair": "fresh process pair", "sitting": "between sittings"},
 }

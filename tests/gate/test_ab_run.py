@@ -11,7 +11,7 @@ from simulate_gate import MUST_NOT_PASS, NOISES, families
 
 from softbench.core.errors import InconclusiveError, UsageError
 from softbench.core.text import duration
-from softbench.gate import ab_run, fresh_pairs, next_step, paired, power
+from softbench.gate import ab_run, next_step, paired, power
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules, State
 from softbench.plan import estimate
@@ -58,8 +58,8 @@ def test_two_versions_of_one_file_are_measured_side_by_side(cli, versions):
     assert done.returncode in (0, 1, 3), done.stderr
     report = json.loads(done.stdout)
     assert [(verdict["backend"], verdict["case"]) for verdict in report["verdicts"]] == [("new", "forward-fp32-4x8")]
-    assert "fresh process pairs" in report["verdicts"][0]["n"]  # one pair of one cell decides nothing
-    assert done.stderr.count("plan: 12 rounds, 1 process pair") == 1
+    assert "process pairs" in report["verdicts"][0]["n"]
+    assert done.stderr.count("plan: all cells in 6 process pairs of 12 rounds") == 1
     assert done.stderr.index("plan: ") < done.stderr.index("over 1 case")
     assert not (cli.folder / "results" / "latest.csv").exists()
     assert (cli.folder / "results" / "gate" / "latest.csv").exists()
@@ -94,16 +94,16 @@ def slow(i):
 
 
 def test_a_regression_stands_if_fresh_processes_agree(tmp_path):
-    first = interleaved(dice(1), 10, slowdown=slow)
-    again = interleaved(dice(2), 10, slowdown=lambda i: 0.08 if i == 2 else 0, processes=3)
-    report, asked = compare(tmp_path, first, again)
+    report, asked = compare(
+        tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.02, slowdown=slow) for i, p in enumerate((6, 6, 12))]
+    )
     assert report.exit_code == 1
-    assert [v.cell.N for v in report.verdicts if v.fails] == [3]
-    assert {(3,), (6,)} < {sweep.N for sweep in asked[1].config["sweep"]}  # and same cells, which show the spread
-    assert len(asked[1].config["sweep"]) == fresh_pairs.SPREAD_CELLS
-    assert "8 cells measured again in 3 fresh process pairs" in report.notes[1]
+    fails = [v.cell.N for v in report.verdicts if v.fails]
+    assert set(fails) == {3, 6}
+    assert asked[1].flags["processes"] == 6
+    assert f"{len(asked[1].config['sweep'])} cells measured again in 6 fresh process pairs" in report.notes[1]
     step = next_step.after_pairs(report, "softbench gate --candidate new --N=3:4:1 --N 9 --processes=2", 2)
-    worst = "softbench gate --candidate new --M 4096 --N 3 --dtype bf16 --direction forward --processes 10"
+    worst = f"softbench gate --candidate new --M 4096 --N {fails[0]} --dtype bf16 --direction forward --processes 10"
     assert step == f"if the change is not intended, look at its worst cell alone: {worst}"
     assert step in gate_report.markdown(replace(report, next_step=step))
 
@@ -122,34 +122,22 @@ def half_faster(seed, *, processes, slower=()):
 
 @pytest.mark.parametrize("slower", [(), (10,)])
 def test_half_of_the_cells_may_be_much_faster(tmp_path, slower):
-    runs = [half_faster(seed, processes=3, slower=slower) for seed in (2, 3)]
-    report, asked = compare(tmp_path, *runs, processes=3, rounds=8)
-    again = {verdict.cell.N for verdict in report.verdicts if "fresh" in verdict.n}
-    assert (report.exit_code, len(asked)) == ((1, 2) if slower else (0, 1))
-    assert again == {i + 1 for i in slower}
-    assert {v.cell.N for v in report.verdicts if v.fails} == again
+    report, asked = compare(tmp_path, half_faster(2, processes=6, slower=slower), processes=6, rounds=8)
+    assert (report.exit_code, len(asked)) == ((1, 1) if slower else (0, 1))
+    assert {v.cell.N for v in report.verdicts if v.fails} == {i + 1 for i in slower}
     assert sum(v.state is State.FASTER for v in report.verdicts) == 100
-    assert all(len(request.config["sweep"]) <= fresh_pairs.SPREAD_CELLS for request in asked[1:])
-
-
-def test_one_process_pair_measures_faster_cells_again(tmp_path):
-    report, asked = compare(
-        tmp_path, *[interleaved(dice(i), 20, processes=p, slowdown=lambda i: -0.3 * (i == 4)) for i, p in ((1, 1), (2, 3))]
-    )
-    assert [(v.cell.N, v.n) for v in report.verdicts if v.state is State.FASTER] == [(5, "3 fresh process pairs")]
-    assert (report.exit_code, len(asked)) == (0, 2)
 
 
 def test_an_inconclusive_report_names_the_next_command(tmp_path):
-    report, asked = compare(tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.04) for i, p in enumerate((1, 3, 3, 6))])
-    assert (report.exit_code, [request.flags.get("processes", 1) for request in asked]) == (3, [1, 3, 3, 6])
+    report, asked = compare(tmp_path, *[interleaved(dice(i), 10, processes=p, process_sd=0.04) for i, p in enumerate((6, 6, 12))])
+    assert (report.exit_code, [request.settings().processes for request in asked]) == (3, [6, 6, 12])
     step = next_step.after_pairs(report, "softbench gate --candidate new --processes=2", 2)
     assert step.endswith(": softbench gate --candidate new --processes 10")
 
 
 def test_a_baseline_shows_how_much_processes_differ(tmp_path):
     base = interleaved(dice(4), 10, processes=10, process_sd=0.03)
-    answers = [interleaved(dice(i), 10, processes=p) for i, p in enumerate((1, 3))]
+    answers = [interleaved(dice(i), 10, processes=p) for i, p in enumerate((6, 6, 12))]
     report, asked = compare(tmp_path, *answers, base=base)
     assert (report.exit_code, len(asked)) == (0, 2)  # without the baseline one measurement is enough
     with pytest.raises(InconclusiveError, match="gpu was"):
@@ -157,20 +145,20 @@ def test_a_baseline_shows_how_much_processes_differ(tmp_path):
 
 
 def test_without_undecided_cells_there_is_one_measurement(tmp_path):
-    report, asked = compare(tmp_path, interleaved(dice(3), 10))
+    report, asked = compare(tmp_path, interleaved(dice(3), 10, processes=6))
     assert (report.exit_code, len(asked), next_step.after_pairs(report, "", 1)) == (0, 1, "")
 
 
 def test_the_plan_says_what_it_finds_and_its_time():
-    screening = make(("new", "old"), cases=300, rounds=20)
-    plan, seconds = ab_run.plan_text(screening, RULES), estimate.run_seconds(screening)
-    assert "20 rounds, 1 process pair, then undecided cells again in 3 to 12 fresh pairs; " in plan
-    assert f"; about {duration(seconds)}, and up to {duration(13 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
-    assert "finds a slowdown of 4% if" in plan
-    assert "; margin 0.5%; " in ab_run.plan_text(screening, Rules(margin=0.005))
-    found = power.found_in_pairs(RULES, fresh_pairs.looks(), 0.02)
-    assert f"{found:.0%} if processes differ by 2.0%" in plan
-    result = families(20, NOISES["tau 2 %"], 20, found + 0.01, 1, RULES.margin, seed=1)
+    first = make(("new", "old"), cases=300, rounds=10, processes=6)
+    plan, seconds = ab_run.plan_text(first, RULES), estimate.run_seconds(first)
+    assert "all cells in 6 process pairs of 10 rounds, then undecided ones again until they have 12 and 24 pairs; " in plan
+    assert f"; about {duration(seconds)}, and up to {duration(4 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
+    assert "finds a slowdown of 3.5% if" in plan
+    assert "; margin 0.5%; " in ab_run.plan_text(first, Rules(margin=0.005))
+    found = power.found_in_pairs(RULES, 24, 0.02)
+    assert f"{found:.1%} if processes differ by 2.0%" in plan
+    result = families(20, NOISES["tau 2 %"], 20, found + 0.003, 6, RULES.margin, seed=1)
     assert result.found >= 0.9 * result.slow
 
 
@@ -180,11 +168,11 @@ def test_a_plan_that_cannot_reject_is_refused_before_measuring(main, monkeypatch
     for mode in (("--candidate", "naive", "--reference", "torch"), ("--self-test",)):
         code, out, err = main("gate", *mode, *arguments)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "rounds can never show a regression, at least 6 are needed; use --rounds 20" in err
+        assert "rounds can never show a regression, at least 6 are needed; use --rounds 10" in err
 
 
 def test_fresh_pairs_measure_only_their_cases():
-    flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 12, "device": "cpu"}
+    flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 8, "device": "cpu"}
     asked = ab_run.ab_request(RunRequest({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
     assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
@@ -196,4 +184,4 @@ def test_fresh_pairs_measure_only_their_cases():
 
 
 def test_a_family_with_a_cell_that_is_wrong_on_both_sides_never_passes():
-    assert families(5, MUST_NOT_PASS["wrong twice"], 20, 0.0, 1, RULES.margin, seed=1).exits == {3: 5}
+    assert families(5, MUST_NOT_PASS["wrong twice"], 20, 0.0, 6, RULES.margin, seed=1).exits == {3: 5}

@@ -59,21 +59,21 @@ def test_power_is_counted_per_injected_cell_and_measured_slowdown(quiet):
 
 
 def test_a_larger_measured_slowdown_is_reported_as_measured():
-    found = self_test.analyse(self_test_samples(dice(2), 4, 4, realised={0.05: 0.12}), "torch", RULES)
+    found = self_test.analyse(self_test_samples(dice(2), 8, 4, realised={0.05: 0.12}), "torch", RULES)
     (level,) = found.power
     assert (level.injected, level.share) == (0.05, 1)
     assert level.measured == pytest.approx(0.12, abs=0.01)
 
 
 def test_only_a_copy_slower_in_all_processes_is_an_alarm():
-    once = self_test.analyse(self_test_samples(dice(3), 6, 8, realised={}, alarm={2}), "torch", RULES)
-    assert (once.flagged, once.alarms) == (1, 0)
+    once = self_test.analyse(self_test_samples(dice(3), 12, 8, realised={}, alarm={2}), "torch", RULES)
+    assert (once.flagged, once.alarms) == (6, 0)  # six repetitions have this set in their first look
     always = self_test.analyse(self_test_samples(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
     assert (always.alarms, always.passed, always.exit_code) == (6, 0, 1)
 
 
 def test_an_always_inconclusive_gate_fails_its_self_test():
-    noisy = self_test.analyse(self_test_samples(dice(4), 4, 8, realised={}, sigma=0.5), "torch", RULES)
+    noisy = self_test.analyse(self_test_samples(dice(4), 8, 8, realised={}, sigma=0.5), "torch", RULES)
     assert (noisy.alarms, noisy.exit_code) == (0, 1)
 
 
@@ -121,16 +121,16 @@ def test_the_expected_time_counts_sizes_and_injected_cases():
 def test_the_plan_is_announced_before_the_measurement(tmp_path, monkeypatch):
     """With a fake runner: repetitions are process sets, the sweep is the device's, and a written plugin makes the copies."""
     monkeypatch.setattr(runner, "dry_run", looked)
-    measure = Answers(tmp_path, self_test_samples(dice(8), 4, 4))
+    measure = Answers(tmp_path, self_test_samples(dice(8), 6, 4))
     given = RunRequest({}, {}, False, tmp_path / "out", False, "", "")
-    run = measuring.measure_repetitions(measure, given, "torch", 4, measure.asked.append)
+    run = measuring.measure_repetitions(measure, given, "torch", 6, measure.asked.append)
     plan, asked = measure.asked
-    assert "4 A/A repetitions of 20 cases, each in fresh processes" in plan
-    assert "in the 5 cases of most bytes beside injected slowdowns of 3%, 5%, 8%; 20 rounds" in plan
-    assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (20, 20, False)
+    assert "6 A/A repetitions of 20 cases, each in fresh processes" in plan
+    assert "in the 5 cases of most bytes beside injected slowdowns of 3%, 5%, 8%; 10 rounds" in plan
+    assert (asked.config["rounds"], asked.config["max_rounds"], asked.config["yardstick"]) == (10, 10, False)
     assert "about " in plan
     assert asked.flags["backends"] == ("torch", "torch+0", "torch+0.03", "torch+0.05", "torch+0.08")
-    assert self_test.analyse(run, "torch", RULES).repetitions == 4
+    assert self_test.analyse(run, "torch", RULES).repetitions == 6
     (source,) = [source for source in origins(asked.flags["plugins"]) if source.kind == "file"]
     backends = load(source)
     assert [backend.name for backend in backends] == list(asked.flags["backends"][1:])
@@ -146,10 +146,10 @@ def test_a_configurations_fixed_rounds_count_and_a_range_does_not(tmp_path, monk
     for file in ({"sweep": shapes, "rounds": 13, "max_rounds": 13}, {"sweep": shapes, "rounds": 3, "max_rounds": 6}):
         request = RunRequest(file, {}, False, tmp_path / "out", True, "", "")
         measuring.measure_repetitions(measure, request, "torch", 3, measure.asked.append)
-    assert [asked.config["rounds"] for asked in measure.asked[1::2]] == [13, 20]
+    assert [asked.config["rounds"] for asked in measure.asked[1::2]] == [13, 10]
     assert all(asked.resume and asked.config["sweep"] == shapes for asked in measure.asked[1::2])
     (note,) = ab_run.rounds_notes(request)
-    assert note.startswith("20 rounds, which all backends share, instead of the configuration's 3 to 6")
+    assert note.startswith("10 rounds, which all backends share, instead of the configuration's 3 to 6")
     assert ab_run.rounds_notes(replace(request, flags={"rounds": 30, "max_rounds": 30})) == []
     assert ab_run.rounds_notes(replace(request, config={})) == []
 

@@ -24,7 +24,7 @@ class Kept:
     """A run that has the cells of some sets of processes."""
 
     def __init__(self, sets):
-        self.sets, self.added = sets, []
+        self.sets, self.added, self.names = sets, [], []
 
     def keep_log(self, label, text):
         """Nothing fails here that has a log."""
@@ -34,6 +34,7 @@ class Kept:
 
     def add(self, process, records):
         self.added.append(process)
+        self.names.append([record.backend for record in records])
 
 
 @pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])
@@ -72,6 +73,7 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
         {},
     )
     assert kept.added == [0, 1, 3]
+    assert kept.names == [["copy", "a", "b"], ["b", "a", "copy"], ["b", "a", "copy"]]  # no backend always starts first
     assert (pace.done, pace.cells) == (4 * 3, 4 * 3)
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
 

@@ -47,7 +47,7 @@ def listed(value):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [([], (5, 6, 6)), (["--processes", "3"], (3, 6, 6)), (["--rounds", "12", "--processes", "1"], (1, 12, 12))]
+    ("given", "expected"), [([], (6, 6, 6)), (["--processes", "3"], (3, 6, 6)), (["--rounds", "12", "--processes", "1"], (1, 12, 12))]
 )
 def test_options_of_the_user_replace_those_of_the_tool(main, monkeypatch, tmp_path, given, expected):
     """The command of the tool reaches the gate, which judges a request with these settings."""
