@@ -22,18 +22,19 @@ MAY_IMPORT = {
     "backends": "core plugins ops kernels",
     "processes": "core plugins ops",
     "plan": "core plugins ops",
-    "worker": "core plugins ops kernels",
+    "problems": "core plugins ops",
+    "worker": "core plugins ops problems kernels",
     "run": "core plugins ops results processes plan kernels",
     "gate": "core plugins ops results plan run",
     "report": "core plugins ops results plan gate run",
-    "judge": "core plugins ops processes worker",
+    "judge": "core plugins ops problems processes worker",
     "api": "core plugins ops results plan gate run report",
     "cli": "core plugins ops results plan gate run report",
 }
 """A package imports from itself and from these."""
 KERNELS_MAY_IMPORT = {"common": "", "cuda": "common", "triton": "common", "automatic": "common cuda triton"}
 """The same of the packages in kernels/, which import nothing of softbench/."""
-TORCH = {"ops", "backends", "worker", "judge"}
+TORCH = {"ops", "backends", "problems", "worker", "judge"}
 """Packages whose modules run in workers or in the judge's process; the parent process never imports torch."""
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}
 

@@ -50,7 +50,15 @@ def of_setting(one: Setting) -> Any:
     complete = (completion.several if get_origin(one.kind) is list else completion.one)(words) if one.words else None
     return Annotated[
         one.kind | None,
-        option(one.panel, one.option_help, one.flag, default=one.shown_default, metavar=one.metavar or _choice(one), complete=complete),
+        option(
+            one.panel,
+            one.option_help,
+            one.flag,
+            *one.also,
+            default=one.shown_default,
+            metavar=one.metavar or _choice(one),
+            complete=complete,
+        ),
     ]
 
 
@@ -98,6 +106,7 @@ Operation = Annotated[
         WHAT,
         "The operation, by name or by Python file; softbench list --ops shows the names.",
         "--op",
+        "--problem",
         complete=completion.one(completion.fixed(*AXES["op"].words)),
     ),
 ]

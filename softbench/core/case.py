@@ -266,3 +266,5 @@ class Case:
 
 
 YARDSTICK = "copy"
+REFERENCE = "reference"
+"""The reference of a problem as a backend."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from msgspec import Meta, Struct
 
-from softbench.core.case import DO_BENCH, Case, Direction
+from softbench.core.case import DO_BENCH, Case, Direction, Value
 from softbench.core.inspection import Inspection
 from softbench.core.json import JsonObject, from_json
 from softbench.core.machine import Machine
@@ -168,9 +168,11 @@ class ProbeMachine(Request[Probed], frozen=True, tag="probe"):
 
 
 class LoadOperation(Request[Described], frozen=True, tag="operation"):
-    """Import a user's operation, and test it on a small case."""
+    """Import a user's operation, and test it on a small case; or a problem, and follow the shapes of its cases."""
 
     file: str
+    cases: tuple[dict[str, Value], ...] = ()
+    """Values of parameters of a problem, each a case. Without them, its own cases count."""
 
 
 class LoadSource(Request[Loaded], frozen=True, tag="load"):

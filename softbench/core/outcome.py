@@ -27,6 +27,10 @@ class Grade(StrEnum):
     """The class of an output (`softbench.ops.check`)."""
 
     PASS = "pass"
+    SAMPLED = "sampled"
+    """A pass by the sampled bound of a problem: what its reference loses, times a factor."""
+    TOLERANCE = "tolerance"
+    """Beyond the sampled bound, and within the problem's own tolerance."""
     LOW_PRECISION = "low-precision"
     """Intermediates were rounded to 16 bits, or in float32 the terms of the exponent."""
     FINITE_ONLY = "finite-only"
@@ -38,7 +42,9 @@ class Grade(StrEnum):
     """The float64 reference could not be computed; no bandwidth is published."""
 
 
-LIMITED = frozenset({Grade.LOW_PRECISION, Grade.FINITE_ONLY})
+PASSES = frozenset({Grade.PASS, Grade.SAMPLED})
+"""Grades of outputs within the bound."""
+LIMITED = frozenset({Grade.LOW_PRECISION, Grade.FINITE_ONLY, Grade.TOLERANCE})
 """Grades whose results are published with a mark."""
 
 

@@ -21,7 +21,7 @@ from softbench.core.case import Case
 from softbench.core.json import JsonObject
 from softbench.core.machine import free_memory
 from softbench.core.messages import BuildCase, ConfineProcess, LoadOperation, Skip
-from softbench.core.outcome import Grade, Status
+from softbench.core.outcome import PASSES, Grade, Status
 from softbench.core.statistics import median_interval
 from softbench.core.text import one_line, size
 from softbench.judge import challenge
@@ -186,7 +186,7 @@ class Judge:
             if gpu_us > most_us:
                 raise EndedError(Status.UNVERIFIED, "time: the GPU was busy between the calls of the judge")
             us, accuracy = plugin.challenge(drawn)
-            if not found.grade or accuracy.grade is not Grade.PASS:
+            if not found.grade or accuracy.grade not in PASSES:
                 found.grade = accuracy.grade.value
             if accuracy.grade in REFUSED:
                 raise EndedError(Status(accuracy.grade.value), accuracy.detail)

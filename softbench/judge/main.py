@@ -89,10 +89,10 @@ def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
             raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
         os.environ.update(session.environment)
         from softbench.judge.judgement import Judge  # torch sees the session's device only
-        from softbench.ops import user_file
+        from softbench.problems.load import load
 
         for file in request.operations:
-            user_file.load(file)
+            load(file)
         yield session, Judge(session.pool, session.environment, readable_folders(), request.timeout)
 
 

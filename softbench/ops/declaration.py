@@ -146,7 +146,9 @@ def from_json(data: JsonObject) -> Operation:
     found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]), presets=presets)
     found = replace(found, scores=bool(data["scores"]), causal=tuple(data["causal"]), whole=whole)
     cases = [_case_from_json(one) for one in data["cases"]]
-    found = replace(found, cases={case.extent: case for case in cases}, case_dtypes=tuple(map(str, data["case_dtypes"])))
+    found = replace(
+        found, cases={case.extent: case for case in cases}, case_dtypes=tuple(map(str, data["case_dtypes"])), solution=str(data["solution"])
+    )
     validate(found)
     return found
 

@@ -180,6 +180,8 @@ class Operation:
     """The cases of a problem. M and N are those of its first tensor, or parameters of these names."""
     case_dtypes: tuple[str, ...] = tuple(DTYPES)
     """The dtypes of its cases."""
+    solution: str = ""
+    """What a plugin file may call its function or class, beside the operation's name."""
 
     def __hash__(self) -> int:
         """Of the name, as a mapping has no hash."""

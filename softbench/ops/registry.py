@@ -38,6 +38,11 @@ def declarations() -> tuple[str, ...]:
     return tuple(f"{name}({inner})" if inner else name for name, inner in parameters.items())
 
 
+def solutions() -> dict[str, str]:
+    """By the name of a problem: what a plugin file may call its function or class."""
+    return {name: found.solution for name, (found, _) in _added.items() if found.solution}
+
+
 def files() -> tuple[str, ...]:
     """The files of the users' operations."""
     return tuple(file for _, file in _added.values())

@@ -25,13 +25,12 @@ SMALL = (32, 48)
 """M and N of the case on which the reference and the bound are tried."""
 
 
-def load(path: str) -> Operation:
-    """Import a file, test what it defines on a small case, and make its operation known in this process.
+def load(path: str, module: ModuleType) -> Operation:
+    """Test what the module of a file defines on a small case, and make its operation known in this process.
 
     Raises:
         UsageError: it defines no valid operation, or its bound accepts zeros. Exceptions of the file's own code pass through.
     """
-    module = _imported(Path(path))
     operation, values = getattr(module, "OPERATION", None), getattr(module, "NUMERICS", None)
     if not isinstance(operation, Operation):
         raise UsageError("defines no OPERATION of the type softbench.ops.operation.Operation")
@@ -116,7 +115,8 @@ def _require_separate_rows(
             raise UsageError(f"{where}: a row of the reference depends on other rows; softbench compares rows in parts")
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
+    """The module of a file. Raises UsageError if it is no Python file; exceptions of its own code pass through."""
     spec = importlib.util.spec_from_file_location(f"softbench_operation_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise UsageError("is not a Python file")

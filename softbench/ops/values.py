@@ -78,6 +78,10 @@ class Values(ABC):
         """True if -inf in the first input masks elements: such a row may be NaN in the class `finite-only`."""
         return True
 
+    def accepted(self, case: Case, given: Tensors) -> str:
+        """Which output that computes nothing the bound accepts for these inputs, in words; empty if it rejects all."""
+        return ""
+
     def adapted(self, case: Case, call: Callable[..., object], *, yardstick: bool) -> Callable[..., object]:
         """A backend's callable as one of the tensors of the pass, which returns those of its outputs. `yardstick`: it is one already."""
         return call

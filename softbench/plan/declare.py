@@ -48,6 +48,8 @@ class Setting:
     words: str | tuple[str, ...] = ()
     """The words that the shell completes, or the name of the function in `softbench.cli.completion` that finds them."""
     commands: tuple[str, ...] = EVERY
+    also: tuple[str, ...] = ()
+    """Other names of the option."""
 
     @property
     def flag(self) -> str:

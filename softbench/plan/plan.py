@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING
 
-from softbench.core.case import CPU_TIMER, MAX_CELLS, TIMERS, Case
+from softbench.core.case import CPU_TIMER, MAX_CELLS, REFERENCE, TIMERS, Case
 from softbench.core.errors import UsageError
 from softbench.core.json import JsonObject
 from softbench.core.machine import Gpu, Machine, unit_of
@@ -207,6 +207,8 @@ def _with_reference(settings: Settings, infos: Sequence[BackendInfo], *, asked: 
     names = [info.name for info in infos]
     if settings.relative_to in names:
         return settings
+    if REFERENCE in names and not asked:
+        return replace(settings, relative_to=REFERENCE)
     if asked:
         raise UsageError(f"--relative-to: {unknown(settings.relative_to, names, 'backend')}")
     return replace(settings, relative_to="")

@@ -61,8 +61,10 @@ class Sweep:
     op: tuple[str, ...] = axis(
         (OPERATION,),
         parse_operations,
-        "Operations, by name or Python file; softbench list --ops has the names.",
+        "Operations, by name or Python file; softbench list --ops has the names. "
+        "Also problems: FILE.py, or kernelbench:FILE.py[,SOLUTION.py].",
         words=BUILT_IN,
+        also=("--problem",),
         commands=EVERY,
     )
     set: tuple[Given, ...] = axis(
@@ -147,12 +149,15 @@ def _cases(sweeps: tuple[Sweep, ...], device: str, operations: tuple[Operation, 
         for op in ops:
             require_passes(op, sweep.direction)
             require_dtypes(op, sweep.dtype)
+            if (there := operation(op)).whole:
+                own = product((dtype for dtype in sweep.dtype if dtype in there.dtypes), there.cases)
+                found |= dict.fromkeys(Case(M, N, dtype, Direction.FORWARD, device, text, shape) for dtype, (text, M, N, shape) in own)
+                continue
             extents = tuple(sweep.extents(op))
             if operation(op).scores:
                 extents = tuple(_of_scores(op, *one) for one in extents)
             elif any(shape for _, _, shape in extents) and not operation(op).any_dim:
                 raise UsageError(f"--shape: {op} takes (M, N) tensors only; give --M and --N, or a shape of two sizes")
-            there = operation(op)
             directions = [direction for direction in sweep.direction if direction in there.passes]
             dtypes = [dtype for dtype in sweep.dtype if dtype in there.dtypes]
             for direction, dtype, (M, N, shape) in product(directions, dtypes, extents):

@@ -11,12 +11,12 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Protocol, cast
 
 from softbench.core.case import NAME, OPERATION, Case, Direction
@@ -32,11 +32,13 @@ Functions = dict[tuple[str, Direction], Call]
 """Functions by operation and direction."""
 
 
-def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tuple[Backend, ...]:
+def load(
+    origin: PluginSource, operations: Sequence[str] = (OPERATION,), solutions: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Backend, ...]:
     """Import the backends of a plugin source. This runs the plugin's code, so only workers call it.
 
     `operations` are all operations, each with its parameters as in `softmax(scale)`. Their names are those of the functions that make a
-    backend of a file without one.
+    backend of a file without one. `solutions` are other names of such functions or classes, by operation.
 
     An entry point names one Backend or a list. A file has them under the name `backend` or `backends`, or it has functions only. A source
     may also be one function.
@@ -49,11 +51,12 @@ def load(origin: PluginSource, operations: Sequence[str] = (OPERATION,)) -> tupl
         offered = given_function(_import(origin), origin.function, origin.label, operations)
     elif origin.kind == FILE:
         module = _import(origin)
-        names = [operation.partition("(")[0] for operation in operations]
-        offered = getattr(module, "backends", None) or getattr(module, "backend", None) or from_functions(module, origin.label, names)
+        offered = getattr(module, "backends", None) or getattr(module, "backend", None)
+        offered = offered or from_functions(module, origin.label, operations, solutions)
         if offered is None:
+            functions = " or ".join(f"`{name}`" for name in dict.fromkeys((OPERATION, *solutions.values())))
             raise UsageError(
-                f"its `backend` or `backends` is missing or empty, and it has no function `{OPERATION}`; name a function as FILE:FUNCTION"
+                f"its `backend` or `backends` is missing or empty, and it has no function {functions}; name a function as FILE:FUNCTION"
             )
     else:
         offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
@@ -174,9 +177,9 @@ def _libraries(module: ModuleType) -> list[_Library]:
 class FunctionBackend:
     """Functions of a file."""
 
-    def __init__(self, name: str, functions: Functions, summary: str, module: ModuleType) -> None:
+    def __init__(self, name: str, functions: Functions, operations: Sequence[str], summary: str, module: ModuleType) -> None:
         self.name, self.functions, self.summary, self.libraries = name, functions, summary, _libraries(module)
-        self.operations = tuple(dict.fromkeys(op for op, _ in functions))
+        self.operations = tuple(dict.fromkeys(operations))
 
     def available(self) -> str | None:
         """Why the file's CUDA libraries cannot be built here. Whether a function can run otherwise shows when it is called."""
@@ -188,7 +191,7 @@ class FunctionBackend:
 
     def supports(self, case: Case) -> str | None:
         """None if the file has the function of the operation and direction."""
-        if (case.op, case.direction) in self.functions:
+        if (case.operation, case.direction) in self.functions:
             return None
         if case.direction not in SUFFIXES:
             return "its file defines no backend, only functions"
@@ -196,18 +199,26 @@ class FunctionBackend:
 
     def prepare(self, case: Case) -> Call:
         """The function as it is."""
-        return self.functions[case.op, case.direction]
+        return self.functions[case.operation, case.direction]
 
 
-def from_functions(module: ModuleType, name: str, operations: Sequence[str]) -> Backend | None:
-    """The backend of a file's own functions; None if none has the name of an operation. Imported functions do not count."""
-    named = {(op, way): getattr(module, op + suffix, None) for op in operations for way, suffix in SUFFIXES.items()}
+def from_functions(
+    module: ModuleType, name: str, operations: Sequence[str], solutions: Mapping[str, str] = MappingProxyType({})
+) -> Backend | None:
+    """The backend of a file's own functions; None if none has the name of an operation. Imported functions do not count.
+
+    A function of one of the `solutions` takes all parameters, as the tensors show them.
+    """
+    declared = {operation.partition("(")[0]: operation for operation in operations}
+    named = {(op, Direction.FORWARD): getattr(module, other, None) for op, other in solutions.items()}
+    named |= {(op, way): found for op in declared for way, suffix in SUFFIXES.items() if (found := getattr(module, op + suffix, None))}
     own = {key: found for key, found in named.items() if callable(found) and getattr(found, "__module__", "") == module.__name__}
     functions = {(op, way): found for (op, way), found in own.items() if {(op, Direction.FORWARD), (op, Direction.FUSED)} & own.keys()}
     if not functions:
         return None
     first = next(iter(functions.values()))
-    return FunctionBackend(name, functions, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0], module)
+    taken = [declared[op] if op in solutions else op for op, _ in functions]
+    return FunctionBackend(name, functions, taken, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0], module)
 
 
 class GivenFunction:

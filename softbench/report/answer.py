@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from softbench.core.case import CaseKey, pass_name
-from softbench.core.outcome import FAILURES, LIMITED, UNTRIED, Grade, Status
+from softbench.core.outcome import FAILURES, LIMITED, PASSES, UNTRIED, Grade, Status
 from softbench.core.text import count, percent, ratio
 from softbench.report.standings import Standing
 from softbench.results.columns import DOUBTFUL, LABELS, Row, grouped
@@ -203,7 +203,7 @@ def _correct(rows: Sequence[Row], where: _Places) -> Line | None:
         return None
     bad = grouped((row for row in tried if row.status in NOT_RIGHT), lambda row: row.status)
     limited = grouped((row for row in tried if row.grade in LIMITED and row.status not in NOT_RIGHT), lambda row: row.grade)
-    right = sum(row.grade == Grade.PASS and row.status not in NOT_RIGHT for row in tried)
+    right = sum(row.grade in PASSES and row.status not in NOT_RIGHT for row in tried)
     texts = [f"{what}: {_cells(some, where)}" for what, some in [*bad.items(), *limited.items()]]
     cells = f"{right} of {count(len(tried), 'cell')}" if right < len(tried) else f"{'all ' * (right > 1)}{count(right, 'cell')}"
     return Line("correct", "; ".join([f"{cells} within the bound", *texts]), "red" if bad else "")

@@ -8,15 +8,24 @@ from statistics import median
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from softbench.core.outcome import Grade
+from softbench.core.outcome import PASSES, Grade
 from softbench.core.text import count
 from softbench.report import rich_tables
 from softbench.report.markup import TestSuite, outcome
 from softbench.results.columns import grouped
 from softbench.run.check import BAD, FAILED, SKIPPED, CheckReport, Finding
 
-SIGNS = {"pass": ".", "low-precision": "~", "wrong": "X", "failed": "!", "unverified": "?", "skipped": "-"}
-STYLES = {"low-precision": "yellow", "wrong": "bold red", "failed": "bold red", "skipped": "dim"}
+SIGNS = {
+    "pass": ".",
+    "sampled": ".",
+    "low-precision": "~",
+    "tolerance": "~",
+    "wrong": "X",
+    "failed": "!",
+    "unverified": "?",
+    "skipped": "-",
+}
+STYLES = {"low-precision": "yellow", "tolerance": "yellow", "wrong": "bold red", "failed": "bold red", "skipped": "dim"}
 
 
 def table(findings: Sequence[Finding]) -> RenderableType:
@@ -53,9 +62,9 @@ def _counts(findings: Sequence[Finding], names: Sequence[str]) -> list[Text]:
         tally = ", ".join(
             f"{sum(f.verdict == verdict for f in own)} {verdict}" for verdict in SIGNS if any(f.verdict == verdict for f in own)
         )
-        worst = max((f.worst for f in own if f.worst is not None and f.verdict == Grade.PASS), default=None)
+        worst = max((f.worst for f in own if f.worst is not None and f.verdict in PASSES), default=None)
         largest = "" if worst is None else f"; passes have at most {worst:.2f} of the bound"
-        passing = [f for f in own if f.verdict == Grade.PASS and f.ulp is not None]
+        passing = [f for f in own if f.verdict in PASSES and f.ulp is not None]
         metrics = (("ULP", "ulp"), ("in the row sum", "row_sum"), ("in the Frobenius norm", "frobenius"))
         medians = [f"{median(getattr(f, key) for f in passing):.3g} {what}" for what, key in metrics] if passing else []
         lines.append(Text(f"{name}: {tally}{largest}" + (f" (medians: {', '.join(medians)})" if medians else "")))

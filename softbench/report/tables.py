@@ -38,6 +38,7 @@ OTHER_LINES, HEAD_LINES = 14, 4
 """Lines of a terminal that the answer and the notes take, and those around each table."""
 MIN_WRAPPED = 30
 FINITE_ONLY = "finite-only: NaN in rows that hold -inf"
+TOLERANCE = "tolerance: within the problem's own tolerance only"
 STARTED = re.compile(r"\brun-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)\d\d")
 LEGEND = {matrix.WINS: "* fastest", matrix.TIES: "= ties for the fastest", "!": "! doubtful"}
 
@@ -146,6 +147,9 @@ def _legend(rows: Sequence[Row], signs: str) -> Text | None:
     """What the signs mean; without signs what the classes mean."""
     low = {row.dtype for row in rows if row.grade == Grade.LOW_PRECISION and row.gbps}
     limits = ["low-precision" + (": rounds intermediates to 16 bits" if low - {"fp32"} else "")] if low else []
+    limits += (
+        ["tolerance: within the problem's own tolerance only"] if any(row.grade == Grade.TOLERANCE and row.gbps for row in rows) else []
+    )
     limits += [FINITE_ONLY] if any(row.grade == Grade.FINITE_ONLY and row.gbps for row in rows) else []
     texts = [meaning for sign, meaning in LEGEND.items() if sign in signs]
     texts += [f"{'~ ' if signs else ''}{limit}" for limit in limits if "~" in signs or not signs]
@@ -209,7 +213,11 @@ def _span(rows: Sequence[Row]) -> str:
 
 def _limited(rows: Sequence[Row]) -> list[Text]:
     """A line per backend that is finite-only, or of low precision in fp32, with the reason of its worst cell."""
-    told = [row for row in rows if row.grade == Grade.FINITE_ONLY or (row.grade == Grade.LOW_PRECISION and row.dtype == "fp32")]
+    told = [
+        row
+        for row in rows
+        if row.grade in (Grade.FINITE_ONLY, Grade.TOLERANCE) or (row.grade == Grade.LOW_PRECISION and row.dtype == "fp32")
+    ]
     limited = grouped((row for row in told if row.status == Status.OK and row.reason), lambda row: (row.backend, row.grade))
     worst = {which: max(some, key=lambda row: row.error_over_bound or 0) for which, some in limited.items()}
     return [Text(f"{name}: {grade} ({_span(some)}): {worst[name, grade].reason}") for (name, grade), some in limited.items()]

@@ -47,7 +47,7 @@ class Row:
     status: str
     """`ok`, `wrong`, `failed`, `timeout`, `oom`, `unverified`, `checked` (not timed), `skipped` or `unavailable`. Only `ok` has times."""
     grade: str
-    """`pass`, `low-precision`, `finite-only`, `yardstick`, `wrong` or `unverified`; empty without a check."""
+    """`pass`, `sampled`, `low-precision`, `finite-only`, `tolerance`, `yardstick`, `wrong` or `unverified`; empty without a check."""
     reason: str
     """Why the status is not `ok`, why the class is not `pass`, or why there is no device time."""
     median_us: float | None

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+from softbench.core.case import REFERENCE, YARDSTICK, Value
 from softbench.core.errors import UsageError
 from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation
+from softbench.core.text import unknown
 from softbench.ops import registry
 from softbench.ops.declaration import from_json
-from softbench.plan.grammar import DEFAULTS, parse_operation, parse_parameters, split
-from softbench.plan.settings import PHASES
+from softbench.ops.operation import Operation
+from softbench.plan.grammar import DEFAULTS, parse_axis, parse_operation, parse_parameters, split
+from softbench.plan.settings import PHASES, Settings
+from softbench.plugins.source import PluginSource, origins
 from softbench.processes.worker_pool import Lost, Pool
 
+FORMATS = {"kernelbench": "ModelNew"}
+"""The formats of problem files that a word may name in front, and what their solutions are called."""
+BASELINES = PluginSource("entry point", REFERENCE, "softbench.problems.baselines:backends", "softbench")
+"""Where the reference of a problem and torch.compile of it come from."""
+Cases = Sequence[Mapping[str, Value]]
+"""Values of a problem's parameters, each a case."""
 
-def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES["import"]) -> list[str] | None:
+
+def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES["import"], cases: Cases = ()) -> list[str] | None:
     """The values of `--op` with the name of its operation in place of each Python file. None stays None.
 
     Args:
         given: names, or files that end in `.py`; each may be a list with commas.
         at: the flag or the key of a configuration, for errors.
         seconds: the deadline for one file.
+        cases: those of problems that the user asks for; without them a problem's own count.
 
     Raises:
         UsageError: a file has no valid operation.
     """
     if given is None:
         return None
-    words = [word for text in given for word in split(text)]
+    words = [word.removeprefix(f"{_format(word, at)}:") for text in given for word in split(text)]
     found = {word: registry.of_file(str(Path(word).resolve())) for word in words if word.endswith(".py")}
+    found = {word: "" if name and cases and registry.declared(name).whole else name for word, name in found.items()}
     if files := [file for file, known in found.items() if not known]:
         with Pool() as pool:
-            found |= {file: _read(pool, file, at, seconds) for file in files}
+            found |= {file: _read(pool, file, at, seconds, cases) for file in files}
     return [found.get(word, word) for word in words]
 
 
@@ -40,12 +55,66 @@ def name(given: str, parameters: Sequence[str] | None = None) -> str:
     return parse_operation(",".join(names([given]) or ()), "--op", parse_parameters(parameters, "--set") if parameters else DEFAULTS)
 
 
-def _read(pool: Pool, file: str, at: str, seconds: float) -> str:
+def problems(ops: Sequence[str]) -> list[Operation]:
+    """The problems among operations."""
+    return [found for op in ops if op in registry.names() and (found := registry.declared(op)).whole]
+
+
+def with_solutions(given: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The operations and problems among words, and the solutions: what follows `FORMAT:FILE` up to the next one."""
+    found: tuple[list[str], list[Path]] = [], []
+    after = False
+    for word in (word for text in given for word in split(text)):
+        named = bool(_format(word, "--problem"))
+        if after and not named:
+            found[1].append(Path(word))
+        else:
+            found[0].append(word)
+        after = after or named
+    return found
+
+
+def _format(word: str, at: str) -> str:
+    """The format that a word names in front; empty without one. Raises UsageError for an unknown one."""
+    name, colon, _ = word.partition(":")
+    if not colon or "(" in name:
+        return ""
+    if name not in FORMATS:
+        raise UsageError(f"{at} {word}: {unknown(name, (*FORMATS,), 'format of problems')}")
+    return name
+
+
+def baselines() -> tuple[PluginSource, ...]:
+    """The source of the reference backends, if a problem is known."""
+    return (BASELINES,) if problems(registry.names()) else ()
+
+
+def cases_of(given: Mapping[str, Any]) -> list[dict[str, Value]]:
+    """The cases of a problem that options ask for: `--set` with each `--M` and `--N`. Raises UsageError for an invalid one."""
+    sets = parse_parameters(given["set"], "--set") if given.get("set") else ((),)
+    sizes = [[(axis, size) for size in parse_axis(",".join(given[axis]), f"--{axis}")] for axis in ("M", "N") if given.get(axis)]
+    found = [{**dict(one), **dict(chosen)} for one in sets for chosen in product(*sizes)]
+    return [case for case in found if case]
+
+
+def sources(settings: Settings) -> tuple[PluginSource, ...]:
+    """Every plugin source of a command, with the reference of its problems. Raises as `softbench.plugins.source.origins`.
+
+    No backend of softbench's own but the yardstick has a problem, so a run of problems alone loads no other.
+    """
+    found = (*origins(settings.plugins), *baselines())
+    ops = {op for sweep in settings.sweep for op in sweep.op}
+    if not ops or len(problems(sorted(ops))) < len(ops):
+        return found
+    return tuple(source for source in found if not source.own or source.label in (YARDSTICK, REFERENCE))
+
+
+def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"{at} {file}: no such file")
     worker = pool.spawn("operation")
-    reply = pool.ask(worker, LoadOperation(str(path.resolve())), seconds, "import")
+    reply = pool.ask(worker, LoadOperation(str(path.resolve()), tuple(map(dict, cases))), seconds, "import")
     pool.discard(worker)
     if isinstance(reply, Failure | Lost):
         raise UsageError(f"{at} {file}: {reply.reason}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from softbench import __version__
+from softbench.core.errors import UsageError
 from softbench.core.json import JsonObject, from_json, to_json
 from softbench.plan.config_file import DEFAULT_CONFIG, load
 from softbench.plan.deal import Shard, parse_shard
@@ -78,15 +79,32 @@ def requested(
         UsageError: a setting is invalid, a plugin is not Python, or the configuration does not exist.
     """
     flags = flags_of({name: value for name, value in given.items() if name != "config"})
-    layer = load(given["config"], operations.names) if given.get("config") is not None else {}
+    layer = load(given["config"], operations.names) if given.get("config") is not None else _of_problems(flags)
     part = parse_shard(shard) if shard is not None else None
     require_python({**layer, **flags}.get("plugins", ()))
     return RunRequest(layer, flags, quick, output, resume or retry_failed, command_line(command), __version__, part, retry_failed)
 
 
 def flags_of(given: Mapping[str, Any]) -> Layer:
-    """The settings that the command line gives; an operation may be a Python file. Raises UsageError for an invalid one."""
-    return from_flags({**given, "op": operations.names(given.get("op"))})
+    """The settings that the command line gives; an operation may be a file, and a problem too. Raises UsageError for an invalid one."""
+    if not given.get("op"):
+        return from_flags(given)
+    ops, solutions = operations.with_solutions(given["op"])
+    names = operations.names(ops, cases=operations.cases_of(given)) or []
+    flags = {**given, "op": names} | ({"plugins": [*(given.get("plugins") or ()), *solutions]} if solutions else {})
+    if len(operations.problems(names)) < len(names):
+        return from_flags(flags)
+    if shapes := [name for name in ("shape", "dim") if flags.get(name)]:
+        raise UsageError(f"--{shapes[0]}: the shapes of a problem follow from its parameters; set them with --M, --N and --set")
+    return from_flags({name: value for name, value in flags.items() if name not in ("M", "N", "set")})
+
+
+def _of_problems(flags: Layer) -> Layer:
+    """A sweep over the cases of the problems, if the flags name nothing else."""
+    names = flags.get("op", ())
+    found = operations.problems(names)
+    dtypes = tuple(dict.fromkeys(one.case_dtypes[0] for one in found))
+    return {"sweep": (Sweep(op=names, dtype=dtypes),)} if found and len(found) == len(names) else {}
 
 
 def request_to_json(request: RunRequest) -> JsonObject:

@@ -35,7 +35,7 @@ from softbench.processes.slot import WorkerSlot
 from softbench.processes.worker_pool import Lost, Pool
 from softbench.results import writer
 from softbench.results.columns import Row
-from softbench.run import info_cache, isolation, process_spread, queue, quiet
+from softbench.run import info_cache, isolation, operations, process_spread, queue, quiet
 from softbench.run.cpu_load import CpuLoad
 from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
@@ -67,7 +67,7 @@ def dry_run(request: RunRequest) -> Plan:
     Without plugins and GPUs, what an earlier command found out suffices. The free memory of a GPU must be asked for.
     """
     settings = request.settings()
-    known = _known(settings, origins(settings.plugins))
+    known = _known(settings, operations.sources(settings))
     if known and not known.machine.gpus:
         device, gpu = choose_device(settings.device, known.machine)
         return plan_of(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
@@ -88,7 +88,7 @@ def open_session(settings: Settings, activity: Activity | None = None) -> Sessio
     Raises:
         UsageError: as `Session` and `origins`; also for an unknown backend, if an earlier command found out all that there are.
     """
-    sources = origins(settings.plugins)
+    sources = operations.sources(settings)
     if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
         select(known.infos, names)
     return Session(settings.device, settings.timeout["import"], sources, settings.threads, activity)
@@ -96,7 +96,8 @@ def open_session(settings: Settings, activity: Activity | None = None) -> Sessio
 
 def _known(settings: Settings, sources: Sequence[PluginSource]) -> info_cache.Known | None:
     """What an earlier command found out; None if a plugin's backends may come to it."""
-    return info_cache.read(settings.device, sources) if all(source.own for source in sources) else None
+    own = all(source.own for source in sources) and not operations.baselines()
+    return info_cache.read(settings.device, sources) if own else None
 
 
 class Prepared(NamedTuple):
@@ -130,7 +131,8 @@ def _planned(session: Session, request: RunRequest) -> tuple[Plan, list[WorkerSl
     cases_of(settings, session.device, request.shard)  # an error of the sweep comes before any plugin is imported
     opened = session.open_for(settings.backends)
     infos = [slot.info for slot in opened]
-    info_cache.write(settings.device, session.machine, session.sources, infos)
+    if not operations.baselines():
+        info_cache.write(settings.device, session.machine, session.sources, infos)
     info_cache.write_machine(session.machine)
     return plan_of(request, session.machine, session.device, session.gpu, infos), opened
 

@@ -9,9 +9,10 @@ from softbench.core import messages
 from softbench.core.channel import Channel
 from softbench.core.json import to_json
 from softbench.core.messages import CheckCases, Described, Probed, Reply, Request, request_from_json
-from softbench.ops import declaration, user_file
+from softbench.ops import declaration
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
+from softbench.problems.load import load
 from softbench.worker.failures import failure
 from softbench.worker.garbage_collection import paused, seldom
 from softbench.worker.judged.calls import JudgedCalls
@@ -47,9 +48,9 @@ def handle(server: Server, request: Request[Any]) -> Reply:
     match request:
         case messages.ProbeMachine():
             return Probed(probe())
-        case messages.LoadOperation(file):
+        case messages.LoadOperation(file, cases):
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
-            return Described(declaration.to_json(user_file.load(file)))
+            return Described(declaration.to_json(load(file, cases)))
         case messages.LoadSource(source, device, name, operations):
             with seldom():
                 return server.load(PluginSource(**source), device, name, operations)
@@ -61,7 +62,7 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return server.check()
         case messages.ListCheckCases(operation, files):
             for file in files:
-                user_file.load(file)
+                load(file)
             return CheckCases([(item.name, item.direction, item.free_bytes > 0) for item in numerics(operation).check_cases(operation)])
         case messages.RunCheckCase(operation, name, direction, dtype, seed):
             return server.run_check_case(operation, name, direction, dtype, seed)

@@ -16,14 +16,23 @@ from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
 from softbench.core.outcome import Build, Profile, Telemetry
 from softbench.core.text import one_line
+<<<<<<< HEAD
 from softbench.ops import user_file
 from softbench.ops.registry import declarations, operation
 from softbench.plugins import traits
+=======
+from softbench.ops.registry import declarations, operation, solutions
+>>>>>>> c3234805 (Problems: a file with inputs and reference, or KernelBench's Model, runs as an operation with a sampled bound)
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
+<<<<<<< HEAD
 from softbench.worker import callables, compiler_cache, triton_on_cpu
+=======
+from softbench.problems.load import load as load_file
+from softbench.worker import callables, compiler_cache
+>>>>>>> c3234805 (Problems: a file with inputs and reference, or KernelBench's Model, runs as an operation with a sampled bound)
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
@@ -82,12 +91,12 @@ class Server:
     def load(self, source: PluginSource, device: str, name: str | None = None, operations: Sequence[str] = ()) -> Loaded:
         """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
         for file in operations:
-            user_file.load(file)
+            load_file(file)
         self.source, self.device = source, device
         traits.interpreter = triton_on_cpu.prepare(source)
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
-        self.backends = {backend.name: backend for backend in load(source, declarations())}
+        self.backends = {backend.name: backend for backend in load(source, declarations(), solutions())}
         named = [self.backends[name]] if name in self.backends else list(self.backends.values())
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph

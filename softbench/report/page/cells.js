@@ -44,7 +44,7 @@ page.cells = (() => {
     const status = page.value(cell, "status");
     if (["wrong", "failed", "timeout", "oom"].includes(status)) return "bad";
     if (status !== "ok") return "plain";
-    return page.data.cells.doubtful?.[cell] || ["low-precision", "finite-only"].includes(page.value(cell, "class")) ? "warn" : "";
+    return page.data.cells.doubtful?.[cell] || ["low-precision", "finite-only", "tolerance"].includes(page.value(cell, "class")) ? "warn" : "";
   };
   let list = null;
   const form = () => page.find("#filters");

@@ -24,6 +24,7 @@ MEANING = {
     Status.SKIPPED: "the backend does not support the case",
     Status.UNAVAILABLE: "the backend cannot run on this machine",
     Grade.LOW_PRECISION: "intermediates are rounded more than the dtype requires; the bandwidth is published with a mark",
+    Grade.TOLERANCE: "beyond the sampled bound, and within the problem's own tolerance; the bandwidth is published with a mark",
     Grade.FINITE_ONLY: "NaN in rows that hold -inf, and right in all others",
     NO_DEVICE_TIME: "the median is known, and the profiler recorded nothing",
 }

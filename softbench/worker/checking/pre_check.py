@@ -50,6 +50,8 @@ class PreCheck:
 
         The inputs hold normal values afterwards. `earlier` is the seed of the values of the build, whose output may have been kept.
         """
+        if reason := numerics(self.case.op).accepted(self.case, self.given):
+            return Accuracy(Grade.UNVERIFIED, float("nan"), reason)
         first, hard = self._structured(seed)
         if hard.grade is Grade.WRONG and first and earlier is not None and self._of_earlier_input(first, earlier):
             return replace(hard, detail=f"{hard.detail}; the output is that of an earlier input")

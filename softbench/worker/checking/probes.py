@@ -52,6 +52,7 @@ INDEXES = ("int64", "int32", "bool")
 """Dtypes of inputs that are no result of a row's values."""
 CHANGED_INPUT = "changed its input"
 CHANGED_ROW = "in a timed call, in a row that had just changed"
+CHANGED_VALUES = "in a timed call, on values that had just changed"
 OVERWRITTEN = "its output changed during later calls; a backend whose next call overwrites it on purpose declares reuses_output = True"
 
 
@@ -212,7 +213,8 @@ class Probes:
         )
         outputs = probes[0].outputs if self.splices else tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
         found = judge(of_rows(self.case, len(probes)), given, outputs)
-        return replace(found, detail=f"{CHANGED_ROW}: {found.detail}") if found.grade is Grade.WRONG else found
+        what = CHANGED_VALUES if self.splices else CHANGED_ROW
+        return replace(found, detail=f"{what}: {found.detail}") if found.grade is Grade.WRONG else found
 
 
 class Splices:

@@ -33,6 +33,10 @@ CHECKS = tuple(
     import_module(f"softbench.{name}")
     for name in (
         "core.case",
+        "problems.layout",
+        "problems.problem",
+        "problems.replay",
+        "problems.values",
         "worker.guarding.async_work",
         "worker.guarding.caller_state",
         "worker.checking.any_dim",

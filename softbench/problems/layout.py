@@ -1,0 +1,276 @@
+"""The trees of a problem's case: which leaves are tensors, and how a call of tensors becomes a call of the problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from inspect import signature
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+
+from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Shape, Value, op_text
+from softbench.core.errors import UsageError
+from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.operation import CASE_DTYPE, TensorSpec, WholeCase
+from softbench.problems.problem import SIZES, Problem, drawn
+
+NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
+Tensors = tuple[torch.Tensor, ...]
+TENSOR = object()
+"""Stands for a tensor among the leaves of a tree."""
+NUMBER, NOTHING = object(), object()
+"""Leaves of an output: a number, which becomes a tensor, and one that is not compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The trees of a case."""
+
+    given: TreeSpec
+    """Of the positional and the named arguments."""
+    leaves: tuple[object, ...]
+    """TENSOR, or the constant that stands there."""
+    returned: TreeSpec
+    kinds: tuple[object, ...]
+    """Of the leaves of the output: TENSOR, NUMBER or NOTHING."""
+    in_place: tuple[int, ...]
+    """The numbers of the inputs that the reference changes."""
+    inputs: tuple[str, ...]
+    """The names of its inputs."""
+    outputs: tuple[str, ...]
+    """The names of what it returns, and of what its changed inputs become."""
+    state: tuple[str, ...]
+    """The names of the tensors of the reference's module."""
+    dtype: str
+    """The dtype of the case of inputs that have none of `--dtype`."""
+    case: WholeCase
+
+    def tensors(self, tree: Any) -> Tensors:
+        """The tensors of inputs.
+
+        Raises:
+            TypeError: their tree, or one of their constants, is another than that of the case.
+        """
+        leaves, spec = tree_flatten(arguments(tree))
+        if spec != self.given:
+            raise TypeError("inputs returns another tree for another seed")
+        for before, now in zip(self.leaves, leaves, strict=True):
+            if isinstance(now, torch.Tensor) is not (before is TENSOR) or (before is not TENSOR and before != now):
+                raise TypeError(
+                    f"inputs returns {now!r:.40} for one seed and {before!r:.40} for another; give changing numbers in a tensor"
+                )
+        return tuple(leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def called(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """What a function returns for these inputs."""
+        left = iter(tensors)
+        args, named = tree_unflatten([next(left) if leaf is TENSOR else leaf for leaf in self.leaves], self.given)
+        return function(*args, **named)
+
+    def results(self, out: Any, tensors: Sequence[torch.Tensor]) -> Tensors:
+        """The tensors of an output, and the inputs that the call changed.
+
+        Raises:
+            TypeError: its tree is another than the reference's.
+        """
+        leaves, spec = tree_flatten(out)
+        if spec != self.returned and any(kind is not NOTHING for kind in self.kinds):
+            due = _described(tree_unflatten(self.kinds, self.returned))
+            raise TypeError(f"returns {_described(out)} where the reference returns {due}")
+        pairs = [(leaf, kind) for leaf, kind in zip(leaves, self.kinds, strict=False) if kind is not NOTHING]
+        found = [leaf if kind is TENSOR else _number(leaf, tensors[0].device) for leaf, kind in pairs]
+        return (*found, *(tensors[place] for place in self.in_place))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
+        return tuple(map(int, self.case.tensors[name].axes))
+
+    @property
+    def plain(self) -> bool:
+        """True if a call gets its tensors as arguments, and returns a tensor or a tuple of tensors."""
+        simple_in = self.given == tree_flatten(((TENSOR,) * len(self.leaves), {}))[1] and all(leaf is TENSOR for leaf in self.leaves)
+        specs = [tree_flatten(TENSOR)[1]] if len(self.kinds) == 1 else [tree_flatten((TENSOR,) * len(self.kinds))[1]]
+        return simple_in and self.returned in specs and all(kind is TENSOR for kind in self.kinds) and not self.in_place
+
+    def adapted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of the problem as one of tensors."""
+        if self.plain:
+            return function
+        one = len(self.outputs) == 1
+
+        def call(*tensors: torch.Tensor) -> Any:
+            found = self.results(self.called(function, tensors), tensors)
+            return found[0] if one else found
+
+        return call
+
+
+def arguments(tree: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and named arguments of inputs."""
+    if isinstance(tree, dict):
+        return [], tree
+    return (list(tree), {}) if isinstance(tree, tuple | list) else ([tree], {})
+
+
+def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
+    """The layout of a case of a problem; nothing is computed if torch can follow shapes alone.
+
+    Raises:
+        UsageError: the problem has no such inputs or outputs. Exceptions of its own code pass through.
+    """
+    found = _traced(problem, values, torch.float32)
+    other = _traced(problem, values, torch.bfloat16) if problem.takes_dtype else found
+    specs = {name: _spec(name, one, two) for (name, one), two in zip(found.named.items(), other.named.values(), strict=True)}
+    dtype = next((NAMES[one.dtype] for one in found.named.values() if NAMES.get(one.dtype) in CASE_DTYPES), "fp32")
+    M, N, shape = _extent(values, next(iter(found.named.values())).shape)
+    case = WholeCase((op, M, N, shape), specs, found.flops)
+    return Layout(
+        found.given, found.leaves, found.returned, found.kinds, found.in_place, found.inputs, found.outputs, found.state, dtype, case
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    given: TreeSpec
+    leaves: tuple[object, ...]
+    returned: TreeSpec
+    kinds: tuple[object, ...]
+    in_place: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    state: tuple[str, ...]
+    named: dict[str, torch.Tensor]
+    flops: int
+
+
+def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -> _Traced:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with suppress(Exception):  # whose cause the call with values shows
+        return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True))
+    return _trace(problem, values, dtype, nullcontext())
+
+
+def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mode: Any) -> _Traced:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with mode:
+        tree = drawn(problem, values, 0, dtype, torch.device("cpu"))
+        paths, given = tree_flatten_with_path(arguments(tree))
+        reference = problem.reference(torch.device("cpu"))
+        inputs = _input_names(reference, [path for path, leaf in paths if isinstance(leaf, torch.Tensor)])
+        tensors = [leaf for _, leaf in paths if isinstance(leaf, torch.Tensor)]
+        if not tensors:
+            raise UsageError("inputs returns no tensor")
+        for path, leaf in paths:
+            if type(leaf).__module__.startswith("numpy"):
+                raise UsageError(f"inputs returns {type(leaf).__name__} at {keystr(path)}; give a tensor")
+        versions = [tensor._version for tensor in tensors]
+        args, named = tree_unflatten([leaf for _, leaf in paths], given)
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            out = reference(*args, **named)
+        in_place = tuple(place for place, (tensor, version) in enumerate(zip(tensors, versions, strict=True)) if tensor._version != version)
+        out_paths, returned = tree_flatten_with_path(out)
+        kinds = tuple(_kind(leaf, [tensors[place] for place in in_place]) for _, leaf in out_paths)
+        results = [(path, leaf) for (path, leaf), kind in zip(out_paths, kinds, strict=True) if kind in (TENSOR, NUMBER)]
+        outputs = _output_names([path for path, _ in results], inputs)
+        changed = tuple(f"{inputs[place]}_after" for place in in_place)
+        if not outputs + changed:
+            raise UsageError("the reference returns no tensor and changes none of its inputs")
+        state = _state(reference, {*inputs, *outputs, *changed})
+        leaves = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths)
+        found = [leaf if isinstance(leaf, torch.Tensor) else _number(leaf, torch.device("cpu")) for _, leaf in results]
+        tables = [*zip(inputs, tensors, strict=True), *zip(outputs, found, strict=True)]
+        tables += [*((name, tensors[place]) for name, place in zip(changed, in_place, strict=True)), *state.items()]
+        return _Traced(
+            given, leaves, returned, kinds, in_place, inputs, outputs + changed, tuple(state), dict(tables), counter.get_total_flops()
+        )
+
+
+def _kind(leaf: object, changed: Sequence[torch.Tensor]) -> object:
+    if isinstance(leaf, torch.Tensor):
+        return NOTHING if any(leaf is tensor or leaf._base is tensor for tensor in changed) else TENSOR
+    if leaf is None:
+        return NOTHING
+    if isinstance(leaf, bool | int | float):
+        return NUMBER
+    raise UsageError(f"the reference returns {type(leaf).__name__}; give tensors or numbers")
+
+
+def _number(leaf: Any, device: torch.device) -> torch.Tensor:
+    if isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.tensor(leaf, device=device, dtype=torch.float64 if isinstance(leaf, float) else None)
+
+
+def _state(reference: object, taken: set[str]) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a module, which a call reads."""
+    if not isinstance(reference, torch.nn.Module):
+        return {}
+    named = [*reference.named_parameters(), *reference.named_buffers()]
+    return {name if name not in taken else f"{name}_of_module": tensor.detach() for name, tensor in named}
+
+
+def _input_names(reference: Callable[..., Any], paths: Sequence[Any]) -> tuple[str, ...]:
+    """The names of tensors among the arguments: those of the reference's parameters."""
+    names: list[str] = []
+    with suppress(TypeError, ValueError):
+        names = list(signature(reference.forward if isinstance(reference, torch.nn.Module) else reference).parameters)
+    found = []
+    for side, *rest in paths:
+        first, *others = rest
+        key = first.idx if side.idx == 0 else 0
+        name = (names[key] if key < len(names) else f"x{key}") if side.idx == 0 else str(first.key)
+        found.append("_".join([name, *(_word(one) for one in others)]))
+    return _distinct(found)
+
+
+def _output_names(paths: Sequence[Any], taken: Sequence[str]) -> tuple[str, ...]:
+    words = ["_".join(map(_word, path)) for path in paths]
+    found = [(word if word and not word[0].isdigit() else f"y{word}") for word in words]
+    return _distinct([f"{name}_out" if name in taken else name for name in found])
+
+
+def _word(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))))
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name if names.count(name) == 1 else f"{name}_{names[:place].count(name)}" for place, name in enumerate(names))
+
+
+def _spec(name: str, one: torch.Tensor, two: torch.Tensor) -> TensorSpec:
+    if one.dtype not in NAMES:
+        raise UsageError(f"{name} is {one.dtype}; softbench has {', '.join(TENSOR_DTYPES)}")
+    follows = (one.dtype, two.dtype) == (torch.float32, torch.bfloat16)
+    return TensorSpec(tuple(map(int, one.shape)), CASE_DTYPE if follows else NAMES[one.dtype])
+
+
+def _extent(values: Mapping[str, Value], shape: Sequence[int]) -> tuple[int, int, str]:
+    """M, N and shape of a case: its parameters of these names, or the shape of its first tensor."""
+    sizes = [max(1, int(size)) for size in shape]
+    if named := [name for name in SIZES if name in values]:
+        known = {name: max(1, int(values[name])) for name in named}
+        other = prod(sizes) // next(iter(known.values())) if prod(sizes) % next(iter(known.values())) == 0 else 1
+        return known.get("M", other), known.get("N", other), ""
+    M, N = prod(sizes[:-1]), sizes[-1] if sizes else 1
+    text = str(Shape(tuple(sizes), len(sizes) - 1)) if 2 < len(sizes) <= MAX_DIMENSIONS else ""
+    return min(M, MAX_EXTENT), min(N, MAX_EXTENT), text
+
+
+def op_of(problem: Problem, values: Mapping[str, Value]) -> str:
+    """The op of a case of these values."""
+    return op_text(problem.name, {name: value for name, value in values.items() if name not in SIZES and value != problem.parameters[name]})
+
+
+def _described(tree: Any) -> str:
+    if isinstance(tree, dict):
+        return f"a dict of {', '.join(map(str, tree))}"
+    if isinstance(tree, tuple | list):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return "a tensor" if tree is TENSOR else "a number" if tree is NUMBER else type(tree).__name__

@@ -1,0 +1,98 @@
+"""Reads the file of an operation or a problem in a worker, and makes it known there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from softbench.core.case import Direction, Value
+from softbench.core.errors import UsageError
+from softbench.ops import registry, user_file
+from softbench.ops.declaration import validate
+from softbench.ops.operation import Operation, Pass, TensorSpec
+from softbench.ops.parameters import MAX_WHOLE, Parameter
+from softbench.problems.kernelbench import KernelBench
+from softbench.problems.problem import SIZES, Problem
+from softbench.problems.python_file import PythonFile
+from softbench.problems.values import Cases, ProblemValues
+
+
+def load(path: str, wanted: Sequence[Mapping[str, Value]] = ()) -> Operation:
+    """Import a file, and make its operation or problem known in this process.
+
+    Args:
+        path: the file.
+        wanted: of a problem, values of parameters; each makes a case. Without them its own cases count.
+
+    Raises:
+        UsageError: it defines neither, or a parameter has no such value. Exceptions of the file's own code pass through.
+    """
+    module = user_file.imported(Path(path))
+    if hasattr(module, "OPERATION"):
+        return user_file.load(path, module)
+    values = ProblemValues(problem_of(module, Path(path).stem))
+    operation = declared(values, wanted)
+    try:
+        validate(operation)
+        registry.add(operation, path, values)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return operation
+
+
+def problem_of(module: ModuleType, stem: str) -> Problem:
+    """The problem that a module defines, in the format that it has. Raises UsageError."""
+    if hasattr(module, "Model") and hasattr(module, "get_inputs"):
+        return KernelBench(module, stem)
+    if hasattr(module, "inputs") or hasattr(module, "reference"):
+        return PythonFile(module, stem)
+    raise UsageError(
+        "defines no problem and no operation: write inputs(...) and reference(...), Model and get_inputs of KernelBench, "
+        "or OPERATION and NUMERICS; see docs/problems.md"
+    )
+
+
+def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]]) -> Operation:
+    """A problem as an operation, with its cases. Raises UsageError."""
+    problem = values.problem
+    known = tuple(_parameter(problem, name) for name in problem.parameters if name not in SIZES)
+    for case in wanted or problem.cases:
+        values.declare(_read(problem, known, {**(case if not wanted else {}), **case}))
+    first = next(iter(values.layouts.values()))
+    for layout in values.layouts.values():
+        if layout.case.tensors.keys() != first.case.tensors.keys():
+            raise UsageError("inputs and reference must have the same trees in all cases")
+    one = Pass(first.inputs, first.outputs, (*first.inputs, *first.state), (), tuple(first.inputs[place] for place in first.in_place))
+    dtypes = ("fp32", "fp16", "bf16") if problem.takes_dtype else (first.dtype,)
+    tensors = {name: TensorSpec((), spec.dtype) for name, spec in first.case.tensors.items()}
+    return Operation(
+        problem.name, tensors, {Direction.FORWARD: one}, problem.summary, known, whole=True, cases=Cases(values), case_dtypes=dtypes,
+        solution=problem.solution,
+    )  # fmt: skip
+
+
+def _parameter(problem: Problem, name: str) -> Parameter:
+    default = problem.parameters[name]
+    if isinstance(default, bool):
+        return Parameter(name, "bool", default)
+    if isinstance(default, int):
+        return Parameter(name, "whole", default, least=-MAX_WHOLE if default < 0 else None)
+    if isinstance(default, float):
+        return Parameter(name, "number", default)
+    words = dict.fromkeys([default, *(str(case[name]) for case in problem.cases if name in case)])
+    return Parameter(name, "choice", default, choices=(*words, *(["default"] if len(words) == 1 else [])))
+
+
+def _read(problem: Problem, known: Sequence[Parameter], given: Mapping[str, Value]) -> dict[str, Value]:
+    """All values of a case."""
+    by_name = {parameter.name: parameter for parameter in known}
+    for name in given:
+        if name not in problem.parameters:
+            there = ", ".join(problem.parameters) or "none"
+            raise UsageError(f"{name}={given[name]}: inputs of {problem.name} has no such parameter; it has {there}")
+    try:
+        found = {name: by_name[name].read(value) for name, value in given.items() if name in by_name}
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return {**problem.parameters, **given, **found}

@@ -1,0 +1,227 @@
+"""The values of a problem: its inputs, the reference replayed in float64, and a bound sampled from what the reference itself loses.
+
+The reference runs twice: in the case's dtypes, and in float64. An element's error is measured in units of its size n, which is its float64
+value plus the root mean square of its row. The largest of all elements of SEEDS draws is what the reference loses. Another right kernel may
+lose FACTOR times as much, and always what one float32 sum in any order loses:
+
+    |out - exact| <= FACTOR loss n + u (16 + 2 log2 R + sqrt R) n + u_o |exact| + eta
+
+R is the number of terms of an element, u that of float32, u_o and eta those of the output's dtype. Integers and bools must be equal, to
+the reference in either precision. An output in this bound is `sampled`; one that only the problem's own tolerance accepts is `tolerance`.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from softbench.core.case import Case, Value, parse_op
+from softbench.core.errors import UsageError
+from softbench.core.outcome import Grade
+from softbench.ops.check import Worst, excess
+from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.dtypes import DTYPES
+from softbench.ops.error_terms import Bounded, U
+from softbench.ops.operation import Extent, WholeCase
+from softbench.ops.values import Change, Values
+from softbench.problems.layout import Layout, layout_of, op_of
+from softbench.problems.problem import SIZES, Problem, drawn
+from softbench.problems.replay import in_float64, wide_module
+
+FACTOR = 4.0
+"""How much more than the reference another right kernel may lose."""
+SEEDS = (2**30, 2**30 + 1)
+"""The draws that tell what the reference loses."""
+FAR = 1e-3
+"""The least size of an element, in units of the root mean square of the whole output."""
+
+
+class ProblemValues(Values):
+    """Inputs, reference and bound of a problem."""
+
+    __slots__ = ("layouts", "losses", "problem", "references")
+
+    problem: Problem
+    layouts: dict[Extent, Layout]
+    losses: dict[tuple[str, str], tuple[float, ...]]
+    references: dict[tuple[str, bool], Callable[..., Any]]
+
+    def __init__(self, problem: Problem) -> None:
+        for name, value in (("problem", problem), ("layouts", {}), ("losses", {}), ("references", {})):
+            object.__setattr__(self, name, value)
+
+    def declare(self, values: Mapping[str, Value]) -> Layout:
+        """The layout of the case with these values of the parameters. Raises as `layout_of`."""
+        found = layout_of(self.problem, op_of(self.problem, values), values)
+        return self.layouts.setdefault(found.case.extent, found)
+
+    def layout(self, extent: Extent) -> Layout:
+        """The layout of a case. Raises KeyError if the problem has no such case."""
+        if extent not in self.layouts:
+            self.declare(self.values(extent))
+        return self.layouts[extent]
+
+    def values(self, extent: Extent) -> dict[str, Value]:
+        """The values of the parameters of a case."""
+        op, M, N, _ = extent
+        sizes = {name: size for name, size in zip(SIZES, (M, N), strict=True) if name in self.problem.parameters}
+        return {**self.problem.parameters, **parse_op(op)[1], **sizes}
+
+    def _layout(self, case: Case) -> Layout:
+        return self.layout((case.op, case.M, case.N, case.shape))
+
+    def adapted(self, case: Case, call: Callable[..., object], *, yardstick: bool) -> Callable[..., object]:
+        return call if yardstick else self._layout(case).adapted(self.problem.ready(call, torch.device(case.device)))
+
+    def make(self, case: Case, seed: int, device: torch.device) -> Tensors:
+        number = zlib.crc32(f"{seed} {case.key}".encode())
+        layout = self._layout(case)
+        tree = drawn(self.problem, self.values(layout.case.extent), number, DTYPES[case.dtype], device)
+        found = tuple(tensor.to(device) for tensor in layout.tensors(tree))
+        for name, tensor in zip(layout.inputs, found, strict=True):
+            if (now := tuple(tensor.shape)) != (before := layout.shape(name)):
+                raise TypeError(f"inputs returns a {name} of shape {now} for one seed and {before} for another")
+        return found
+
+    def draw(self, case: Case, random: Draw) -> Sequence[torch.Tensor]:
+        return self.make(case, random.generator.initial_seed(), random.device)
+
+    def structured_rows(self, case: Case) -> Mapping[str, Change]:
+        return {}
+
+    def masks_rows(self, case: Case) -> bool:
+        return False
+
+    def passing(self, case: Case) -> Grade:
+        return Grade.SAMPLED
+
+    def looser(self, case: Case) -> Grade:
+        return Grade.TOLERANCE
+
+    def rounding(self, case: Case, worst: Worst) -> str:
+        rtol, atol = self.problem.tolerance(case.dtype) or (0.0, 0.0)
+        return f"within the problem's own tolerance (rtol {rtol:g}, atol {atol:g}) only"
+
+    def callable(self, device: str, *, wide: bool = False) -> Callable[..., Any]:
+        """The reference on a device, with float64 parameters if it is `wide`."""
+        if (device, wide) not in self.references:
+            found = self.problem.reference(torch.device(device))
+            if isinstance(found, torch.nn.Module):
+                found.requires_grad_(False)
+            self.references[device, wide] = wide_module(found) if wide else found
+        return self.references[device, wide]
+
+    def reference(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The outputs in float64, as a batch of one."""
+        with in_float64():
+            return [out[None].double() if out.is_floating_point() else out[None] for out in self._called(case, inputs, wide=True)]
+
+    def _called(self, case: Case, inputs: Sequence[torch.Tensor], *, wide: bool) -> Tensors:
+        layout = self._layout(case)
+        given = [tensor.clone() for tensor in inputs] if layout.in_place else inputs
+        with torch.no_grad():
+            return layout.results(layout.called(self.callable(case.device, wide=wide), given), given)
+
+    def bound(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor | Bounded]:
+        exact = self.reference(case, *inputs)
+        return list(self._bounds(case, exact))
+
+    def _bounds(self, case: Case, all_exact: Sequence[torch.Tensor]) -> Iterator[Bounded]:
+        layout, own = self._layout(case), self.problem.tolerance(case.dtype)
+        for name, exact, loss in zip(layout.outputs, all_exact, self._losses(case), strict=True):
+            if not exact.is_floating_point():
+                yield Bounded(exact, torch.zeros_like(exact, dtype=torch.float64), torch.zeros_like(exact, dtype=torch.float64))
+                continue
+            u_out, eta, largest = _rounding(layout.case.tensors[name].dtype_of(case))
+            rounded = torch.where(exact.abs() > largest, exact.sign() * math.inf, exact)
+            tight = (FACTOR * loss + _summing(layout, exact)) * _sizes(exact) + u_out * exact.abs() + eta
+            loose = tight if own is None else torch.maximum(tight, own[1] + own[0] * exact.abs())
+            yield Bounded(rounded, tight, loose)
+
+    def _losses(self, case: Case) -> tuple[float, ...]:
+        """What the reference loses in each output, in units of its elements' sizes."""
+        key = case.key, case.device
+        if key not in self.losses:
+            found = [self._loss(case, self.make(case, seed, torch.device(case.device))) for seed in SEEDS]
+            self.losses[key] = tuple(map(max, zip(*found, strict=True)))
+        return self.losses[key]
+
+    def _loss(self, case: Case, inputs: Tensors) -> list[float]:
+        narrow = self._called(case, inputs, wide=False)
+        again = self._called(case, inputs, wide=False)
+        for name, one, other in zip(self._layout(case).outputs, narrow, again, strict=True):
+            if not torch.allclose(one.double(), other.double(), rtol=1e-2, atol=1e-6, equal_nan=True):
+                raise UsageError(f"the reference gives another {name} for the same inputs; draw random numbers in inputs")
+        exact = self.reference(case, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
+        return [_lost(got[None], want) for got, want in zip(narrow, exact, strict=True)]
+
+    def accepted(self, case: Case, given: Tensors) -> str:
+        wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in given]
+        all_exact = self.reference(case, *wide)
+        for name, exact, bounded in zip(self._layout(case).outputs, all_exact, self._bounds(case, all_exact), strict=True):
+            if not exact.is_floating_point() or not exact.numel():
+                continue
+            candidates = {"zeros": torch.zeros_like(exact)}
+            if exact.numel() > 1:
+                values = exact.nan_to_num(0, 0, 0)
+                noise = torch.randn(exact.shape, dtype=exact.dtype, device=exact.device) * values.std() + values.mean()
+                candidates |= {"its mean": torch.full_like(exact, values.mean().item()), "noise of its mean and deviation": noise}
+            inputs = [one[None] for one in wide if one.shape == exact.shape[1:] and one.is_floating_point()]
+            for what, out in [*candidates.items(), *(("an input", one) for one in inputs)]:
+                if not (excess(out, bounded.expected, bounded.loose) > 1).any():
+                    return f"the bound of {name} accepts {what}, so it cannot tell right from wrong"
+        return ""
+
+
+class Cases(Mapping[Extent, WholeCase]):
+    """The cases of a problem in a worker, which follows shapes when a case is first asked for."""
+
+    def __init__(self, values: ProblemValues) -> None:
+        self.of = values
+
+    def __getitem__(self, extent: Extent) -> WholeCase:
+        return self.of.layout(extent).case
+
+    def __iter__(self) -> Iterator[Extent]:
+        return iter(self.of.layouts)
+
+    def __len__(self) -> int:
+        return len(self.of.layouts)
+
+
+def _rounding(dtype: str) -> tuple[float, float, float]:
+    """u_o, eta and the largest number of a dtype."""
+    from softbench.ops.dtypes import TENSOR_DTYPES
+
+    about = torch.finfo(TENSOR_DTYPES[dtype])
+    return about.eps / 2, about.tiny * about.eps / 2, about.max
+
+
+def _summing(layout: Layout, exact: torch.Tensor) -> float:
+    """What a float32 sum of the terms of an element loses, in units of the element's size."""
+    elements = max(1, exact.numel())
+    most = max(math.prod(layout.shape(name)) for name in layout.inputs)
+    terms = max(1.0, most / elements, layout.case.flops / 2 / elements)
+    return U * (16 + 2 * math.log2(terms) + math.sqrt(terms))
+
+
+def _sizes(exact: torch.Tensor) -> torch.Tensor:
+    """The sizes of the elements of an output, a batch of one."""
+    finite = torch.where(exact.isfinite(), exact, 0.0)
+    if not finite.numel():
+        return finite
+    rows = finite if finite.dim() > 2 else finite.reshape(1, -1)
+    of_rows = rows.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(FAR * finite.square().mean().sqrt())
+    return finite.abs() + (of_rows if finite.dim() > 2 else of_rows.reshape([1] * finite.dim()))
+
+
+def _lost(got: torch.Tensor, exact: torch.Tensor) -> float:
+    """The largest error of the reference, in units of the sizes."""
+    if not exact.is_floating_point() or not exact.numel():
+        return 0.0
+    apart = (got.double() - exact).abs() / _sizes(exact)
+    return apart.nan_to_num(0, 0, 0).max().item()
