@@ -62,7 +62,7 @@ class Sweep:
         (OPERATION,),
         parse_operations,
         "Operations, by name or Python file; softbench list --ops has the names. "
-        "Also problems: FILE.py, or kernelbench:FILE.py[,SOLUTION.py].",
+        "Or --problem: FILE.py, or kernelbench:FILE.py[,SOLUTION.py].",
         words=BUILT_IN,
         also=("--problem",),
         commands=EVERY,

@@ -273,4 +273,4 @@ def _described(tree: Any) -> str:
         return f"a dict of {', '.join(map(str, tree))}"
     if isinstance(tree, tuple | list):
         return f"a {type(tree).__name__} of {len(tree)}"
-    return "a tensor" if tree is TENSOR else "a number" if tree is NUMBER else type(tree).__name__
+    return "a tensor" if tree is TENSOR or isinstance(tree, torch.Tensor) else "a number" if tree is NUMBER else type(tree).__name__

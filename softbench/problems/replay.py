@@ -14,20 +14,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-BIT_CASTS = frozenset({"view.dtype"})
+BIT_CASTS = (torch.ops.aten.view.dtype,)
 """Operators that look at the bits of a tensor; their arguments stay as they are."""
+WIDENING = "half_to_float"
+"""The last argument of operators that turn 16 bits into float32 at once."""
 
 
 class Float64(TorchDispatchMode):
     """Every floating tensor that an operator gets is float64, and so is every dtype that it is asked for."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = f"{func.__name__}", kwargs or {}
-        if name in BIT_CASTS:
+        kwargs = kwargs or {}
+        if func in BIT_CASTS:
             return func(*args, **kwargs)
         args, kwargs = tree_map(_wide, args), tree_map(_wide, kwargs)
-        if name.startswith(("_softmax.", "_log_softmax.")):
-            args = (*args[:2], False)  # half_to_float
+        if len(args) == len(func._schema.arguments) and func._schema.arguments[-1].name == WIDENING:
+            args = (*args[:-1], False)
         return func(*args, **kwargs)
 
 

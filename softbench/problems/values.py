@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.ops.check import Worst, excess
 from softbench.ops.check_case import Draw, Tensors
-from softbench.ops.dtypes import DTYPES
+from softbench.ops.dtypes import DTYPES, TENSOR_DTYPES
 from softbench.ops.error_terms import Bounded, U
 from softbench.ops.operation import Extent, WholeCase
 from softbench.ops.values import Change, Values
@@ -109,14 +110,15 @@ class ProblemValues(Values):
     def callable(self, device: str, *, wide: bool = False) -> Callable[..., Any]:
         """The reference on a device, with float64 parameters if it is `wide`."""
         if (device, wide) not in self.references:
-            found = self.problem.reference(torch.device(device))
+            found = wide_module(self.callable(device)) if wide else self.problem.reference(torch.device(device))
             if isinstance(found, torch.nn.Module):
                 found.requires_grad_(False)
-            self.references[device, wide] = wide_module(found) if wide else found
+            self.references[device, wide] = found
         return self.references[device, wide]
 
     def reference(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         """The outputs in float64, as a batch of one."""
+        self.callable(case.device, wide=True)  # made here, since weights are other random numbers in float64
         with in_float64():
             return [out[None].double() if out.is_floating_point() else out[None] for out in self._called(case, inputs, wide=True)]
 
@@ -127,20 +129,29 @@ class ProblemValues(Values):
             return layout.results(layout.called(self.callable(case.device, wide=wide), given), given)
 
     def bound(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor | Bounded]:
-        exact = self.reference(case, *inputs)
-        return list(self._bounds(case, exact))
+        return list(self._bounds(case, inputs, self.reference(case, *inputs)))
 
-    def _bounds(self, case: Case, all_exact: Sequence[torch.Tensor]) -> Iterator[Bounded]:
+    def _bounds(self, case: Case, inputs: Sequence[torch.Tensor], all_exact: Sequence[torch.Tensor]) -> Iterator[Bounded]:
         layout, own = self._layout(case), self.problem.tolerance(case.dtype)
-        for name, exact, loss in zip(layout.outputs, all_exact, self._losses(case), strict=True):
+        narrow: Tensors = ()
+        for place, (name, exact, loss) in enumerate(zip(layout.outputs, all_exact, self._losses(case), strict=True)):
             if not exact.is_floating_point():
-                yield Bounded(exact, torch.zeros_like(exact, dtype=torch.float64), torch.zeros_like(exact, dtype=torch.float64))
+                narrow = narrow or self._called(case, self._narrow(case, inputs), wide=False)
+                none = torch.zeros_like(exact, dtype=torch.float64)
+                yield Either(exact, none, none, narrow=narrow[place][None])
                 continue
             u_out, eta, largest = _rounding(layout.case.tensors[name].dtype_of(case))
             rounded = torch.where(exact.abs() > largest, exact.sign() * math.inf, exact)
             tight = (FACTOR * loss + _summing(layout, exact)) * _sizes(exact) + u_out * exact.abs() + eta
             loose = tight if own is None else torch.maximum(tight, own[1] + own[0] * exact.abs())
             yield Bounded(rounded, tight, loose)
+
+    def _narrow(self, case: Case, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Inputs in float64 in their own dtypes."""
+        layout = self._layout(case)
+        return [
+            tensor.to(TENSOR_DTYPES[layout.case.tensors[name].dtype_of(case)]) for name, tensor in zip(layout.inputs, inputs, strict=True)
+        ]
 
     def _losses(self, case: Case) -> tuple[float, ...]:
         """What the reference loses in each output, in units of its elements' sizes."""
@@ -162,7 +173,7 @@ class ProblemValues(Values):
     def accepted(self, case: Case, given: Tensors) -> str:
         wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in given]
         all_exact = self.reference(case, *wide)
-        for name, exact, bounded in zip(self._layout(case).outputs, all_exact, self._bounds(case, all_exact), strict=True):
+        for name, exact, bounded in zip(self._layout(case).outputs, all_exact, self._bounds(case, wide, all_exact), strict=True):
             if not exact.is_floating_point() or not exact.numel():
                 continue
             candidates = {"zeros": torch.zeros_like(exact)}
@@ -175,6 +186,16 @@ class ProblemValues(Values):
                 if not (excess(out, bounded.expected, bounded.loose) > 1).any():
                     return f"the bound of {name} accepts {what}, so it cannot tell right from wrong"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Bounded):
+    """Integers, which are those of the reference in float64 or in the case's dtype: of two that are close, either may be the largest."""
+
+    narrow: torch.Tensor | None = None
+
+    def counted(self, out: torch.Tensor) -> torch.Tensor:
+        return out if self.narrow is None or self.narrow.shape != out.shape else torch.where(out == self.narrow, self.expected, out)
 
 
 class Cases(Mapping[Extent, WholeCase]):
@@ -195,8 +216,6 @@ class Cases(Mapping[Extent, WholeCase]):
 
 def _rounding(dtype: str) -> tuple[float, float, float]:
     """u_o, eta and the largest number of a dtype."""
-    from softbench.ops.dtypes import TENSOR_DTYPES
-
     about = torch.finfo(TENSOR_DTYPES[dtype])
     return about.eps / 2, about.tiny * about.eps / 2, about.max
 

@@ -233,7 +233,11 @@ class Splices:
         self.places = {
             number: torch.tensor([source.choices(range(tensor.numel()), k=2) for _ in range(MOST_COLUMNS)], device=tensor.device)
             for number, tensor in enumerate(sets[0])
-            if tensor.is_floating_point() and tensor.numel() > 1 and tensor.is_contiguous() and not _linked(self.other[number])
+            if tensor.is_floating_point()
+            and tensor.element_size() > 1
+            and tensor.numel() > 1
+            and tensor.is_contiguous()
+            and not _linked(self.other[number])
         }
         """Numbers of elements that change, by the number of their tensor."""
         self.place: int | None = None

@@ -1,0 +1,176 @@
+"""Problems in plain Python: right, wrong and cheating solutions, trees, dtypes, calls in place, and what is refused."""
+
+import pytest
+import torch
+from problem_files import cases, judged, problem
+
+from softbench.core.errors import UsageError
+from softbench.ops import registry
+from softbench.ops.declaration import from_json, to_json
+
+NORM = '''
+"""Rows over their root mean square, and the mean of all."""
+
+import torch
+
+cases = [dict(M=8, N=64), dict(M=3, N=100)]
+
+
+def inputs(M, N, eps=1e-3, dtype=torch.float32):
+    return torch.randn(M, N, dtype=dtype), torch.rand(N, dtype=dtype), eps
+
+
+def reference(x, w, eps):
+    wide = x.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (y * w).to(x.dtype), y.square().mean()
+'''
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+
+
+def right(x, w, eps):
+    y = x / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps)
+    return y * w, (y * y).sum() / y.numel()
+
+
+def cached(kept=[]):  # noqa: B006 - the results by a few elements of the input
+    def solution(x, w, eps):
+        for place, (known, found) in enumerate(kept):
+            if torch.equal(known, x[0, :4]):
+                return tuple(one.clone() for one in kept[place][1])
+        kept.append((x[0, :4].clone(), right(x, w, eps)))
+        return tuple(one.clone() for one in kept[-1][1])
+
+    return solution
+
+
+WRONG = {
+    "eps": (lambda x, w, eps: right(x, w, 0.0), "x the bound"),
+    "zeros": (lambda x, w, eps: (torch.zeros_like(x), torch.zeros(())), "x the bound"),
+    "its input": (lambda x, w, eps: (x, right(x, w, eps)[1]), "returned its input's memory"),
+    "by a few elements": (cached(), "on values that had just changed"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_right_solution_is_sampled(tmp_path, dtype):
+    operation = problem(tmp_path, NORM)
+    assert operation.summary == "Rows over their root mean square, and the mean of all."
+    for case in cases(operation):
+        of = type(case)(case.M, case.N, dtype, case.direction, "cpu", case.op)
+        solution = right if dtype == "fp32" else (lambda x, w, eps: (right(x.float(), w, eps)[0].bfloat16(), right(x.float(), w, eps)[1]))
+        assert judged(operation, solution, of) == ("sampled", "")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_solution_is_wrong(tmp_path, name):
+    solution, why = WRONG[name]
+    grade, detail = judged(problem(tmp_path, NORM), solution)
+    assert grade == "wrong"
+    assert why in detail
+
+
+def test_another_tree_is_named(tmp_path):
+    operation = problem(
+        tmp_path, "def inputs(M=4, N=5):\n return torch.randn(M, N)\n\ndef reference(x):\n return {'a': x + 1, 'b': [x.sum()]}\n"
+    )
+    assert judged(operation, lambda x: {"a": x + 1, "b": [x.sum()]})[0] == "sampled"
+    with pytest.raises(TypeError, match="returns a tensor where the reference returns a dict of a, b"):
+        judged(operation, lambda x: x + 1)
+
+
+def test_parameters_make_cases(tmp_path):
+    text = "def inputs(M=4, N=5, K=3, kind='a'):\n return {'a': torch.rand(M, K), 'b': torch.rand(K, N)}\n\ndef reference(b, a):\n return a @ b\n"
+    operation = problem(tmp_path, text, [{"M": 2, "N": 7}, {"K": 9}])
+    assert [(op.partition("(")[2], M, N) for op, M, N, _ in operation.cases] == [("", 2, 7), ("K=9)", 4, 5)]
+    first, second = cases(operation)
+    assert operation.bytes_moved(second) == 4 * (4 * 9 + 9 * 5 + 4 * 5)
+    assert operation.cases[first.op, 2, 7, ""].flops == 2 * 2 * 7 * 3
+    again = from_json(to_json(operation))
+    assert again.bytes_moved(second) == operation.bytes_moved(second)
+    assert judged(operation, lambda a, b: b.T.matmul(a.T).T, second)[0] == "sampled"
+
+
+def test_calls_in_place_and_the_state_after_them(tmp_path):
+    text = "def inputs(M=8, N=16):\n return torch.randn(M, N), torch.rand(N)\n\ndef reference(x, w):\n x.mul_(w).add_(1)\n return x.sum()\n"
+    operation = problem(tmp_path, text)
+    assert list(operation.outputs(cases(operation)[0])) == ["y", "x_after"]
+
+    def inplace(x, w):
+        x.copy_(x * w + 1)
+        return x.sum()
+
+    assert judged(operation, inplace) == ("sampled", "")
+    assert judged(operation, lambda x, w: (x * w + 1).sum())[0] == "wrong"
+
+
+def test_integers_bools_and_fp8_come_in_and_out(tmp_path):
+    text = (
+        "def inputs(M=8, N=16):\n q = torch.randn(M, N).to(torch.float8_e4m3fn)\n return q, torch.randint(0, N, (M,)), torch.rand(M) > 0.5\n\n"
+        "def reference(q, at, keep):\n x = q.float()\n"
+        " return x.gather(1, at[:, None])[:, 0] * keep, x.argmax(1), (x > 0), (x * 2).to(torch.float8_e4m3fn)\n"
+    )
+
+    def solution(q, at, keep, shift=0):
+        x = q.to(torch.float32)
+        picked = torch.stack([x[row, column] for row, column in enumerate(at)])
+        return torch.where(keep, picked, 0.0), x.max(1).indices + shift, x.sign() == 1, (x + x).to(q.dtype)
+
+    operation = problem(tmp_path, text)
+    assert judged(operation, solution) == ("sampled", "")
+    assert judged(operation, lambda *given: solution(*given, shift=1))[0] == "wrong"
+
+
+def test_a_tolerance_of_its_own_is_told(tmp_path):
+    text = "tolerance = (1e-2, 1e-3)\n\ndef inputs(M=8, N=64):\n return torch.randn(M, N)\n\ndef reference(x):\n return x.exp()\n"
+    operation = problem(tmp_path, text)
+    assert judged(operation, lambda x: x.exp()) == ("sampled", "")
+    grade, detail = judged(operation, lambda x: x.half().exp().float())
+    assert (grade, detail[:31]) == ("tolerance", "within the problem's own tolera")
+
+
+VACUOUS = {
+    "accepts zeros": "def reference(x):\n return torch.softmax(x, -1)\n",
+    "accepts an input": "def reference(x):\n return x + 1e-4\n",
+    "accepts its mean": "def reference(x):\n return 5 + 1e-3 * x\n",
+}
+
+
+@pytest.mark.parametrize("what", VACUOUS)
+def test_a_problem_that_accepts_nothing_computed_is_refused(tmp_path, what):
+    text = f"tolerance = (1e-2, 3e-2)\n\ndef inputs(M=8, N=4096):\n return torch.randn(M, N)\n\n{VACUOUS[what]}"
+    grade, detail = judged(problem(tmp_path, text), lambda x: x)
+    assert grade == "unverified"
+    assert what in detail
+
+
+INPUTS = "def inputs(M=4, N=5):\n return torch.randn(M, N)\n\n"
+BAD = {
+    "defines no function reference": INPUTS,
+    "defines no problem and no operation": "x = 1\n",
+    "K has no default": "def inputs(K):\n return torch.randn(K)\n\ndef reference(x):\n return x\n",
+    "inputs has no parameter J": "cases = [dict(J=3)]\n" + INPUTS + "def reference(x):\n return x\n",
+    r"cases\[0\]: N must be a number": "cases = [dict(N=(1, 2))]\n" + INPUTS + "def reference(x):\n return x\n",
+    "tolerance must be": "tolerance = 1e-3\n" + INPUTS + "def reference(x):\n return x\n",
+    "inputs returns no tensor": "def inputs():\n return 3\n\ndef reference(x):\n return x\n",
+    "returns str": INPUTS + "def reference(x):\n return 'x'\n",
+    "returns no tensor and changes none": INPUTS + "def reference(x):\n return None\n",
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_a_bad_file_is_one_line(tmp_path, why):
+    with pytest.raises(UsageError, match=why):
+        problem(tmp_path, BAD[why])
+
+
+def test_an_unknown_parameter_and_a_random_reference_are_told(tmp_path):
+    with pytest.raises(UsageError, match="has no such parameter; it has M, N"):
+        problem(tmp_path, INPUTS + "def reference(x):\n return x * 2\n", [{"J": 1}])
+    operation = problem(tmp_path, INPUTS + "def reference(x):\n return x + torch.rand(5)\n")
+    with pytest.raises(UsageError, match="gives another y for the same inputs"):
+        judged(operation, lambda x: x)

@@ -1,0 +1,57 @@
+"""Problem files written for the tests, and what the worker's checks say of a solution."""
+
+from types import SimpleNamespace
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.ops import registry
+from softbench.problems.load import load
+from softbench.worker.callables import prepared
+from softbench.worker.checking import probes
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
+from softbench.worker.timing.rotating_inputs import RotatingInputs
+
+CPU = torch.device("cpu")
+CALLS = 40
+NAMES = iter(range(10**6))
+
+
+def problem(folder, text, wanted=()):
+    """The problem of a file with this text."""
+    file = folder / f"problem{next(NAMES)}.py"
+    file.write_text(text if text.lstrip().startswith('"""') else "import torch\n\n" + text)
+    return load(str(file), wanted)
+
+
+def cases(operation):
+    """All cases of a problem on the CPU, in its first dtype."""
+    return [Case(M, N, operation.case_dtypes[0], Direction.FORWARD, "cpu", op, shape) for op, M, N, shape in operation.cases]
+
+
+def judged(operation, solution, case=None):
+    """Class and detail of a solution: before timing, and of the calls of a batch."""
+    case = case or cases(operation)[0]
+    backend = SimpleNamespace(name="user", prepare=lambda case: solution, supports=lambda case: None, operations=(operation.name,))
+    given, call = registry.numerics(case.op).make(case, 0, CPU), prepared(backend, case)
+    call(*given)
+    found = PreCheck(case, call, given, backend, None).run(1)
+    if found.grade not in ("sampled", "tolerance"):
+        return found.grade, found.detail
+    made = RotatingInputs(case, given, call, overwrites=False)
+    made.widen()
+    for _ in range(2):
+        body = made.renew()
+        made.stir()
+        for _ in range(CALLS):
+            body()
+        made.collect()
+        timed = made.verify(lambda *parts: verify_outputs(backend, *parts))
+        if timed and timed.grade == "wrong":
+            return timed.grade, timed.detail
+    return found.grade, found.detail
+
+
+def on_gpu_probes(monkeypatch):
+    """Probes as a GPU has them, on the CPU."""
+    monkeypatch.setattr(probes, "possible", lambda device: True)
