@@ -16,23 +16,14 @@ from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
 from softbench.core.outcome import Build, Profile, Telemetry
 from softbench.core.text import one_line
-<<<<<<< HEAD
-from softbench.ops import user_file
-from softbench.ops.registry import declarations, operation
-from softbench.plugins import traits
-=======
 from softbench.ops.registry import declarations, operation, solutions
->>>>>>> c3234805 (Problems: a file with inputs and reference, or KernelBench's Model, runs as an operation with a sampled bound)
+from softbench.plugins import traits
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
-<<<<<<< HEAD
-from softbench.worker import callables, compiler_cache, triton_on_cpu
-=======
 from softbench.problems.load import load as load_file
-from softbench.worker import callables, compiler_cache
->>>>>>> c3234805 (Problems: a file with inputs and reference, or KernelBench's Model, runs as an operation with a sampled bound)
+from softbench.worker import callables, compiler_cache, triton_on_cpu
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs

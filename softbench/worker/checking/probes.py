@@ -233,11 +233,7 @@ class Splices:
         self.places = {
             number: torch.tensor([source.choices(range(tensor.numel()), k=2) for _ in range(MOST_COLUMNS)], device=tensor.device)
             for number, tensor in enumerate(sets[0])
-            if tensor.is_floating_point()
-            and tensor.element_size() > 1
-            and tensor.numel() > 1
-            and tensor.is_contiguous()
-            and not _linked(self.other[number])
+            if _is_spliced(tensor) and not _linked(self.other[number])
         }
         """Numbers of elements that change, by the number of their tensor."""
         self.place: int | None = None
@@ -273,6 +269,11 @@ class Splices:
     def _splice(self, given: Tensors, pair: int) -> None:
         for number, places in self.places.items():
             given[number].data.view(-1).index_copy_(0, places[pair], self.other[number].view(-1).index_select(0, places[pair]))
+
+
+def _is_spliced(tensor: torch.Tensor) -> bool:
+    """True if its elements can be exchanged one by one."""
+    return tensor.is_floating_point() and tensor.element_size() > 1 and tensor.numel() > 1 and tensor.is_contiguous()
 
 
 def _linked(tensor: torch.Tensor) -> bool:
