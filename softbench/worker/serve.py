@@ -15,6 +15,7 @@ from softbench.plugins.source import PluginSource
 from softbench.problems.load import load
 from softbench.worker.failures import failure
 from softbench.worker.garbage_collection import paused, seldom
+from softbench.worker.guarding import audit
 from softbench.worker.judged.calls import JudgedCalls
 from softbench.worker.machine_probe import probe
 from softbench.worker.server import Server
@@ -52,6 +53,8 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
             return Described(declaration.to_json(load(file, cases)))
         case messages.LoadSource(source, device, name, operations):
+            if not server.confined:
+                audit.close()
             with seldom():
                 return server.load(PluginSource(**source), device, name, operations)
         case messages.ListUnsupported(names, cases):

@@ -14,7 +14,7 @@ import torch
 from softbench.core import text
 from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
-from softbench.core.outcome import Build, Profile, Telemetry
+from softbench.core.outcome import Accuracy, Build, Grade, Profile, Telemetry
 from softbench.core.text import one_line
 from softbench.ops.registry import declarations, operation, solutions
 from softbench.plugins import traits
@@ -29,7 +29,7 @@ from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.compile_stats import CompilerCounts, Graphs
 from softbench.worker.failures import log, poisoned
-from softbench.worker.guarding import tamper_guard
+from softbench.worker.guarding import tamper_guard, triton_interpreter
 from softbench.worker.guarding.tamper_guard import TamperGuard
 from softbench.worker.timing import telemetry
 from softbench.worker.timing.batches import Batches
@@ -78,6 +78,8 @@ class Server:
         """True once late work was looked for in this case (`softbench.worker.guarding.async_work.late_work`)."""
         self.guard: TamperGuard | None = None
         self.check_cases: CheckCaseRunner | None = None
+        self.confined = False
+        """True in a process of the judge: it holds nothing that a plugin may not see."""
 
     def load(self, source: PluginSource, device: str, name: str | None = None, operations: Sequence[str] = ()) -> Loaded:
         """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
@@ -107,6 +109,7 @@ class Server:
     def build(self, case: Case, seed: int) -> Built | Skip:
         """Prepare the backend for a case, with a first call and a synchronization."""
         self._forget()
+        triton_interpreter.forget()
         whole = operation(case.op).whole
         self.case, self.seed = case if whole else measured_case(self.backend, case, by_dim=callables.by_dim(case)), seed
         if reason := callables.refused(self.backend, case):
@@ -187,6 +190,8 @@ class Server:
         if self.batches is None:
             raise RuntimeError("a verification before a batch")
         found = self.batches.verify(partial(verify_outputs, self.backend))
+        if triton_interpreter.ran():
+            found = Accuracy(Grade.UNVERIFIED, float("nan"), triton_interpreter.RAN)
         return Verified(found, self.last_telemetry)
 
     def time_host(self, batch_ms: float, l2: str) -> Done:
@@ -257,8 +262,9 @@ class Server:
         if self.call is None or self.timers is None:
             raise RuntimeError("a batch before a build")
         if self.batches is None:
+            tampered = self.guard.replaced() if self.guard else ""  # before there is anything to take hold of
             rotation = RotatingInputs(self._case(), self._inputs(), self.call, overwrites=reuses_output(self.backend))
-            self.batches = Batches(rotation, self.device, self.guard)
+            self.batches = Batches(rotation, self.device, self.guard, tampered=tampered)
         if l2 != "warm" and self.batches.body is None:  # not between a renewal and its batch
             self.batches.rotation.widen()
         return self.timers, self.batches
@@ -297,6 +303,8 @@ class Server:
 
     def _untimed(self) -> str:
         """Why the case must not be timed here; empty if it may be."""
+        if triton_interpreter.ran() and not interpreted(self.backend):
+            return f"not timed: {triton_interpreter.RAN}"
         only = interpreted(self.backend)
         return f"on {text.count(self._case().M, 'row')} under {only[0]}, not timed" if only else ""
 

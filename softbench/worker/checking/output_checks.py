@@ -79,7 +79,12 @@ def _poison(dtype: torch.dtype) -> float | int | bool:
 
 def as_tuple(results: Any, due: Sequence[object]) -> Any:
     """The results of a call as a tuple. A call with one output returns the tensor itself."""
-    return results if len(due) > 1 else (results,)
+    if len(due) == 1:
+        return (results,)
+    # A subclass could give other elements to each reader.
+    if isinstance(results, tuple):
+        return tuple(tuple.__iter__(results))
+    return tuple(list.__iter__(results)) if isinstance(results, list) else results
 
 
 def versions(given: tuple[torch.Tensor, ...]) -> tuple[int, ...]:
@@ -118,9 +123,13 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]
     """What is off with outputs whatever their values are: type, shape, dtype, device, memory that is not their own."""
     if not isinstance(results, tuple | list) or len(results) != len(due):
         return f"must return ({', '.join(form.name for form in due)})"
+    if name := next(filter(None, map(_hidden, given)), ""):
+        return f"hid {name} of its input behind an attribute of the same name"
     for out, form in zip(results, due, strict=True):
         if type(out) is not torch.Tensor:
             return f"returned {type(out).__name__}, not a torch.Tensor"
+        if name := _hidden(out):
+            return f"hid {name} of its output behind an attribute of the same name"
         for what, got, want in (
             ("shape", tuple(out.shape), form.shape),
             ("dtype", out.dtype, form.dtype),
@@ -140,6 +149,11 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]
     if len(results) > 1 and shared(results):
         return "returned outputs that share their memory"
     return ""
+
+
+def _hidden(tensor: torch.Tensor) -> str:
+    """The method of a tensor that an attribute of this one hides, such as `is_neg`; an empty text if none does."""
+    return next((str(name) for name in torch.Tensor.__dict__["__dict__"].__get__(tensor) if hasattr(torch.Tensor, name)), "")
 
 
 def shared(outputs: Iterable[torch.Tensor]) -> bool:

@@ -124,6 +124,8 @@ class PreCheck:
         held_bytes = self._reset_peak()
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
+        if self.guard and (left := self.guard.active()):  # a mode would see what follows
+            return (), left
         if held_bytes is not None and self.peak_bytes is None:  # what follows allocates too
             self.peak_bytes = torch.cuda.max_memory_allocated() - held_bytes
         late = watch.unfinished(outputs)

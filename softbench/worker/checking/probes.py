@@ -28,6 +28,7 @@ from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import of_rows, operation
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.output_checks import SHARED, Form, as_tuple, forms, misformed, same, shared
+from softbench.worker.guarding import active
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
@@ -151,7 +152,7 @@ class Probes:
     def _copied(self, turn: int, place: int, row: int, outputs: object) -> Probe | None:
         """A probe with the row as it is now, or the outputs of a problem, which are held from now on. None if something is broken."""
         given, results = self.sets[place], as_tuple(outputs, self.due_outputs)
-        self.broken = self.broken or self._resized(place) or misformed(given, results, self.due_outputs)
+        self.broken = self.broken or active.mode() or self._resized(place) or misformed(given, results, self.due_outputs)
         if self.broken or not isinstance(results, tuple | list):
             return None
         here, inputs, copied = slice(row, row + 1), tuple[torch.Tensor, ...](), tuple(map(torch.Tensor.detach, results))

@@ -53,12 +53,12 @@ class AsyncWorkWatch:
         outputs = [
             out for out in all_results if type(out) is torch.Tensor and out.layout is torch.strided and out.device.type == self.device
         ]
-        at_once = [out.detach().clone() for out in outputs]
+        at_once = [torch.Tensor.detach(out).clone() for out in outputs]
         if _thread._count() or _threads() - self.threads:
             time.sleep(SETTLE_SECONDS)
         if self.device == "cuda":
             torch.cuda.synchronize()
-        return "" if all(same(out.detach(), early) for early, out in zip(at_once, outputs, strict=True)) else LATE
+        return "" if all(same(torch.Tensor.detach(out), early) for early, out in zip(at_once, outputs, strict=True)) else LATE
 
 
 def _threads() -> frozenset[str]:

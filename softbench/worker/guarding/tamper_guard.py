@@ -1,4 +1,6 @@
-"""Detects that a plugin replaced a timing or checking function in the process they share. It deters cheating; it is no security boundary.
+"""Detects that a plugin replaced a timing or checking function in the process they share, or left a mode or hook active there.
+
+It deters cheating; it is no security boundary.
 
 `bind` records the protected names before the plugin is imported. `TamperGuard.replaced` names the first one that has changed since,
 for example a patched `torch.cuda.Event`, `perf_counter` or float64 reference.
@@ -6,8 +8,15 @@ for example a patched `torch.cuda.Event`, `perf_counter` or float64 reference.
 
 from __future__ import annotations
 
+import builtins
+import gc
 import inspect
+import json
+import math
+import os
 import pkgutil
+import random
+import statistics
 import sys
 import time
 import timeit
@@ -24,6 +33,7 @@ import torch
 
 from softbench import ops
 from softbench.ops import registry
+from softbench.worker.guarding import active
 from softbench.worker.timing import persisting_l2
 from softbench.worker.timing.persisting_l2 import PersistingL2
 
@@ -37,8 +47,14 @@ CHECKS = tuple(
         "problems.problem",
         "problems.replay",
         "problems.values",
+        "core.channel",
+        "core.json",
+        "core.messages",
+        "worker.callables",
+        "worker.guarding.active",
         "worker.guarding.async_work",
         "worker.guarding.caller_state",
+        "worker.guarding.triton_interpreter",
         "worker.checking.any_dim",
         "worker.checking.check_case",
         "worker.checking.contract_cases",
@@ -56,11 +72,23 @@ CHECKS = tuple(
 )
 """The modules that time, and those that choose what is compared. A case's parameters, shape and rows are properties of
 `softbench.core.case`."""
+ANSWERS = ("softbench.worker.serve", "softbench.worker.server")
+"""Modules that import this one, and answer requests."""
 USED = " ".join(name for module in OPERATIONS for name in getattr(module, "OPERATORS", ()))
 """The operators of torch that operations use, by their own word."""
+FREE = {"print", "input", "open", "help", "exit", "quit", "copyright", "credits", "license"}
+"""Names of builtins that decide nothing: libraries replace some of them."""
 PROTECTED: dict[ModuleType, str] = {
-    time: "perf_counter perf_counter_ns monotonic sleep",
-    timeit: "default_timer",
+    builtins: " ".join(name for name in vars(builtins) if not name.startswith("_") and name not in FREE),
+    time: "perf_counter perf_counter_ns monotonic monotonic_ns sleep time time_ns process_time process_time_ns thread_time thread_time_ns",
+    timeit: "default_timer Timer Timer.timeit",
+    json: "dumps loads JSONEncoder JSONEncoder.encode JSONEncoder.iterencode encoder.c_make_encoder encoder.encode_basestring_ascii",
+    statistics: "median",
+    random: "Random Random.random Random.randrange Random.uniform Random.sample Random.choice Random.choices Random.getrandbits",
+    math: "exp log ceil",
+    os: "urandom",
+    gc: "enable disable isenabled collect freeze",
+    sys: "gettrace getprofile addaudithook",
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph _sleep",
     torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
@@ -68,12 +96,24 @@ PROTECTED: dict[ModuleType, str] = {
 }
 """Names outside softbench that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL.
 Every name that a module of OPERATIONS or CHECKS defines or imports is protected too."""
-PROTECTED_TIMER = "Timer Timer.timeit Timer.blocked_autorange Timer._timeit"
+PROTECTED_TIMER = (
+    "Timer Timer.timeit Timer.blocked_autorange Timer._timeit Timer._timer_cls Timer._threaded_measurement_loop Measurement "
+    "Measurement.times Measurement.median utils.timer.timer utils.timer.timeit utils.common.set_torch_threads"
+)
 """Protected names of `torch.utils.benchmark`. Importing that module calls the CUDA driver, and a process forked after that cannot use it.
 The forkserver imports this module, so only `bind`, in a worker, imports `torch.utils.benchmark`."""
 LAZY = ("torch", "numpy")
 """Packages that `softbench.ops.lazy` looks up in `sys.modules` at each use."""
-OPTIONAL = frozenset({"torch.utils.benchmark.Timer._timeit"})
+OPTIONAL = frozenset(
+    f"torch.utils.benchmark.{name}"
+    for name in (
+        "Timer._timeit",
+        "Timer._timer_cls",
+        "Timer._threaded_measurement_loop",
+        "utils.timer.timeit",
+        "utils.common.set_torch_threads",
+    )
+)
 """Private names, which another version of torch may lack."""
 _remembered: list[ProtectedName] = []
 """In a process that the forkserver forked: what `remember` found."""
@@ -101,11 +141,11 @@ class ProtectedName:
 class TamperGuard:
     """The protected names of one process, with their original values."""
 
-    __slots__ = ("_columns", "_entries", "names", "persisting_l2")
+    __slots__ = ("_columns", "_entries", "active", "names", "persisting_l2")
 
     def __init__(self, names: Sequence[ProtectedName], persisting_l2: PersistingL2 | None = None) -> None:
         """`persisting_l2` is None on the CPU."""
-        self.names, self.persisting_l2 = tuple(names), persisting_l2
+        self.names, self.persisting_l2, self.active = tuple(names), persisting_l2, active.watch()
         self._entries = [name for name in self.names if isinstance(name.owner, dict)]
         attributes = {(id(name.owner), name.attribute): name for name in self.names if not isinstance(name.owner, dict)}.values()
         coded = {id(_function(name.value)): name for name in attributes if name.code is not None}.values()
@@ -117,7 +157,12 @@ class TamperGuard:
         """Objects, their attributes and the values of these, which `map` compares in a tenth of the time of a loop. Each batch does it."""
 
     def replaced(self) -> str:
-        """`replaced torch.cuda.Event, which measures or judges it`, or an empty text. A changed setting of L2 is named too."""
+        """`replaced torch.cuda.Event, which measures or judges it`, or an empty text.
+
+        What is left active and a changed setting of L2 are named too.
+        """
+        if left := self.active():
+            return left
         same = all(all(map(is_, map(getattr, owners, names, repeat(None)), values)) for owners, names, values in self._columns)
         if not same or any(entry.replaced() for entry in self._entries):
             label = next((name.label for name in self.names if name.replaced()), "a name for a moment")
@@ -158,7 +203,7 @@ def bind(device: str) -> TamperGuard:
 def _of_modules() -> Iterator[ProtectedName]:
     """The names in OPERATIONS and CHECKS and the members of their classes. A module's own come first, because others may import them."""
     for own in (True, False):
-        for module in (*OPERATIONS, *CHECKS):
+        for module in (*OPERATIONS, *CHECKS, *map(import_module, ANSWERS)):
             for name, value in vars(module).items():
                 if name.startswith("__") or (getattr(value, "__module__", module.__name__) == module.__name__) is not own:
                     continue

@@ -16,6 +16,7 @@ from softbench.core.case import Case
 from softbench.core.messages import Called, Confined, Done, Reply, Request
 from softbench.plugins.traits import overwrites_output
 from softbench.worker.garbage_collection import settle
+from softbench.worker.guarding import triton_interpreter
 from softbench.worker.judged import confinement, shared_memory
 from softbench.worker.judged.memory import OutputArena, Tensors, input_layout, tensors_of_calls
 from softbench.worker.timing.call_queue import CallQueue
@@ -56,6 +57,7 @@ class JudgedCalls:
             case messages.ConfineProcess(readable, folder, device, sockets):
                 if self.arena is not None:
                     return Confined({"network": confinement.forbid_sockets()})
+                self.server.confined = True
                 return Confined(confinement.confine(readable, folder, device, sockets=sockets))
             case messages.ShareOutputs(case, calls, size):
                 block = shared_memory.attach(self.descriptors.pop(0), size, case.device)
@@ -93,6 +95,8 @@ class JudgedCalls:
             raise RuntimeError("calls before their memory")
         if self.server.case not in (None, self.case):
             raise RuntimeError("only an interpreter runs it here, on fewer rows, so it is not timed")
+        if triton_interpreter.ran():
+            raise RuntimeError(triton_interpreter.RAN)
         queued = len(self.places)
         if not queued:
             self._begin()

@@ -30,10 +30,13 @@ class Batches:
     """What the next batch calls."""
     broken: str = ""
     """How calls of the last batch were not timed, in words."""
+    tampered: str = ""
+    """What was replaced or left active at any time since the build."""
 
     def renew(self) -> None:
         """Other values into the inputs of the batch that follows."""
-        self.body, self.broken = self.rotation.renew(), ""
+        self.broken = self._replaced()
+        self.body = self.rotation.renew()
         if self.guard and self.guard.persisting_l2:
             self.guard.persisting_l2.reset()
 
@@ -47,6 +50,7 @@ class Batches:
         if body is None:
             raise RuntimeError("asked to time calls whose inputs were not renewed")
         self.rotation.stir()
+        self._replaced()
         found = timer(body, warmup_ms, batch_ms, block)
         self.rotation.collect()
         synchronize(self.device)  # before another worker is timed
@@ -65,4 +69,5 @@ class Batches:
         return Accuracy.wrong(broken) if broken else self.rotation.verify(judge)
 
     def _replaced(self) -> str:
-        return self.guard.replaced() if self.guard else ""
+        self.tampered = self.tampered or (self.guard.replaced() if self.guard else "")
+        return self.tampered
