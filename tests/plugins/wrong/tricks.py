@@ -11,6 +11,7 @@ import torch
 
 from softbench import Direction
 
+KEPT = []
 LOOKED_AT = 3  # calls that build and check
 
 
@@ -250,6 +251,26 @@ def patching(module, attribute, value):
     return prepare
 
 
+def entering(mode, calls=0):
+    """Enters a mode in a call, and never leaves it."""
+
+    def call(x):
+        made[0] += 1
+        if made[0] == calls + 1:
+            KEPT.append(mode())
+            KEPT[-1].__enter__()
+        return honest(x)
+
+    made = [0]
+    return call
+
+
+def hiding(x):
+    y = torch.empty_like(x)
+    y.is_neg = lambda: False
+    return y
+
+
 class Trick:
     """A softmax that only looks fast."""
 
@@ -317,6 +338,14 @@ backends = [
         "patches-the-judge",
         patching("softbench.ops.check", "excess", lambda out, *_: out * 0),
         "replaced softbench.ops.check.excess",
+    ),
+    Trick("hides-a-method", plain(hiding), "hid is_neg of its output"),
+    Trick("leaves-autocast", lambda: entering(lambda: torch.autocast("cpu")), "left autocast active"),
+    Trick("leaves-a-mode-when-unwatched", lambda: entering(lambda: torch.device("cpu"), 40), "left a torch function mode", stage="time"),
+    Trick("patches-round", patching("builtins", "round", lambda *_: 1e-3), "replaced builtins.round"),
+    Trick("patches-samples", patching("torch.utils.benchmark", "Measurement", Fast), "replaced torch.utils.benchmark.Measurement"),
+    Trick(
+        "patches-the-worker", patching("softbench.worker.server", "verify_outputs", None), "replaced softbench.worker.server.verify_outputs"
     ),
     Trick("patches-the-reference", patching("torch", "softmax", lambda x, dim: x.clone()), "replaced torch.softmax"),
 ]

@@ -1,0 +1,56 @@
+"""A plugin finds neither frames nor objects of its caller; what libraries do for it goes on."""
+
+import subprocess
+import sys
+
+import pytest
+
+PLUGIN = """
+import collections, ctypes, gc, inspect, logging, sys, traceback
+
+from softbench.worker.guarding import audit
+
+audit.close()
+
+
+def raised():
+    try:
+        raise ValueError
+    except ValueError as error:
+        return error
+
+
+def generator():
+    yield made.gi_frame
+
+
+made = generator()
+print({})
+"""
+
+
+def printed(folder, expression):
+    (folder / "plugin.py").write_text(PLUGIN.format(expression))
+    return subprocess.run([sys.executable, folder / "plugin.py"], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        *("sys._getframe()", "inspect.currentframe()", "inspect.stack()", "logging.currentframe()", "next(traceback.walk_stack(None))"),
+        *("raised().__traceback__.tb_frame", "next(made)", "ctypes.pythonapi.PyEval_GetFrame", "sys._current_frames()"),
+        *("gc.get_objects()", "gc.get_referrers(gc)", "sys.settrace(print)", "sys.setprofile(print)"),
+    ],
+)
+def test_the_ways_to_its_caller_are_closed(tmp_path, expression):
+    assert "closed to plugins" in printed(tmp_path, expression).stderr
+
+
+def test_libraries_may_look_for_the_line_of_their_caller(tmp_path):
+    done = printed(
+        tmp_path,
+        "logging.warning('told'), collections.namedtuple('Pair', 'x y'), inspect.signature(raised), gc.collect(), "
+        "''.join(traceback.format_exception(raised()))",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "told" in done.stderr
