@@ -23,4 +23,4 @@ def test_a_plugin_that_selects_the_interpreter_is_not_timed():
         ):
             reply = pool.ask(worker, request, 60, request.op)
     assert reply.accuracy.grade is Grade.PASS
-    assert "Triton's interpreter ran it" in reply.untimed
+    assert "Triton's interpreter" in reply.untimed
