@@ -142,4 +142,4 @@ def case_of(given: Mapping[str, Any], command: str) -> Case:
 
     sizes = {key: given[key] and str(given[key]) for key in ("M", "N")}
     texts = {key: given[key] for key in ("shape", "dim", "dtype", "direction")}
-    return one_case({**sizes, **texts, "op": name(given["op"], given["set"])}, command)
+    return one_case({**sizes, **texts, "op": name(given["op"], given["set"], sizes)}, command)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -17,7 +18,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import numerics, of_rows, operation, rows as rows_in
 from softbench.worker.checking import any_dim, output_checks
 from softbench.worker.checking.pre_check import verify_outputs
 from softbench.worker.checking.row_sample import WHOLE_ELEMENTS
@@ -70,7 +71,7 @@ class Challenge:
         return [(given, results, self.rows.reshape(-1))]
 
     def _verified(self, given: Tensors, outputs: Tensors, numbers: torch.Tensor) -> Accuracy:
-        return verify_outputs(None, self.case.of_rows(len(numbers)), given, outputs, numbers=numbers.tolist())
+        return verify_outputs(None, of_rows(self.case, len(numbers)), given, outputs, numbers=numbers.tolist())
 
     def _of_chosen(self, outputs: Tensors) -> Accuracy:
         """The accuracy of the chosen call, of all its rows or of some."""
@@ -78,8 +79,9 @@ class Challenge:
         now = tensors_of_calls(self.inputs.bytes[self.chosen * each :], layout, each, self.case, 1)[0]
         if not all(map(output_checks.same, now, self.whole)):
             return Accuracy.wrong(CHANGED)
-        rows = min(self.case.M, max(1, WHOLE_ELEMENTS[self.case.device] // self.case.N))
-        numbers = _random_rows(self.case.M, rows).to(outputs[0].device)
+        there = rows_in(self.case)
+        rows = min(there, max(1, WHOLE_ELEMENTS[self.case.device] // self.case.N))
+        numbers = _random_rows(there, rows).to(outputs[0].device)
         given, results = any_dim.rows_of(self.case, self.whole, numbers), any_dim.rows_of_outputs(self.case, outputs, numbers)
         return self._verified(given, results, numbers)
 
@@ -106,7 +108,7 @@ def _drawn(case: Case, calls: int, block: shared_memory.Block) -> Challenge:
     whole: Tensors = ()
     for call, shares in enumerate(tensors_of_calls(block.bytes, layout, each, case, calls)):
         given = any_dim.make(case, SECRET.getrandbits(62), device)
-        structured = _structured(case, given, specs, device) if call in hard else []
+        structured = _structured(case, given, specs, device) if call in hard and not operation(case.op).whole else []
         rows = _chosen_rows(case, structured, count)
         for tensor, shared in zip(given, shares, strict=True):
             shared.copy_(tensor.detach())
@@ -140,13 +142,14 @@ def _structured(case: Case, given: Tensors, specs: Sequence[TensorSpec], device:
 
 def rows_to_read(case: Case, calls: int) -> int:
     """How many rows of each output are read before the clock stops."""
-    return max(1, min(READ_ROWS, case.M, READ_ELEMENTS[case.device] // (calls * case.N)))
+    return max(1, min(READ_ROWS, rows_in(case), READ_ELEMENTS[case.device] // (calls * case.N)))
 
 
 def _chosen_rows(case: Case, structured: list[int], count: int) -> list[int]:
     """Some of the structured rows, and random rows."""
     rows = structured[: -(-count // 2)]
-    others = SECRET.sample(range(case.M), min(case.M, 2 * count))
+    there = rows_in(case)
+    others = SECRET.sample(range(there), min(there, 2 * count))
     return list(dict.fromkeys([*rows, *others]))[:count]
 
 
@@ -197,7 +200,10 @@ class OutputReader:
 
 
 def _elements(case: Case, spec: TensorSpec, rows: torch.Tensor) -> torch.Tensor:
-    """The elements of rows in a contiguous tensor: (calls, rows, columns), or (calls, rows) if a row is an element."""
+    """The elements of rows in a contiguous tensor: (calls, rows, columns), or (calls, rows) if a row is an element. All of a problem's."""
+    if operation(case.op).whole:
+        elements = torch.arange(prod(shape := spec.shape(case)), device=rows.device)
+        return elements.view(1, *shape).expand(len(rows), *shape)
     if not case.shape and len(shape := spec.shape(case)) > 1:
         width = 1
         for extent in shape[1:]:

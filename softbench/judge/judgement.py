@@ -38,6 +38,8 @@ CHALLENGES = 9
 """Challenges whose time counts. One before them is checked only."""
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
+WHOLE_CALLS = 8
+"""Calls of a challenge of a problem, at most: each is compared as a whole, and the reference replayed for each."""
 LEAST_CALLS = 2
 BUSY, BUSY_US = 1.25, 500.0
 """A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded. By the factor alone,
@@ -115,6 +117,9 @@ class Judge:
             operations: files of users' operations, which are loaded already.
         """
         found = Judgement(calls=calls_of(case, memory_of(case.device)))
+        if operation(case.op).passes[case.direction].in_place:
+            found.status, found.reason = Status.UNVERIFIED, "the judge's inputs are read-only, and a call of this problem changes them"
+            return found
         if reason := too_large(case, found.calls):
             found.status, found.reason = Status.OOM, reason
             return found
@@ -260,7 +265,8 @@ def calls_of(case: Case, memory: int) -> int:
     A plugin's process may still map the last challenge's inputs while the next ones are drawn.
     """
     inputs, outputs = input_layout(case)[1], output_layout(case)[1]
-    most = min(CALLS[case.device], CALL_BYTES[case.device] // (inputs + outputs))
+    calls = WHOLE_CALLS if operation(case.op).whole else CALLS[case.device]
+    most = min(calls, CALL_BYTES[case.device] // (inputs + outputs))
     if case.device == "cuda":
         fixed = output_bytes(case, 0) + FLUSH_BYTES
         each = 2 * inputs + (output_bytes(case, 2) - output_bytes(case, 0)) // 2

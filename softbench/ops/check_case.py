@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from softbench.core.case import Direction
+from softbench.core.case import Case, Direction
 from softbench.ops.lazy import torch
 
 Tensors = tuple["torch.Tensor", ...]
@@ -35,6 +35,8 @@ class CheckCase:
     `softbench.worker.checking.contract_cases`."""
     gpu_only: str = ""
     """Why it needs a GPU; empty if it does not."""
+    case: Case | None = None
+    """The case of a problem, but for its dtype and device; None if the tensors tell it."""
     free_bytes: int = 0
     """Free device memory that it needs in float32, in bytes. If above 0, backends run it one after the other."""
 

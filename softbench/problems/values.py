@@ -15,16 +15,17 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from softbench.core.case import Case, Value, parse_op
+from softbench.core.case import Case, Direction, Value, parse_op
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
 from softbench.ops.check import Worst, excess
-from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES, TENSOR_DTYPES
 from softbench.ops.error_terms import Bounded, U
 from softbench.ops.operation import Extent, WholeCase
@@ -89,7 +90,7 @@ class ProblemValues(Values):
         return found
 
     def draw(self, case: Case, random: Draw) -> Sequence[torch.Tensor]:
-        return self.make(case, random.generator.initial_seed(), random.device)
+        return self._drawn(case, random)
 
     def structured_rows(self, case: Case) -> Mapping[str, Change]:
         return {}
@@ -169,6 +170,20 @@ class ProblemValues(Values):
                 raise UsageError(f"the reference gives another {name} for the same inputs; draw random numbers in inputs")
         exact = self.reference(case, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
         return [_lost(got[None], want) for got, want in zip(narrow, exact, strict=True)]
+
+    def check_cases(self, op: str) -> list[CheckCase]:
+        """Two draws of each case, in the order of the cases. An op with parameters is one case."""
+        if given := parse_op(op)[1]:
+            self.declare({**self.problem.parameters, **given})
+        cases = [Case(M, N, "fp32", Direction.FORWARD, "cpu", text, shape) for text, M, N, shape in self.layouts if not given or text == op]
+        return [
+            CheckCase(f"{draw} draw {case.op.partition('(')[2].rstrip(')')} {case.identity.size}".replace("  ", " "), case.direction,
+                      partial(self._drawn, case), case=case)
+            for case in cases for draw in ("first", "second")
+        ]  # fmt: skip
+
+    def _drawn(self, case: Case, random: Draw) -> Tensors:
+        return self.make(replace(case, dtype=random.dtype), random.generator.initial_seed(), random.device)
 
     def accepted(self, case: Case, given: Tensors) -> str:
         wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in given]

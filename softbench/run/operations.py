@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from softbench.core.case import REFERENCE, YARDSTICK, Value
@@ -50,9 +51,16 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     return [found.get(word, word) for word in words]
 
 
-def name(given: str, parameters: Sequence[str] | None = None) -> str:
-    """The one operation of values of `--op` and `--set`; raises as `names`, also if there are several or an unknown one."""
-    return parse_operation(",".join(names([given]) or ()), "--op", parse_parameters(parameters, "--set") if parameters else DEFAULTS)
+def name(given: str, parameters: Sequence[str] | None = None, sizes: Mapping[str, object] = MappingProxyType({})) -> str:
+    """The one operation of values of `--op` and `--set`; raises as `names`, also if there are several or an unknown one.
+
+    `sizes` are `--M` and `--N`, which a problem takes for parameters.
+    """
+    words = names([given], cases=cases_of({"set": parameters, **{axis: [str(size)] for axis, size in sizes.items() if size}})) or ()
+    if found := problems(words):
+        ops = dict.fromkeys(op for op, *_ in found[0].cases)
+        return next(iter(ops)) if len(ops) == 1 else found[0].name
+    return parse_operation(",".join(words), "--op", parse_parameters(parameters, "--set") if parameters else DEFAULTS)
 
 
 def problems(ops: Sequence[str]) -> list[Operation]:

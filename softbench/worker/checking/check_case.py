@@ -21,7 +21,7 @@ from softbench.worker.callables import prepared, refused
 from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
 from softbench.worker.checking.contract_cases import WAYS, ContractCase
 from softbench.worker.checking.error_metrics import MetricsAccumulator
-from softbench.worker.checking.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, shared, versions
+from softbench.worker.checking.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, settled, shared, versions
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.guarding.async_work import AsyncWorkWatch
 
@@ -66,8 +66,11 @@ class CheckCaseRunner:
         generator.manual_seed(random := zlib.crc32(f"{seed} {direction} {dtype} {name}".encode()))
         given = item.make(Draw(generator, dtype, self.device, self.most_rows))
         dim = -1 if item.dim is None else item.dim
-        shape = given[0].movedim(dim, -1).shape
-        case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type, self.operation)
+        if item.case:
+            case = replace(item.case, dtype=dtype, device=self.device.type)
+        else:
+            shape = given[0].movedim(dim, -1).shape
+            case = Case(max(1, given[0].numel()) // max(1, shape[-1]), shape[-1], dtype, direction, self.device.type, self.operation)
         if operation(self.operation).scores:
             sizes = tuple(given[0].shape)
             case = replace(case, shape="x".join(map(str, sizes if len(sizes) > 2 else (1, 1, *sizes))))
@@ -100,7 +103,7 @@ class CheckCaseRunner:
     def _judge(self, item: CheckCase, case: Case, call: Call, given: Tensors) -> Accuracy:
         """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
-        due = forms(case) if item.dim is None and (given[0].numel() or case.N) else like(given[0], forms(case)[0].dtype)
+        due = forms(case) if item.case or (item.dim is None and (given[0].numel() or case.N)) else like(given[0], forms(case)[0].dtype)
         poison(due, given)
         watch = AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
@@ -109,7 +112,7 @@ class CheckCaseRunner:
         reason = breach(given, kept, results, due, written=written) or late
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self._compared(item, case, call, given, results)
+        return self._compared(item, case, call, given, settled(given, kept, results, due))
 
     def _compared(self, item: CheckCase, case: Case, call: Call, given: Tensors, results: Tensors) -> Accuracy:
         note, outputs = "", [results]
@@ -130,6 +133,8 @@ class CheckCaseRunner:
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
     def _verified(self, case: Case, given: Tensors, outputs: Tensors, dim: int | None) -> Accuracy:
+        if operation(case.op).whole:
+            return verify_outputs(self.backend, case, given, outputs, self._metrics)
         if case.shape:
             given, outputs = rows_of(case, given, slice(None)), rows_of_outputs(case, outputs, slice(None))
             return verify_outputs(self.backend, case.of_rows(case.M), given, outputs, self._metrics)
