@@ -25,6 +25,8 @@ SIGNS = {
     "unverified": "?",
     "skipped": "-",
 }
+OF_PROBLEMS = ("sampled", "tolerance")
+"""The verdicts that only problems have."""
 STYLES = {"low-precision": "yellow", "tolerance": "yellow", "wrong": "bold red", "failed": "bold red", "skipped": "dim"}
 
 
@@ -42,7 +44,8 @@ def table(findings: Sequence[Finding]) -> RenderableType:
         for item in dict.fromkeys(finding.item for finding in section):
             grid.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
         parts += [Text(f"{section[0].of_pass}: {', '.join(dtypes)}", style="bold"), grid, Text()]
-    legend = "; ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items())
+    found = {finding.verdict for finding in findings}
+    legend = "; ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items() if verdict in found or verdict not in OF_PROBLEMS)
     return Group(*parts, Text(legend, style="dim"), *_counts(findings, names), *_reasons(findings))
 
 
