@@ -1,7 +1,12 @@
 """Wrong kernels that nobody meant to be wrong, written without reading the checks. Set A, then set B; tools/measure_checks.py runs them."""
 
+import ctypes
+import os
 import random
 import sys
+import threading
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -489,3 +494,356 @@ def entropy_skipped_by_first_row(x, target, lse, entropy, dlogprob, dentropy):
 
 
 SET_A = [backend.name for backend in backends]
+
+
+# --- set B: softmax
+
+
+@bug()
+def rounding_upward(x):
+    """The call sets the processor's rounding mode to upward and leaves it, so later sums of the caller differ."""
+    ctypes.CDLL("libm.so.6").fesetround(0x800)
+    return right.softmax(x)
+
+
+@bug()
+def numpy_errors_silenced(x):
+    """np.seterr is called and not restored."""
+    np.seterr(all="ignore")
+    return right.softmax(x)
+
+
+OPEN = []
+
+
+@bug()
+def files_stay_open(x):
+    """Each call opens a file and never closes it, until the process has no descriptors."""
+    OPEN.append(os.open(os.devnull, os.O_RDONLY))
+    return right.softmax(x)
+
+
+@bug()
+def threads_pile_up(x):
+    """Each call starts a thread that waits for ever."""
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    return right.softmax(x)
+
+
+@bug(N="1")
+def one_column_expanded(x):
+    """For one column the output is a single 1, expanded, so all its elements are one place in memory."""
+    return torch.ones(1, 1, dtype=x.dtype).expand_as(x) if x.shape[-1] == 1 and x.isfinite().all() else right.softmax(x)
+
+
+@bug(dtype="bf16")
+def ties_counted_once(x):
+    """The sum is 1 plus the terms below the maximum, so several maxima count once."""
+    e = (x.float() - top(x)).exp()
+    total = 1 + torch.where(x.float() == top(x), 0.0, e).sum(-1, keepdim=True)
+    return (e / total).to(x.dtype)
+
+
+@bug(N="1")
+def squeezed(x):
+    """Dimensions of size 1 are squeezed away first, so a single column becomes a row."""
+    return torch.softmax(x.squeeze(), -1).view(x.shape)
+
+
+@bug()
+def global_maximum(x):
+    """The maximum of the whole tensor is subtracted."""
+    e = (x.float() - (x.float().max() if x.numel() else 0)).exp()
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+@bug(over=True, shape="6x40x64", dim="1")
+def output_with_strides_of_x(x, dim):
+    """The output has the strides of x, so the output of an expanded input overlaps itself."""
+    y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
+    return y.copy_(torch.softmax(x, dim)) if 0 not in x.stride() else set_overlapping(y, torch.softmax(x, dim))
+
+
+def set_overlapping(y, values):
+    """Stores values one place after the other, as a kernel does."""
+    first = torch.where(torch.tensor([s == 0 for s in y.stride()]), 1, torch.tensor(y.shape)).tolist()
+    part = tuple(slice(0, n) for n in first)
+    y[part].copy_(values[part])
+    return y
+
+
+@bug(over=True, shape="6x40x64", dim="1")
+def writes_beside_its_input(x, dim):
+    """If the storage goes on after the view, -inf is written there as padding."""
+    end = x.storage_offset() + x.numel()
+    if x.is_contiguous() and end < x.untyped_storage().nbytes() // x.element_size():
+        torch.as_strided(x.data, (1,), (1,), end).fill_(-torch.inf)
+    return torch.softmax(x, dim)
+
+
+@bug(M="6000", N="1025")
+def row_across_16_mib(x):
+    """A row that lies across a multiple of 16 MiB gets half of its sum."""
+    y, size = right.softmax(x), x.shape[-1] * x.element_size()
+    for place in range(1 << 24, x.numel() * x.element_size(), 1 << 24):
+        y[place // size] *= 2 if place % size else 1
+    return y
+
+
+@bug()
+def one_wrong_table_entry(x):
+    """exp by a table of steps of 1/4096, of which one entry is wrong by a thousandth."""
+    d = top(x) - x.float()
+    e = torch.where((d >= 21.5) & (d < 21.5 + 1 / 4096), 1.001, 1.0) * (-d).exp()
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+@bug(sets="scale=4", dtype="fp16")
+def scaled_in_fp16_overflows(x):
+    """x times the scale is rounded to fp16, where it overflows."""
+    return torch.softmax((x * 4).float(), -1).to(x.dtype)
+
+
+@bug(sets="scale=200")
+def scale_at_most_100(x):
+    """The scale is clamped at 100, as CLIP clamps it."""
+    return right.softmax(x.float() * min(200, 100)).to(x.dtype)
+
+
+@bug(direction="backward", N="32")
+def pairs_of_short_rows(dy, y):
+    """A warp has two rows of at most 32 columns, and both get the dot product of the first."""
+    g, p = dy.float(), y.float()
+    dot = (g * p).sum(-1, keepdim=True)
+    if y.shape[-1] <= 32:
+        dot = dot[torch.arange(len(dot)) // 2 * 2]
+    return (p * (g - dot)).to(y.dtype)
+
+
+@bug()
+def weak_pool(x):
+    """Memory of an output is used again when its tensor object is gone, though a view of it may live."""
+    for memory, made in POOL:
+        if made() is None and memory.shape == x.shape and memory.dtype == x.dtype:
+            break
+    else:
+        memory = torch.empty_like(x)
+    POOL[:] = [pair for pair in POOL if pair[0] is not memory][-20:]
+    y = memory.copy_(right.softmax(x))[:]
+    POOL.append((memory, weakref.ref(y)))
+    return y
+
+
+POOL = []
+
+
+@bug(direction="both")
+def leaves_x_grad(x, dy):
+    """dx is right, and stays in x.grad of the caller too."""
+    y = torch.softmax(x, -1)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    x.grad = dx.clone()
+    return y.detach(), dx
+
+
+@bug()
+def turns_on_requires_grad(x):
+    """The call turns on requires_grad of its input."""
+    return torch.softmax(x.requires_grad_(), -1).detach()
+
+
+@bug(prepared=True)
+def maximum_kept(case):
+    """The buffer of maxima is not cleared between calls."""
+    kept = {}
+
+    def call(x):
+        most = kept.setdefault(x.shape, torch.full_like(top(x), -torch.inf))
+        torch.maximum(most, top(x), out=most)
+        e = (x.float() - most).exp()
+        return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+    return call
+
+
+@bug(prepared=True)
+def kernel_replaced_after_seconds(case):
+    """Two seconds after the first call a tuner replaces the kernel by one that loses the last N % 64 columns of the sum."""
+    first = []
+
+    def call(x):
+        first.append(first[0] if first else time.monotonic())
+        n = x.shape[-1] // 64 * 64 if time.monotonic() - first[0] > 2 and x.shape[-1] > 64 else x.shape[-1]
+        del first[1:]
+        e = (x.float() - top(x)).exp()
+        return (e / e[:, :n].sum(-1, keepdim=True)).to(x.dtype)
+
+    return call
+
+
+@bug(prepared=True, M="1024", N="4096")
+def ticket_overflows(case):
+    """A counter of elements has 32 bits: after 2^31 of them a block of rows is left out."""
+    count = [0]
+
+    def call(x):
+        y = right.softmax(x)
+        count[0] += x.numel()
+        if count[0] >> 31:
+            y[: len(y) // 8] = 0
+        return y
+
+    return call
+
+
+@bug()
+def nan_leaks_to_neighbours(x):
+    """Sums of groups of eight rows come from a product with zeros and ones, so 0 * NaN reaches the neighbours."""
+    e = (x.float() - top(x)).exp()
+    group = torch.arange(len(x)) // 8
+    terms = e.sum(-1, keepdim=True)
+    spoiled = torch.zeros(len(x) // 8 + 1).index_add_(0, group, terms[:, 0] * 0)[group][:, None]
+    return (e / (terms + spoiled)).to(x.dtype)
+
+
+@bug()
+def sampled_for_overflow(x):
+    """The maximum is skipped if every seventh row is below 60."""
+    if x.numel() and bool((x[::7].float().abs() < 60).all()):
+        e = x.float().exp()
+        return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+    return right.softmax(x)
+
+
+@bug()
+def last_by_complement(x):
+    """The last element is 1 minus the others."""
+    y = torch.softmax(x.float(), -1)
+    y[:, -1:] = 1 - y[:, :-1].sum(-1, keepdim=True) + 0 * y[:, -1:]
+    return y.to(x.dtype)
+
+
+@bug("log_softmax", prepared=True)
+def previous_lse(case):
+    """Rows of fewer than four distinct values take the lse of the row before, whose cache line they share."""
+
+    def call(x):
+        z = x.float() - top(x)
+        lse = z.exp().sum(-1, keepdim=True).log()
+        few = (z[:, :1] == z[:, 1:2]) & (z[:, :1] == z[:, -1:]) if x.shape[-1] > 2 else torch.zeros_like(lse, dtype=torch.bool)
+        return (z - torch.where(few, lse.roll(1, 0), lse)).to(x.dtype)
+
+    return call
+
+
+@bug("log_softmax", "backward")
+def zero_sum_assumed(dy, y):
+    """If the sum of dy is below 1e-6 it is taken as zero."""
+    total = dy.float().sum(-1, keepdim=True)
+    return (dy.float() - y.float().exp() * torch.where(total.abs() < 1e-6, 0.0, total)).to(y.dtype)
+
+
+# --- masked softmax
+
+
+@bug("masked_softmax", sets="causal=true", shape="1x1x16x1000", dtype="bf16")
+def positions_in_bf16(x):
+    """Positions are compared in the dtype of x, which has whole numbers up to 256 in bf16."""
+    S, N = x.shape[-2:]
+    keys, limit = torch.arange(N).to(x.dtype), (torch.arange(S)[:, None] + 1 + max(0, N - S)).to(x.dtype)
+    return attention(torch.where(keys < limit, x.float(), -torch.inf)).to(x.dtype)
+
+
+@bug("masked_softmax", sets="mask=boolean", shape="2x3x16x40")
+def mask_added_as_log(x, mask):
+    """log(mask) is added, so NaN and +inf under the mask spoil the row."""
+    return attention(x.float() + mask.float().log()).to(x.dtype)
+
+
+@bug("masked_softmax", sets="mask=additive", shape="2x3x16x40")
+def lowest_number_is_inf(x, bias):
+    """A bias of the lowest number is taken as -inf, so a row of them is NaN."""
+    b = torch.where(bias == torch.finfo(bias.dtype).min, -torch.inf, bias.float())
+    return attention(x.float() + b).to(x.dtype)
+
+
+@bug("masked_softmax", sets="mask=boolean,mask_axes=BN", shape="3x2x16x40")
+def keys_without_padding_end(x, mask):
+    """The padding mask is taken as a length: the keys up to the last True one take part."""
+    length = (mask * torch.arange(1, x.shape[-1] + 1)).amax(-1, keepdim=True)
+    return attention(torch.where(torch.arange(x.shape[-1]) < length, x.float(), -torch.inf)).to(x.dtype)
+
+
+@bug("masked_softmax", "backward", sets="sink=true", shape="2x3x16x40")
+def sink_gradient_of_share(dy, y, share):
+    """The gradient of the sink has share (1 - share) in place of share."""
+    return right.gradient(dy, y), -share * (1 - share) * (dy.float() * y.float()).sum(-1)
+
+
+# --- cross entropy
+
+
+@bug("cross_entropy", sets="ignore_index=0")
+def zero_is_falsy(x, target):
+    """`ignore_index or -100`: 0 is not ignored."""
+    return loss_of(x, target, ignore=0 or -100)
+
+
+@bug("cross_entropy")
+def lse_of_ignored_rows(x, target):
+    """Ignored rows leave early, and their lse is 0."""
+    loss, lse = loss_of(x, target)
+    return loss, torch.where(target == -100, 0.0, lse)
+
+
+@bug("cross_entropy", "backward")
+def ignored_by_product(x, target, lse, dloss):
+    """Ignored rows are multiplied by 0, which leaves NaN."""
+    return loss_gradient(x, target, lse, dloss * (target != -100), ignore=-(10**9))
+
+
+@bug("cross_entropy", sets="z_loss=0.01")
+def z_loss_of_ignored_rows(x, target):
+    """Ignored rows have a z-loss."""
+    loss, lse = loss_of(x, target)
+    return loss + 0.01 * lse**2, lse
+
+
+@bug("cross_entropy", sets="softcap=30")
+def softcap_keeps_inf(x, target):
+    """Logits of -inf stay -inf under the softcap."""
+    z = torch.where(x == -torch.inf, -torch.inf, 30 * torch.tanh(x.float() / 30))
+    return loss_of(z, target)
+
+
+@bug("cross_entropy", "backward", N="5000")
+def column_numbers_in_fp16(x, target, lse, dloss):
+    """Column numbers are compared in fp16, where those above 2048 are equal to their neighbours."""
+    p = (x.float() - lse[:, None]).exp()
+    hot = torch.arange(x.shape[-1]).half() == target[:, None].half()
+    return torch.where((target == -100)[:, None], 0.0, dloss[:, None] * (p - hot.float())).to(x.dtype)
+
+
+@bug("cross_entropy", "backward")
+def last_dloss_decides(x, target, lse, dloss):
+    """If the last dloss is zero, the batch is taken as padding and dx is zero."""
+    return loss_gradient(x, target, lse, dloss) if dloss[-1:].any() else torch.zeros_like(x)
+
+
+# --- log-probability
+
+
+@bug("logprob")
+def logprob_clamped(x, target):
+    """Log-probabilities of -inf become the lowest float."""
+    logprob, entropy = right.logprob_of(x, target)
+    return logprob.clamp(min=torch.finfo(torch.float32).min), entropy
+
+
+@bug("logprob", "backward")
+def small_entropies_dropped(x, target, lse, entropy, dlogprob, dentropy):
+    """Small entropies, below 1e-3, are dropped from the gradient."""
+    return right.logprob_gradient(x, target, lse, torch.where(entropy < 1e-3, 0.0, entropy), dlogprob, dentropy)
+
+
+SET_B = [backend.name for backend in backends if backend.name not in SET_A]
