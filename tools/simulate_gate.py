@@ -22,7 +22,7 @@ import numpy as np
 
 from softbench.gate import baseline_run, fresh_pairs, paired, power, unpaired
 from softbench.gate.inference import proportion_bounds
-from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join
 from softbench.gate.verdicts import GateReport, Rules
 
 SLOW_CELLS = 10  # one cell of ten is slower
@@ -70,6 +70,12 @@ class Noise:
     """The first cell is wrong on both sides."""
     sitting: float = 0.0
     """Between sittings, for each cell. This and the rest matter only against a baseline."""
+    sittings: int = 2
+    """Those of the baseline."""
+    new_sittings: int = 1
+    """Those of the new processes."""
+    common_sitting: float = 0.0
+    """Between sittings, the same for all cells and for no copy."""
     machine: float = 0.0
     """All cells and copies are slower by this than in the baseline."""
     copy: float = 0.0
@@ -120,8 +126,10 @@ MUST_NOT_PASS = {
 """A family with exit code 0 is a false PASS."""
 STORED = {
     **{name: NOISES[name] for name in ("quiet", "tau 1 %", "tau 2 %", "tau 4 %", "half 3.8 %", "slow batches")},
-    "sitting .3 %": Noise(sitting=0.003),
-    "sitting 1 %": Noise(sitting=0.01),
+    **{f"sitting {100 * sd:g} %": Noise(sitting=sd) for sd in (0.003, 0.01, 0.02, 0.04)},
+    **{f"one sitting {100 * sd:g} %": Noise(sitting=sd, sittings=1) for sd in (0.003, 0.01, 0.02, 0.04)},
+    "2 new 2 %": Noise(sitting=0.02, new_sittings=2),
+    "common 2 %": Noise(common_sitting=0.02),
     "machine 4 %": Noise(machine=0.04),
     "copy 5 %": Noise(copy=0.05),
     "bad process": Noise(bad=True),
@@ -196,44 +204,53 @@ class SameRun:
 
 
 class Stored:
-    """A baseline of ten processes, and new processes of another sitting. `sittings` is the number of runs in the baseline."""
+    """A baseline of ten processes, and new processes of other sittings."""
 
-    def __init__(self, rng: np.random.Generator, noise: Noise, cells: int, slowdown: float = 0.0, sittings: int = 1) -> None:
+    def __init__(self, rng: np.random.Generator, noise: Noise, cells: int, slowdown: float = 0.0) -> None:
         self.rng, self.noise, self.sets, self.runs = rng, noise, 0, 0
         self.keys = [CellKey("new", "forward", "bf16", 4096, i + 1) for i in range(cells)]
         self.slowdown = {key: math.log1p(slowdown) if i % SLOW_CELLS == 0 else 0.0 for i, key in enumerate(self.keys)}
         self.copies = {key: noise.copy * rng.normal() for key in self.keys}
-        self.base = join([self._sitting(self.keys, 10 // sittings, new=False) for _ in range(sittings)])
+        self.base = join([self._sitting(self.keys, 10 // noise.sittings, new=False) for _ in range(noise.sittings)])
         if noise.bad:
             for key in self.keys[::SLOW_CELLS]:
                 stored = self.base.cells[key]
                 slow = tuple(one._replace(median_us=2 * one.median_us) for one in stored.processes[3])
                 self.base.cells[key] = replace(stored, processes={**stored.processes, 3: slow})
-        self.now = self._effects()
+        self.now = [self._effects() for _ in range(noise.new_sittings)]
 
     def _effects(self) -> dict[CellKey, float]:
-        return {key: self.rng.normal(0, self.noise.sitting) for key in self.keys}
+        common = self.rng.normal(0, self.noise.common_sitting)
+        return {key: common + self.rng.normal(0, self.noise.sitting) for key in self.keys}
 
-    def _sitting(self, keys: Sequence[CellKey], processes: int, *, new: bool) -> RunSamples:
+    def _new(self, keys: Sequence[CellKey], processes: int) -> RunSamples:
+        return join([self._sitting(keys, processes, new=True, effects=effects) for effects in self.now])
+
+    def _sitting(self, keys: Sequence[CellKey], processes: int, *, new: bool, effects: dict[CellKey, float] | None = None) -> RunSamples:
         self.runs += 1
-        effects = self.now if new else self._effects()
+        effects = effects or self._effects()
         shape = (len(keys), processes, 5)
         mine, copies = (logs(self.rng, each, shape) + math.log(50) + new * self.noise.machine for each in (self.noise, NOISES["quiet"]))
         cells = {}
         for i, key in enumerate(keys):
             cells[key] = samples(mine[i] + effects[key] + new * self.slowdown[key], [ORDER])
             cells[key.with_backend("copy")] = samples(copies[i] + new * self.copies[key], [ORDER])
-        return RunSamples("run", (f"run-{self.runs}",), 1, "GPU", dict(ENVIRONMENT), {}, "", cells, processes)
+        times = (86400.0 * self.runs, 86400.0 * self.runs + 600)
+        sittings = (Sitting(tuple(range(processes)), times),)
+        return RunSamples("run", (f"run-{self.runs}",), 1, "GPU", dict(ENVIRONMENT), {}, "", cells, processes, sittings=sittings)
 
     def judge(self, processes: int, margin: float) -> GateReport:
         """The gate's report, with its second look."""
         rules = Rules(margin=margin)
         self.sets += processes
-        first = unpaired.compare(self._sitting(self.keys, processes, new=True), self.base, rules)
+        first = unpaired.compare(self._new(self.keys, processes), self.base, rules)
+
+        if self.noise.new_sittings > 1:
+            return first  # files are judged once
 
         def fresh(keys: Sequence[CellKey]) -> RunSamples:
             self.sets += power.SECOND_LOOK * processes
-            return self._sitting(keys, power.SECOND_LOOK * processes, new=True)
+            return self._new(keys, power.SECOND_LOOK * processes)
 
         return baseline_run.second_look(first, self.base, rules, fresh)
 

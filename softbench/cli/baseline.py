@@ -14,7 +14,12 @@ from softbench.cli.panels import LineGroup, PanelCommand
 from softbench.core.errors import SoftbenchError
 from softbench.core.text import printable
 
-RunsArgument = Annotated[list[Path], typer.Argument(help="Results CSVs of runs on one machine; their processes add up.")]
+RunsArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="FILE|NAME...", help="Results CSVs of runs on one machine, or a baseline to add runs to; their processes add up."
+    ),
+]
 
 commands = typer.Typer(
     cls=LineGroup,
@@ -37,9 +42,9 @@ def save(
     force: Annotated[bool, typer.Option("--force", help="Replace a baseline of that name.")] = False,
 ) -> None:
     """Save runs (at least 5 processes, 10 recommended) as a baseline: softbench baseline save results/latest.csv --name h200."""
-    from softbench.gate import baselines, run_files
+    from softbench.gate import baselines
 
-    file, warnings = baselines.save([run_files.read(path) for path in files], name, folder, force=force)
+    file, warnings = baselines.save([baselines.open_baseline(str(path), folder) for path in files], name, folder, force=force)
     warn(warnings)
     typer.echo(printable(str(file)))
 

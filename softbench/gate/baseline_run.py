@@ -90,7 +90,9 @@ def second_look(first: GateReport, base: RunSamples, rules: Rules, fresh: Callab
     if not suspects:
         return first
     cells = [*suspects, *controls_of(first, len(suspects))]
-    second = unpaired.compare(fresh(cells), _of_cases(base, cells), rules, only=suspects)
+    passed = sum(verdict.state is State.SAME for verdict in first.verdicts)
+    sittings = unpaired.between_sittings(base)
+    second = unpaired.compare(fresh(cells), _of_cases(base, cells), rules, only=suspects, sittings=sittings, passed=passed)
     decided = {verdict.cell: verdict for verdict in second.verdicts}
     verdicts = ranked([decided.get(verdict.cell, verdict) for verdict in first.verdicts])
     notes = (*first.notes, *(f"second look: {note}" for note in second.notes))

@@ -7,6 +7,7 @@ header has GPU, driver, versions and command, and `softbench.gate.environment_ma
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,12 +17,13 @@ from softbench.core.errors import InconclusiveError, ResultsError, UsageError
 from softbench.core.files import not_written, replace_file
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
-from softbench.core.text import one_line, unknown
+from softbench.core.text import one_line, percent, unknown
 from softbench.gate import environment_match
-from softbench.gate.power import check_noise
-from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading
-from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, join
-from softbench.gate.unpaired import MIN_BASE, RECOMMENDED_BASE
+from softbench.gate.power import SECOND_LOOK, check_noise, found_by_processes
+from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading, times_of
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join
+from softbench.gate.unpaired import MARGIN, MIN_BASE, MIN_NEW, RECOMMENDED_BASE, add_sitting
+from softbench.gate.verdicts import Rules
 from softbench.results.document import SUFFIXES, load
 from softbench.results.records import SCHEMA
 
@@ -44,7 +46,7 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
         raise UsageError(f"{file} exists already; take another name, or --force, or: softbench baseline promote NEW {name}")
     warnings = environment_match.one_machine(parts)
     joined = join(parts)
-    warnings += _check_processes(joined) + _check_one_sweep(joined) + check_noise(joined)
+    warnings += _check_processes(joined) + _check_one_sweep(joined) + check_noise(joined) + _check_sittings(joined, name)
     return _write(joined, name, file), warnings
 
 
@@ -114,6 +116,14 @@ def _check_processes(baseline: RunSamples) -> list[str]:
     return []
 
 
+def _check_sittings(baseline: RunSamples, name: str) -> list[str]:
+    if len(baseline.by_sitting) > 1:
+        return []
+    found = found_by_processes(baseline, SECOND_LOOK * MIN_NEW, Rules(margin=MARGIN))
+    smallest = f" of {percent(found)} and more" if math.isfinite(found) else ""
+    return [f"one sitting, so that at another time the gate finds only slowdowns{smallest}; to add one, {add_sitting(baseline, name)}"]
+
+
 def _check_one_sweep(baseline: RunSamples) -> list[str]:
     """Joined runs must have one sweep, because a cell with too few processes could not be judged."""
     counts = {key: len(samples.processes) for key, samples in baseline.cells.items() if samples.status == "ok"}
@@ -134,7 +144,8 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
         **{"schema": baseline.schema, "device_name": baseline.device_name, "processes": baseline.processes, "command": baseline.command},
         **{
             "runs": list(baseline.runs),
-            "sittings": [list(sitting) for sitting in baseline.by_sitting],
+            "sittings": [list(sitting.processes) for sitting in baseline.by_sitting],
+            "sitting_times": [_times(sitting) for sitting in baseline.by_sitting],
             "measured_by": baseline.versions,
             "settings": baseline.settings,
             "environment": baseline.environment,
@@ -150,6 +161,11 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
     except OSError as error:
         raise not_written(file, error) from None
     return file
+
+
+def _times(sitting: Sitting) -> JsonObject | None:
+    names = ("started", "finished")
+    return {k: datetime.fromtimestamp(t, UTC).isoformat() for k, t in zip(names, sitting.times, strict=True)} if sitting.times else None
 
 
 def _cell(key: CellKey, samples: CellSamples) -> JsonObject:
@@ -179,7 +195,8 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
         processes = len({process for samples in cells.values() for process in samples.processes})
         if document["processes"] != processes:
             raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and has {processes}")
-        sittings = tuple(tuple(int(process) for process in sitting) for sitting in document.get("sittings") or ())
+        numbers, times = document["sittings"], document["sitting_times"]
+        sittings = tuple(Sitting(tuple(map(int, some)), times_of(when or {})) for some, when in zip(numbers, times, strict=True))
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
     return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions, sittings, units)
 

@@ -8,7 +8,7 @@ scipy.special has the t, beta and polygamma functions. It is imported on first u
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, median, variance
@@ -179,26 +179,6 @@ def _f_quantile(p: Any, df: float, prior_df: float) -> Any:
     special = _special()
     p = p.clip(1e-12, 1 - 1e-12)
     return special.gammaincinv(df / 2, p) / (df / 2) if math.isinf(prior_df) else special.fdtri(df, prior_df, p)
-
-
-def between_groups_sd(cells: Iterable[Sequence[Sequence[float]]]) -> float | None:
-    """The standard deviation between the groups of a cell: `cells[cell]` holds the values of each group.
-
-    It is the moment estimate of a one-way random effects model, averaged over the cells. It is 0 if groups differ no more than their values
-    do. It is None if no cell has two groups and a group of two values.
-    """
-    estimates = []
-    for cell in cells:
-        groups = [group for group in cell if group]
-        count, sizes = len(groups), [len(group) for group in groups]
-        if count < 2 or sum(sizes) <= count:
-            continue
-        total = fmean([value for group in groups for value in group])
-        within = sum(variance(group) * (len(group) - 1) for group in groups if len(group) > 1) / (sum(sizes) - count)
-        among = sum(size * (fmean(group) - total) ** 2 for size, group in zip(sizes, groups, strict=True)) / (count - 1)
-        weight = (sum(sizes) - sum(size**2 for size in sizes) / sum(sizes)) / (count - 1)
-        estimates.append((among - within) / weight)
-    return math.sqrt(max(0.0, fmean(estimates))) if estimates else None
 
 
 def t_upper(t: float, df: float) -> float:

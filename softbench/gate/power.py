@@ -11,7 +11,8 @@ from softbench.gate.fresh_pairs import looks
 from softbench.gate.inference import moderate, t_quantile
 from softbench.gate.paired import TAIL_SHARE
 from softbench.gate.samples import CellKey, RunSamples
-from softbench.gate.unpaired import MARGIN, MIN_NEW, RECOMMENDED_BASE, process_values, sitting_sd
+from softbench.gate.sittings import ASSUMED_SD, MOST_SD, Part, assumed, error_of
+from softbench.gate.unpaired import MARGIN, MIN_NEW, RECOMMENDED_BASE, between_sittings, groups_of, process_values
 from softbench.gate.verdicts import AMBIGUOUS_BEYOND, Rules, why_advisory
 
 SECOND_LOOK = 2
@@ -33,18 +34,23 @@ def found_in_pairs(rules: Rules, pairs: int, process_sd: float) -> float:
     return math.expm1(math.log1p(rules.margin) + quantiles * math.sqrt(2 / pairs) * process_sd)
 
 
-def slowdowns_found(base: RunSamples, new_processes: int, rules: Rules) -> dict[CellKey, float]:
+def slowdowns_found(base: RunSamples, new_processes: int, rules: Rules, most_sd: float = MOST_SD) -> dict[CellKey, float]:
     """For each cell the slowdown that this many new processes find with probability .95 among ten undecided cells.
 
-    The spread between processes and between sittings is the baseline's. Cells of one process, or without copy, are left out.
+    The spread between processes and between sittings is the baseline's. `most_sd` is that between sittings if it has one. Cells of one
+    process, or without copy, are left out.
     """
-    values = {key: list(each.values()) for key, each in process_values(base).items() if len(each) > 1}
-    sittings = sitting_sd(base) * math.sqrt(1 + 1 / len(base.by_sitting))
-    quantiles = t_quantile(1 - rules.alpha / EXAMPLE_SUSPECTS, math.inf) + t_quantile(0.95, math.inf)
+    values = {key: groups_of(each, base) for key, each in process_values(base).items() if len(each) > 1}
+    sittings, factor = between_sittings(base) or assumed(most_sd), 1 + 1 / len(base.by_sitting)
+    alpha = rules.alpha / EXAMPLE_SUSPECTS
     found = {}
-    for key, spread in zip(values, moderate([[each] for each in values.values()]), strict=True):
-        error = math.hypot(spread.process_sd * math.sqrt(1 / new_processes + 1 / base.processes), sittings)
-        found[key] = math.expm1(min(math.log1p(rules.margin) + quantiles * error, 700.0))  # exp(710) is no float
+    for key, spread in zip(values, moderate(list(values.values())), strict=True):
+        processes = Part(spread.process_sd**2, spread.process_sd**2, spread.df).times(1 / new_processes + 1 / base.processes)
+        error, df = error_of(processes, sittings.cell.times(factor))
+        beyond = math.hypot(math.sqrt(processes.variance), min(sittings.sd, ASSUMED_SD) * math.sqrt(factor))
+        least = (t_quantile(1 - alpha / 2, df) + t_quantile(0.95, df)) * error
+        least = max(least, math.log1p(rules.margin) + (t_quantile(1 - alpha, math.inf) + t_quantile(0.95, math.inf)) * beyond)
+        found[key] = math.expm1(min(least, 700.0))  # exp(710) is no float
     return found
 
 
@@ -63,7 +69,7 @@ def check_noise(base: RunSamples) -> list[str]:
             that the gate would be inconclusive about unchanged code.
     """
     rules, device = Rules(margin=MARGIN), base.environment.get("device")
-    found = slowdowns_found(base, SECOND_LOOK * MIN_NEW, rules)
+    found = slowdowns_found(base, SECOND_LOOK * MIN_NEW, rules, ASSUMED_SD)
     medians = {key: base.cells[key].medians_us().values() for key in found}
     if not found and base.processes > 1:
         raise InconclusiveError(f"{base.source}: has no results of copy, which shows how the machine changes; measure again with copy")

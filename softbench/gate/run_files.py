@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -113,7 +114,17 @@ def _run_samples(document: JsonObject, cells: dict[CellKey, CellSamples], source
     versions = {name: one_line(str(document[name])) for name in ("softbench", "git_commit") if document.get(name)}
     environment, settings = document["environment"], document["settings"]
     about = (source, (texts[0],), SCHEMA, texts[1], environment, settings, texts[2], cells, processes, versions)
-    return RunSamples(*about, units=document["units"])
+    found = RunSamples(*about, units=document["units"])
+    return replace(found, sittings=tuple(one._replace(times=times_of(document)) for one in found.by_sitting))
+
+
+def times_of(document: JsonObject) -> tuple[float, float] | None:
+    """Start and end of a run or a sitting, in seconds since 1970; None if they are not known. An unfinished run ends when it starts."""
+    try:
+        first, last = (datetime.fromisoformat(document.get(name) or document["started"]).timestamp() for name in ("started", "finished"))
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    return (first, last) if first <= last else None
 
 
 def cell_key(backend: Any, case: JsonObject, unit: Any = "") -> CellKey:

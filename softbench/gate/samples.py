@@ -49,6 +49,25 @@ class CellKey(NamedTuple):
         return self._replace(backend=backend)
 
 
+SITTING_S = 3 * 3600.0
+"""Runs on a machine that are less than this many seconds apart are of one sitting."""
+
+
+class Sitting(NamedTuple):
+    """A time on a machine, with one or several runs."""
+
+    processes: tuple[int, ...]
+    """The numbers of its processes."""
+    times: tuple[float, float] | None = None
+    """Start of the first run and end of the last one, in seconds since 1970; None if that is not known."""
+
+    def near(self, other: Sitting) -> bool:
+        """True if both are one sitting, as far as their times are known."""
+        if self.times is None or other.times is None:
+            return True
+        return max(self.times[0], other.times[0]) - min(self.times[1], other.times[1]) < SITTING_S
+
+
 class RoundMedian(NamedTuple):
     """The median and the mean of one batch, with its round."""
 
@@ -95,15 +114,15 @@ class RunSamples:
     processes: int
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of `softbench` and `git_commit`, if known."""
-    sittings: tuple[tuple[int, ...], ...] = ()
-    """The processes of each sitting, which is one run; empty if all processes are of one."""
+    sittings: tuple[Sitting, ...] = ()
+    """The sittings in the order of time; empty if all processes are of one."""
     units: dict[str, JsonObject] = field(default_factory=dict)
     """The environment of each unit, if there are several; then cells have their unit, and `environment` is what the units share."""
 
     @property
-    def by_sitting(self) -> tuple[tuple[int, ...], ...]:
-        """The processes of each sitting, at least one."""
-        return self.sittings or (tuple(sorted({process for samples in self.cells.values() for process in samples.processes})),)
+    def by_sitting(self) -> tuple[Sitting, ...]:
+        """The sittings, at least one."""
+        return self.sittings or (Sitting(tuple(sorted({process for samples in self.cells.values() for process in samples.processes}))),)
 
     def more_processes(self, count: int) -> str:
         """The command that measures the same with this many processes."""
@@ -128,13 +147,13 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
     """
     cells: dict[CellKey, CellSamples] = {}
     runs: list[str] = []
-    sittings: list[tuple[int, ...]] = []
+    sittings: list[Sitting] = []
     offset = 0
     for part in parts:
         if repeated := [run for run in part.runs if run in runs]:
             raise ResultsError(f"{part.source}: {repeated[0]} is given twice; every run counts once")
         runs += part.runs
-        sittings += [tuple(process + offset for process in sitting) for sitting in part.by_sitting]
+        sittings += [each._replace(processes=tuple(process + offset for process in each.processes)) for each in part.by_sitting]
         for key, samples in part.cells.items():
             renumbered = {process + offset: rounds for process, rounds in samples.processes.items()}
             earlier = cells.get(key)
@@ -151,9 +170,22 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
         runs=tuple(runs),
         cells=cells,
         processes=sum(part.processes for part in parts),
-        sittings=tuple(sittings),
+        sittings=_merged(sittings),
         units={unit: facts for part in parts for unit, facts in part.units.items()},
     )
+
+
+def _merged(sittings: Sequence[Sitting]) -> tuple[Sitting, ...]:
+    """The sittings in the order of time. Those that are near each other are one, and those of an unknown time join the first."""
+    found: list[Sitting] = []
+    for one in sorted(sittings, key=lambda sitting: sitting.times or (0.0, 0.0)):
+        if found and found[-1].near(one):
+            times = [each.times for each in (found[-1], one) if each.times]
+            span = (times[0][0], max(end for _, end in times)) if times else None
+            found[-1] = Sitting((*found[-1].processes, *one.processes), span)
+        else:
+            found.append(one)
+    return tuple(found)
 
 
 def yardstick(key: CellKey) -> CellKey:

@@ -266,12 +266,14 @@ def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Ru
     """Judge each run against the baseline, and estimate the variance between all sittings.
 
     Raises:
-        InconclusiveError: a run has too few processes, or the sittings have one process each.
+        InconclusiveError: a run has too few processes, or all runs are of one sitting, or the sittings have one process each.
     """
     reports = [unpaired.compare(family, base, rules) for family in families]
-    estimate = unpaired.sitting_sd_of(join([base, *families]))
+    estimate = unpaired.between_sittings(join([base, *families]))
     if estimate is None:
-        raise InconclusiveError(f"{base.source}: no sitting has two processes, so the variance between sittings is unknown")
+        raise InconclusiveError(
+            f"{base.source}: all runs are of one sitting, or no sitting has two processes: nothing shows how sittings differ"
+        )
     codes = [report.exit_code for report in reports]
     outcomes = tuple(f"{family.source}: {report.summary}" for family, report in zip(families, reports, strict=True))
-    return SittingTest(base.source, base.device_name, len(codes), codes.count(1), codes.count(0), estimate, outcomes)
+    return SittingTest(base.source, base.device_name, len(codes), codes.count(1), codes.count(0), estimate.sd, outcomes)

@@ -24,7 +24,8 @@ def split(run: RunSamples) -> list[RunSamples]:
     for unit, facts in run.units.items():
         cells = {key._replace(unit=""): samples for key, samples in run.cells.items() if key.unit == unit}
         processes = {process for samples in cells.values() for process in samples.processes}
-        sittings = tuple(some for sitting in run.sittings if (some := tuple(process for process in sitting if process in processes)))
+        own = (one._replace(processes=tuple(process for process in one.processes if process in processes)) for one in run.sittings)
+        sittings = tuple(one for one in own if one.processes)
         part = replace(run, source=f"{run.source}, {unit}", environment=facts, cells=cells, units={}, sittings=sittings)
         found.append(replace(part, processes=len(processes)))
     return [part for part in found if part.cells] or [run]

@@ -1,8 +1,11 @@
 """The unpaired comparison: new processes against a baseline, cell by cell, with a one-sided moderated t test on log process medians.
 
 A process counts as one value. Its rounds share addresses, clocks and warm-up, so they say nothing about the next process. A rank test
-is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1.7e-4. The standard error has a term for the sitting, as the
-new processes ran at another time than the baseline's. One outlying process of ten is left out.
+is too weak: with 10 and 3 values its smallest p is 0.0035, and 300 cells need 1.7e-4. One outlying process of ten is left out.
+
+A regression needs two tests. The first asks whether the new processes are slower than the baseline's by more than the margin. The second
+asks whether unchanged code differs so much between sittings (`sittings`). If all cells share most of a sitting's shift, the change of a
+cell beside that of the others counts too. A baseline of one sitting does not show how sittings differ, so MOST_SD is assumed.
 
 The change of copy in the same process, its median over all cases, is subtracted from each value: it is the change of the machine.
 The change of the backends is never subtracted, as that would hide a slowdown of all of them. A case's own copy is not subtracted
@@ -14,20 +17,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean, median
+from typing import NamedTuple
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
 from softbench.gate.inference import (
-    PROCESS_SD_FLOOR,
     Moderated,
-    between_groups_sd,
     moderate,
     outlying,
     t_quantile,
     t_upper,
 )
-from softbench.gate.samples import CellKey, CellSamples, RunSamples, yardstick
+from softbench.gate.samples import SITTING_S, CellKey, CellSamples, RunSamples, yardstick
+from softbench.gate.sittings import ASSUMED_SD, MIN_CELLS, MOST_SD, Part, Sittings, assumed, error_of, estimate
 from softbench.gate.verdicts import (
     CellTest,
     GateReport,
@@ -48,16 +52,21 @@ MIN_NEW = 3
 MARGIN = 0.05
 SAME_CHANGE = 0.01
 """A case's own copy and all copies changed alike if their log changes differ by at most this. A larger change of the machine is noted."""
-SITTING_SD = 0.003
-"""The assumed standard deviation between sittings if the baseline has one sitting: as much as between processes of a quiet GPU."""
 
 
 def compare(
-    new: RunSamples, base: RunSamples, rules: Rules, notes: tuple[str, ...] = (), only: Collection[CellKey] | None = None
+    new: RunSamples,
+    base: RunSamples,
+    rules: Rules,
+    notes: tuple[str, ...] = (),
+    only: Collection[CellKey] | None = None,
+    sittings: Sittings | None = None,
+    passed: int = 0,
 ) -> GateReport:
     """Judge every cell of either side. `softbench.gate.environment_match` checks that the two may be compared.
 
-    With `only`, the verdicts of other cells are left out. Their processes still count for the spread.
+    With `only`, the verdicts of other cells are left out. Their processes still count for the spread. `sittings` is how sittings differ, if
+    the baseline has more cells that show it. `passed` is the number of cells that an earlier look of this sitting found to be `same`.
 
     Raises:
         InconclusiveError: one side has too few processes (the message names the command that measures more), or no cell has a spread.
@@ -76,19 +85,24 @@ def compare(
             f"{base.source} and {new.source}: no cell has a spread between processes, so the noise is unknown; "
             f"measure again with: {base.more_processes(RECOMMENDED_BASE)}"
         )
-    spreads = dict(zip((cell.key for cell in testable), moderate([(cell.base_values, cell.new_values) for cell in testable]), strict=True))
-    sitting_error = sitting_sd(base) * math.sqrt(1 / len(new.by_sitting) + 1 / len(base.by_sitting))
+    spreads = dict(zip((cell.key for cell in testable), moderate([cell.groups for cell in testable]), strict=True))
+    log_ratios = [cell.log_ratio for cell in testable]
+    sittings = sittings or between_sittings(base, new)
+    between = _Between.of(new, base, log_ratios, sittings, 1 + passed / max(1, len(only or log_ratios)))
     judged = [cell for key, cell in cells.items() if only is None or key in only]
-    tests = [cell.cell_test(spreads.get(cell.key), sitting_error, rules) for cell in judged]
+    tests = [cell.cell_test(spreads.get(cell.key), between, rules) for cell in judged]
     listed = [*(verdict for verdict in verdicts if only is None or verdict.cell in only), *corrected(tests, rules)]
-    notes = (*notes, *_machine_note(_machine_change(copy_changes), rules))
+    notes = (*notes, *_machine_note(_machine_change(copy_changes), rules), *([] if only else [between.note(base)]))
     return GateReport(f"{new.source} against {base.source}", ranked(listed), rules, notes)
 
 
-def sitting_sd(base: RunSamples) -> float:
-    """The standard deviation between sittings: the baseline's own, or an assumed one if it has one sitting."""
-    own = sitting_sd_of(base)
-    return SITTING_SD if own is None else max(own, PROCESS_SD_FLOOR)
+def between_sittings(*sides: RunSamples) -> Sittings | None:
+    """How the sittings of these sides differ, over the cells that all of them have; None if none has two sittings."""
+    values = [process_values(side) for side in sides]
+    keys = [key for key in values[0] if all(key in side for side in values)]
+    first, device = sides[0], sides[0].environment.get("device")
+    steady = [key for key in keys if not why_advisory(median(first.cells[key].medians_us().values()), device, first.cells[key])]
+    return estimate([[_by_sitting(of[key], side) for of, side in zip(values, sides, strict=True)] for key in steady or keys])
 
 
 def process_values(runs: RunSamples) -> dict[CellKey, dict[int, float]]:
@@ -98,12 +112,15 @@ def process_values(runs: RunSamples) -> dict[CellKey, dict[int, float]]:
     return {key: _without_outlying(_normalised(samples, changes)) for key, samples in measured.items()}
 
 
-def sitting_sd_of(runs: RunSamples) -> float | None:
-    """The standard deviation between the sittings of runs, over all cells; None if they do not show it."""
-    if len(runs.by_sitting) < 2:
-        return None
-    cells = process_values(runs).values()
-    return between_groups_sd([[kept[process] for process in sitting if process in kept] for sitting in runs.by_sitting] for kept in cells)
+def _by_sitting(values: Mapping[int, float], runs: RunSamples) -> list[list[float]]:
+    """A cell's values for each sitting of the runs."""
+    return [[values[process] for process in sitting.processes if process in values] for sitting in runs.by_sitting]
+
+
+def groups_of(values: Mapping[int, float], runs: RunSamples) -> list[list[float]]:
+    """The values that differ as processes of one sitting do. With a process for each sitting they are one group."""
+    groups = _by_sitting(values, runs)
+    return groups if any(len(group) > 1 for group in groups) else [list(values.values())]
 
 
 def machine_change(new: RunSamples, base: RunSamples) -> float:
@@ -124,6 +141,13 @@ def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
     if abs(machine) > math.log1p(rules.reference_moves):
         return (f"{change}; that is too much to be subtracted where it decides the verdict",)
     return (f"{change}; this is subtracted from all cells, and a change of softbench or of all kernels alike looks the same",)
+
+
+def add_sitting(base: RunSamples, name: str = "NAME") -> str:
+    """The commands that add a sitting to a saved baseline."""
+    hours = f"{SITTING_S / 3600:.0f} hours"
+    save = f"softbench baseline save {name} results/latest.csv --name {name} --force"
+    return f"measure the same code after {hours} or more, best on another day: {base.more_processes(MIN_BASE)} && {save}"
 
 
 def require_base(base: RunSamples) -> None:
@@ -162,6 +186,7 @@ class _Cell:
         self.processes = len(normalised[1]), len(normalised[0])
         kept = [_without_outlying(values) for values in normalised]
         self.new_values, self.base_values = (list(values.values()) for values in kept)
+        self.groups = [group for values, side in zip(kept, both, strict=True) for group in groups_of(values, side)]
         self.left_out = sum(map(len, normalised)) - sum(map(len, kept))
         self.us = median(medians[1].values())
         self.raw_ratio = median(medians[0].values()) / self.us
@@ -195,32 +220,96 @@ class _Cell:
         return ""
 
     @property
+    def log_ratio(self) -> float:
+        """The log of the ratio, without the change of copy."""
+        return fmean(self.new_values) - fmean(self.base_values)
+
+    @property
     def spread(self) -> bool:
         """True if the processes of a side differ."""
         return len(set(self.base_values)) > 1 or len(set(self.new_values)) > 1
 
-    def cell_test(self, spread: Moderated | None, sitting_error: float, rules: Rules) -> CellTest:
-        """The cell's moderated t test. Without a spread the cell is ambiguous. `sitting_error` is the standard error of the sittings."""
+    def cell_test(self, spread: Moderated | None, between: _Between, rules: Rules) -> CellTest:
+        """The cell's two tests. Without a spread the cell is ambiguous."""
         left_out = f", {self.left_out} outlying left out" if self.left_out and not self.why_ambiguous else ""
         n = f"{len(self.base_values)}+{len(self.new_values)} processes{left_out}"
         verdict = Verdict(self.key, State.AMBIGUOUS, self.advisory, n=n, raw_ratio=self.raw_ratio, gated=not self.advisory)
         if spread is None or self.copy_change is None:
             return CellTest(verdict, why_ambiguous=self.why_ambiguous)
-        log_ratio = fmean(self.new_values) - fmean(self.base_values)
-        error = math.hypot(spread.process_sd * math.sqrt(1 / len(self.new_values) + 1 / len(self.base_values)), sitting_error)
-        half_width = t_quantile(0.975, spread.df) * error
-        limit = math.log1p(rules.margin)
-        verdict = Verdict(
-            **{name: getattr(verdict, name) for name in ("cell", "state", "reason", "n", "raw_ratio", "gated")},
+        log_ratio, limit = self.log_ratio, math.log1p(rules.margin)
+        factor = 1 / len(self.new_values) + 1 / len(self.base_values)
+        processes = Part(spread.process_sd**2, spread.process_sd**2, spread.df).times(factor)
+        low, high = between.interval(log_ratio, processes, limit)
+        verdict = replace(
+            verdict,
             ratio=math.exp(log_ratio),
-            interval=(math.exp(log_ratio - half_width), math.exp(log_ratio + half_width)),
+            interval=(math.exp(low), math.exp(high)),
             covers="differences between processes and between sittings",
             margin=rules.margin,
         )
-        why_ambiguous = self._why_copy_forbids(log_ratio, self.copy_change, rules)
-        return CellTest(
-            verdict, t_upper((log_ratio - limit) / error, spread.df), t_upper((-log_ratio - limit) / error, spread.df), why_ambiguous
-        )
+        slower_p, faster_p = (between.p(log_ratio, processes, limit, sign) for sign in (1, -1))
+        return CellTest(verdict, slower_p, faster_p, self._why_copy_forbids(log_ratio, self.copy_change, rules))
+
+
+class _Between(NamedTuple):
+    """The part of the sittings in the error of every cell."""
+
+    sittings: Sittings
+    """What the interval of a cell covers."""
+    most: Sittings
+    """What is no regression: the same, or more if no sitting shows it."""
+    factor: float
+    """The variance of a ratio over that of a sitting."""
+    common: float | None
+    """The log change of the median cell, if all cells share most of a sitting's shift."""
+    looks: float
+    """The cells of both looks over those that are tested. The second look has the sitting's shift for which the first one picked them."""
+
+    @classmethod
+    def of(cls, new: RunSamples, base: RunSamples, log_ratios: Sequence[float], sittings: Sittings | None, looks: float) -> _Between:
+        """`sittings` is what the sittings show, if they show it."""
+        sides = new.by_sitting, base.by_sitting
+        several = max(map(len, sides)) > 1
+        at_once = not several and None not in (sides[0][0].times, sides[1][0].times) and sides[0][0].near(sides[1][0])
+        most = sittings or assumed(ASSUMED_SD if several or at_once else MOST_SD)
+        shared = sittings and sittings.common.variance > sittings.cell.variance and len(log_ratios) >= MIN_CELLS
+        common = median(log_ratios) if shared else None
+        return cls(sittings or assumed(ASSUMED_SD), most, 1 / len(sides[0]) + 1 / len(sides[1]), common, looks)
+
+    def note(self, base: RunSamples) -> str:
+        """What the test takes the difference between sittings to be."""
+        sd, most = self.sittings.sd, self.most.sd
+        if most > sd:
+            return (
+                f"the baseline has one sitting, so the gate assumes that sittings differ by a standard deviation of {sd:.1%}, and calls no "
+                f"cell slower that one of {most:.1%} explains; to add a sitting: {add_sitting(base)}"
+            )
+        shown = f"over {len(base.by_sitting)} of the baseline" if len(base.by_sitting) > 1 else "as assumed for one time of one machine"
+        return f"sittings differ by a standard deviation of {sd:.1%}, {shown}"
+
+    def interval(self, log_ratio: float, processes: Part, limit: float) -> tuple[float, float]:
+        """The 95 % interval of a log ratio. If it is not within the margin, it covers the most that sittings may differ by."""
+        for sittings in (self.sittings, self.most):
+            error, df = self._error(processes, sittings)
+            half = t_quantile(0.975, df) * error
+            if abs(log_ratio) + half <= limit:
+                break
+        return log_ratio - half, log_ratio + half
+
+    def p(self, log_ratio: float, processes: Part, limit: float, sign: int) -> float:
+        """The p value of a cell that is slower (sign 1) or faster (-1): the larger one of both tests."""
+        sd = min(self.sittings.sd, ASSUMED_SD)
+        error = math.sqrt(processes.variance + sd**2 * self.factor)
+        beyond = t_upper((sign * log_ratio - limit) / error, processes.df)
+        error, df = self._error(processes, self.most)
+        by_sittings = t_upper(sign * log_ratio / error, df)
+        if self.common is not None:
+            error, df = error_of(processes, self.most.cell.times(self.factor))
+            by_sittings = min(1.0, 2 * min(by_sittings, t_upper(sign * (log_ratio - self.common) / error, df)))
+        return max(beyond, min(1.0, self.looks * by_sittings))
+
+    def _error(self, processes: Part, sittings: Sittings) -> tuple[float, float]:
+        return error_of(processes, sittings.cell.times(self.factor), sittings.common.times(self.factor))
 
 
 def _copy_changes(new: RunSamples, base: RunSamples) -> tuple[dict[int, float], dict[int, float]]:

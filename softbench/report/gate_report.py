@@ -117,6 +117,7 @@ def baselines(named: Sequence[tuple[str, RunSamples | str]]) -> list[tuple[str, 
         else:
             measured = sum(samples.status == "ok" for samples in content.cells.values())
             counts = f"{count(measured, 'cell')}, {count(content.processes, 'process').replace('processs', 'processes')}"
+            counts += f", {count(len(content.by_sitting), 'sitting')}"
             rows.append((one_line(name), "ok", one_line(f"{counts} on {content.device_name}: {content.command}", 4096)))
     return rows
 

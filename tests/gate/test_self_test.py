@@ -1,23 +1,18 @@
 """The gate's self-test: false alarms, power, and injected slowdowns; and the variance between sittings."""
 
 import json
-import random
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from gating import GPU, Answers, cell_samples, dice, key, run_samples, self_test_run as self_test_samples, stored, write_run
 from pretended import make
-from simulate_gate import Noise, Stored
 
 from softbench.backends import injected_slowdown
 from softbench.core.case import Case, Direction
 from softbench.core.errors import InconclusiveError, UsageError
 from softbench.gate import ab_run, baselines, paired, self_test, self_test_run as measuring, unpaired
-from softbench.gate.inference import between_groups_sd
-from softbench.gate.samples import join
 from softbench.gate.verdicts import Rules
 from softbench.ops.registry import operation
 from softbench.plan import sweep
@@ -201,56 +196,6 @@ def test_injected_slowdowns_take_time_and_the_copy_takes_none(tmp_path):
 BASELINE_RULES = Rules(margin=unpaired.MARGIN)
 
 
-def test_the_variance_between_groups_is_recovered():
-    rng, cells = random.Random(1), []
-    for _ in range(400):
-        effects = [rng.gauss(0, 0.02) for _ in range(3)]
-        cells.append([[effect + rng.gauss(0, 0.01) for _ in range(5)] for effect in effects])
-    assert between_groups_sd(cells) == pytest.approx(0.02, rel=0.1)
-    assert between_groups_sd([[[0.0, 0.1], [0.1, 0.0]]]) == 0
-    assert between_groups_sd([[[0.0, 0.1]]]) is None
-    assert between_groups_sd([[[0.0], [0.1]]]) is None
-
-
-def simulated(sitting, runs, *, seed=1):
-    return Stored(np.random.default_rng(seed), Noise(sitting=sitting), 40, sittings=runs)
-
-
-def test_a_baseline_of_several_runs_shows_how_sittings_differ():
-    assert unpaired.sitting_sd(simulated(0.02, 5).base) == pytest.approx(0.02, rel=0.3)
-    assert unpaired.sitting_sd(simulated(0.0, 5).base) < 0.002
-    assert unpaired.sitting_sd(simulated(0.02, 1).base) == unpaired.SITTING_SD
-
-
-def test_the_sitting_widens_the_interval():
-    few, many = (unpaired.compare(stored(dice(1), 3), simulated_base(sitting), BASELINE_RULES) for sitting in (0.0, 0.02))
-    assert width(many) > 3 * width(few)
-
-
-def simulated_base(sitting):
-    """A baseline of two runs whose cells differ by this."""
-    rng = dice(2)
-    runs = [stored(rng, 5, slowdown=lambda i, sign=sign: sign * sitting, source=f"run {sign}") for sign in (-1, 1)]
-    return join(runs)
-
-
-def width(report):
-    return sum(verdict.interval[1] - verdict.interval[0] for verdict in report.verdicts)
-
-
-def test_a_stored_baseline_keeps_its_sittings(tmp_path):
-    joined = join([stored(dice(i), 5, source=str(i)) for i in (1, 2)])
-    assert joined.by_sitting == ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9))
-    file, _ = baselines.save([joined], "two", tmp_path)
-    assert baselines.open_baseline(str(file)).by_sitting == joined.by_sitting
-    text = file.read_text()
-    file.write_text("\n".join(line for line in text.splitlines() if '"sittings"' not in line))
-    assert baselines.open_baseline(str(file)).by_sitting == (tuple(range(10)),)  # a file of an earlier version
-    file.write_text(text.replace('"sittings": [[0', '"sittings": [["x"'))
-    with pytest.raises(Exception, match="is damaged"):
-        baselines.open_baseline(str(file))
-
-
 def test_the_self_test_judges_each_sitting_against_the_baseline():
     base = stored(dice(2), 10, source="base")
     quiet = self_test.analyse_sittings([stored(dice(i), 3, source=f"r{i}") for i in (3, 4, 5)], base, BASELINE_RULES)
@@ -267,7 +212,7 @@ def test_the_self_test_judges_each_sitting_against_the_baseline():
 
 
 def test_the_command_measures_the_variance_between_sittings(main, tmp_path):
-    base = write_run(tmp_path, stored(dice(2), 10), name="base")
+    base, _ = baselines.save([stored(dice(2), 10, source="base")], "base", tmp_path)
     runs = [write_run(tmp_path, stored(dice(i), 3), name=f"r{i}") for i in (3, 4)]
     code, out, err = main("gate", "--self-test", "--baseline", base, *runs)
     assert (code, err) == (0, "")

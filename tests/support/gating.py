@@ -3,10 +3,11 @@
 import math
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measured, Record, Status, Timing
-from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting
 from softbench.results import writer
 
 GPU = {
@@ -16,8 +17,20 @@ GPU = {
 
 
 def run_samples(cells, *, source="latest.csv", environment=GPU, processes=None, command="softbench run --M 4096"):
+    """One sitting, or two on two days if there are ten processes and more."""
     processes = processes or max((len(cell.processes) for cell in cells.values()), default=0)
-    return RunSamples(source, (source,), 1, str(environment.get("gpu", "CPU")), dict(environment), {"rounds": 5}, command, cells, processes)
+    found = RunSamples(
+        source, (source,), 1, str(environment.get("gpu", "CPU")), dict(environment), {"rounds": 5}, command, cells, processes
+    )
+    if processes < 10:
+        return replace(found, sittings=tuple(one._replace(times=on_day(9)) for one in found.by_sitting))
+    half = processes // 2
+    return replace(found, sittings=(Sitting(tuple(range(half)), on_day(1)), Sitting(tuple(range(half, processes)), on_day(2))))
+
+
+def on_day(number):
+    """The times of a sitting."""
+    return 86400.0 * number, 86400.0 * number + 600
 
 
 def key(backend, N=1024):

@@ -14,7 +14,8 @@ from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade
 from softbench.core.text import one_line
 from softbench.gate.inference import holm, moderate, t_upper
-from softbench.gate.unpaired import MARGIN, SITTING_SD
+from softbench.gate.sittings import ASSUMED_SD
+from softbench.gate.unpaired import MARGIN
 from softbench.gate.verdicts import Rules
 from softbench.report.page.source import Source
 from softbench.results.columns import Row
@@ -89,7 +90,7 @@ def changes(
     spreads = moderate([[ratios] for _, _, ratios in steps]) if steps else []
     tested = []
     for (_, _, ratios), spread in zip(steps, spreads, strict=True):
-        error = math.hypot(spread.process_sd / math.sqrt(len(ratios)), SITTING_SD * math.sqrt(2))
+        error = math.hypot(spread.process_sd / math.sqrt(len(ratios)), ASSUMED_SD * math.sqrt(2))
         tested.append(t_upper((abs(fmean(ratios)) - math.log1p(margin)) / error, spread.df))
     adjusted = zip(steps, holm(tested), strict=True)
     return [Change(group, run, math.exp(fmean(ratios)), p) for (group, run, ratios), p in adjusted if p <= alpha]
