@@ -56,7 +56,7 @@ class Outputs:
             note(text)
         if not wrote_to_stdout(report.document, self.json):
             shown = gate_report.conclusion(report) if self.quiet else gate_report.text(report, long=self.long)
-            output.show(shown, output.console())
+            output.show(shown, output.console(log_width=output.TABLE_WIDTH))
             if report.next_step:
                 typer.echo(printable(f"next: {report.next_step}"))  # rich would break the line, and the command could not be pasted
         for flag, file, make in (("--markdown", self.markdown, gate_report.markdown), ("--junit", self.junit, gate_report.junit)):

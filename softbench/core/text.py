@@ -43,6 +43,11 @@ def margin(fraction: float) -> str:
     return f"{fraction:.1%}" if fraction >= 0.01 else f"{100 * fraction:.2g}%"
 
 
+def p_value(p: float) -> str:
+    """`p .012`, `p < .0001`: a smaller one says no more."""
+    return "p < .0001" if p < 1e-4 else f"p {p:.2g}".replace("0.", ".", 1)
+
+
 def ratio(value: float, digits: int = 2) -> str:
     """A ratio with `digits` decimals, or with significant digits if it is very small or large: `2.45`, `0.0031`, `12346`."""
     if value >= 99.95:

@@ -21,7 +21,7 @@ from softbench.gate.units import dealt, own
 from softbench.gate.verdicts import CORRECT, GateReport, Rules, State, Verdict, ranked
 from softbench.plan.plan import Plan
 from softbench.plan.settings import read
-from softbench.plan.sweep import only
+from softbench.plan.sweep import cases, only
 from softbench.run.request import RunRequest
 
 SETTINGS = ("threads", "rounds", "max_rounds", "precision", "tick_us", "seed", "warmup_ms", "batch_ms", "timer", "l2")
@@ -36,15 +36,15 @@ def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
     Raises:
         UsageError: too few processes, a setting of the baseline is invalid, or the baseline has no backend.
     """
-    cells = {key: samples.status for key, samples in base.cells.items() if key.backend != YARDSTICK}
-    backends = tuple(dict.fromkeys(key.backend for key, status in cells.items() if status not in UNTRIED))
+    known_cells = {key: samples.status for key, samples in base.cells.items() if key.backend != YARDSTICK}
+    backends = tuple(dict.fromkeys(key.backend for key, status in known_cells.items() if status not in UNTRIED))
     known = {**base.settings, "device": base.environment.get("device", "auto")}
     stored = {name: read(name, known[name], f"{base.source}: {name}") for name in (*SETTINGS, "device") if known.get(name) is not None}
-    sweeps = tuple(map(only, dict.fromkeys(key.identity for key in cells)))
+    sweeps = tuple(map(only, dict.fromkeys(key.identity for key in known_cells)))
     config = {"sweep": sweeps, "profile": "off", "processes": unpaired.MIN_NEW, **stored, **request.config}
     flags = {**request.flags, "backends": backends}
     adjusted = replace(request, config=config, flags=flags)
-    if not any(status in CORRECT for status in cells.values()):
+    if not any(status in CORRECT for status in known_cells.values()):
         raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}")
     if (processes := adjusted.settings().processes) < unpaired.MIN_NEW:
         raise UsageError(
@@ -55,6 +55,8 @@ def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
 
 def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rules, allowed: Sequence[str] = ()) -> GateReport:
     """Measure new processes, judge them, and give the cells that are not `same` a second look in new processes.
+
+    A cell of the baseline whose case was asked for and is not in the results is missing.
 
     Raises:
         UsageError: a backend of the baseline does not exist. Other errors of `measure` pass through.
@@ -69,8 +71,10 @@ def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rule
         raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)) from None
     new = samples_of(run)
     mine = own(new, base, allowed)
-    notes = [f"measured: {run.csv}", *environment_match.check(new, mine, allowed)]
-    first = unpaired.compare(new, _of_cases(mine, new.cells), rules)
+    asked = {case.identity for case in cases(request.settings().sweep, str(mine.environment.get("device")))}
+    expected = replace(mine, cells={cell: one for cell, one in mine.cells.items() if cell.identity in asked or cell in new.cells})
+    notes = [f"measured: {run.csv}", *environment_match.check(new, mine, allowed), *_left_out(mine, expected)]
+    first = unpaired.compare(new, expected, rules)
 
     def fresh(cells: Sequence[CellKey]) -> RunSamples:
         again = measure(confirmation(request, cells, SECOND_LOOK * request.settings().processes))
@@ -79,6 +83,16 @@ def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rule
 
     report = dealt(second_look(first, mine, rules, fresh), new, mine, new, base)
     return replace(report, notes=(*notes, *report.notes))
+
+
+def _left_out(base: RunSamples, expected: RunSamples) -> list[str]:
+    """A note on the cells of the baseline that the command line leaves out."""
+    every, judged = (sum(cell.backend != YARDSTICK for cell in of.cells) for of in (base, expected))
+    return (
+        [f"{every - judged} of {text.count(every, 'cell')} of the baseline were not asked for, and are not judged"]
+        if judged < every
+        else []
+    )
 
 
 def second_look(first: GateReport, base: RunSamples, rules: Rules, fresh: Callable[[Sequence[CellKey]], RunSamples]) -> GateReport:

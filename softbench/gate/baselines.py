@@ -21,7 +21,7 @@ from softbench.core.text import one_line, percent, unknown
 from softbench.gate import environment_match
 from softbench.gate.power import SECOND_LOOK, check_noise, found_by_processes
 from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading, times_of
-from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join, merged
 from softbench.gate.unpaired import MARGIN, MIN_BASE, MIN_NEW, RECOMMENDED_BASE, add_sitting
 from softbench.gate.verdicts import Rules
 from softbench.results.document import SUFFIXES, load
@@ -195,8 +195,9 @@ def _parse(document: JsonObject, source: str) -> RunSamples:
         processes = len({process for samples in cells.values() for process in samples.processes})
         if document["processes"] != processes:
             raise ValueError(f"says {one_line(str(document['processes']), 20)} processes and has {processes}")
-        numbers, times = document["sittings"], document["sitting_times"]
-        sittings = tuple(Sitting(tuple(map(int, some)), times_of(when or {})) for some, when in zip(numbers, times, strict=True))
+        numbers = document.get("sittings") or ()
+        times = document.get("sitting_times") or [None] * len(numbers)
+        sittings = merged([Sitting(tuple(map(int, some)), times_of(when or {})) for some, when in zip(numbers, times, strict=True)])
     texts = [one_line(str(document.get(name) or ""), 2000) for name in ("device_name", "command")]
     return RunSamples(source, runs, SCHEMA, texts[0], environment, settings, texts[1], cells, processes, versions, sittings, units)
 

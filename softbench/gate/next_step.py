@@ -26,6 +26,10 @@ OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--set")
 """The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
 NOTHING_TESTED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
 """What to do about a report that tested nothing."""
+SHORT_AND_SLOWER = "cells of short or launch-bound calls are slower: measure larger shapes of them (--M, --N), which the gate judges"
+"""What to do about a report in which many advisory cells are slower."""
+SITTINGS_DIFFER = 0.01
+"""With this standard deviation between sittings, more processes of one sitting decide little."""
 OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
 """Options that `softbench check` and `softbench inspect` take as the gate does."""
 
@@ -43,8 +47,8 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
         return f"if the change is not intended, look at its worst cell alone: {_with(alone, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
-    if report.nothing_tested:
-        return NOTHING_TESTED
+    if short := _too_short(report):
+        return short
     if report.exit_code:
         more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
         return f"measure in more process pairs, on a machine that does nothing else: {more}"
@@ -59,8 +63,10 @@ def after_new_processes(report: GateReport, command: str, base: RunSamples, proc
         return f"if the change is intended, measure a new baseline: {_new_baseline(base, command)}"
     if dealt := _baseline_of_each_card(report, base, command):
         return dealt
-    if report.nothing_tested:
-        return NOTHING_TESTED
+    if short := _too_short(report):
+        return short
+    if later := _another_sitting(report, base):
+        return later
     if report.exit_code:
         more = _with(command, {"--processes": 2 * processes})
         return f"measure more processes, on a machine that does nothing else: {more}"
@@ -74,15 +80,39 @@ def after_files(report: GateReport, command: str, files: Collection[Path], new: 
         return broken
     if report.exit_code == 3 and (dealt := _baseline_of_each_card(report, base, again)):
         return dealt
-    if report.exit_code == 3 and report.nothing_tested:
-        return NOTHING_TESTED
+    if short := _too_short(report):
+        return short
     if report.exit_code and abs(unpaired.machine_change(new, base)) > math.log1p(report.rules.reference_moves):
         return f"measure the baseline anew on the machine as it is now: {_new_baseline(base, again)}"
+    if later := _another_sitting(report, base):
+        return later
     plugins = [flag.removeprefix("--plugin=") for flag in new.plugin_flags if flag != "--plugin"]
     places = [split_function(split_alias(Path(plugin))[1])[0] for plugin in plugins]
     away = [str(place) for place in places if place.suffix == ".py" and not place.is_file()]
     add = f" (add the folder of {text.few(away)}, which results do not store)" if away else ""
     return f"measure again, with a second look in new processes{add}: {again}" if report.exit_code else ""
+
+
+def _too_short(report: GateReport) -> str:
+    """What to do if the gated cells say too little; empty if they do not."""
+    if report.exit_code != 3:
+        return ""
+    return NOTHING_TESTED if report.nothing_tested else SHORT_AND_SLOWER if report.too_many_advise else ""
+
+
+def _another_sitting(report: GateReport, base: RunSamples) -> str:
+    """What to do if more processes of this sitting cannot decide; empty if they may."""
+    beyond = 1 + report.rules.margin
+    slow = any(one.gated and one.state is State.AMBIGUOUS and one.ratio is not None and one.ratio > beyond for one in report.verdicts)
+    if report.exit_code != 3 or not slow:
+        return ""
+    name, again = Path(base.source).stem, f"softbench gate FIRST.csv SECOND.csv --baseline {shlex.quote(Path(base.source).stem)}"
+    if len(base.by_sitting) == 1:
+        return f"if the code of the baseline is still there, add a sitting to it: {unpaired.add_sitting(base, shlex.quote(name))}"
+    sittings = unpaired.between_sittings(base)
+    if sittings is None or sittings.sd < SITTINGS_DIFFER:
+        return ""
+    return f"sittings differ by {sittings.sd:.1%}, so measure at another time too (softbench run), and judge both runs: {again}"
 
 
 def _baseline_of_each_card(report: GateReport, base: RunSamples, command: str) -> str:

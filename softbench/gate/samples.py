@@ -170,12 +170,12 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
         runs=tuple(runs),
         cells=cells,
         processes=sum(part.processes for part in parts),
-        sittings=_merged(sittings),
+        sittings=merged(sittings),
         units={unit: facts for part in parts for unit, facts in part.units.items()},
     )
 
 
-def _merged(sittings: Sequence[Sitting]) -> tuple[Sitting, ...]:
+def merged(sittings: Sequence[Sitting]) -> tuple[Sitting, ...]:
     """The sittings in the order of time. Those that are near each other are one, and those of an unknown time join the first."""
     found: list[Sitting] = []
     for one in sorted(sittings, key=lambda sitting: sitting.times or (0.0, 0.0)):

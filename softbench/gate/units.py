@@ -9,6 +9,7 @@ from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
 from softbench.core.machine import same_card
 from softbench.core.outcome import UNTRIED
+from softbench.core.text import count
 from softbench.gate import environment_match, unpaired
 from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict, ranked, unmeasured
@@ -66,7 +67,7 @@ def compare(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str
     parts = split(new)
     pairs = [(part, own(part, base, allowed)) for part in parts]
     checks = [text for part, of in pairs for text in environment_match.check(part, of, allowed)]
-    notes = tuple(dict.fromkeys([*checks, *notes]))
+    notes = tuple(dict.fromkeys([*checks, *notes, *_left_out(base, [of for _, of in pairs])]))
     if len(parts) == 1:
         return dealt(unpaired.compare(*pairs[0], rules, notes), *pairs[0], new, base)
     shared = replace(rules, alpha=rules.alpha / len(parts))
@@ -77,6 +78,15 @@ def compare(new: RunSamples, base: RunSamples, rules: Rules, notes: Sequence[str
         verdicts += [replace(verdict, cell=verdict.cell._replace(unit=unit)) for verdict in report.verdicts]
         notes += tuple(f"{unit}: {note}" for note in report.notes)
     return GateReport(f"{new.source} against {base.source}, each card against its own", ranked(verdicts), rules, notes)
+
+
+def _left_out(base: RunSamples, judged: Sequence[RunSamples]) -> Iterator[str]:
+    """A note on each card of the baseline that measured nothing now."""
+    known = [part.environment.get("unit") for part in judged]
+    for part in split(base):
+        if base.units and part.environment.get("unit") not in known:
+            cells = sum(cell.backend != YARDSTICK for cell in part.cells)
+            yield f"{count(cells, 'cell')} of the baseline's {part.environment.get('unit')} are not judged: that card measured nothing now"
 
 
 def dealt(report: GateReport, part: RunSamples, mine: RunSamples, new: RunSamples, base: RunSamples) -> GateReport:

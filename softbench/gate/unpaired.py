@@ -92,7 +92,7 @@ def compare(
     judged = [cell for key, cell in cells.items() if only is None or key in only]
     tests = [cell.cell_test(spreads.get(cell.key), between, rules) for cell in judged]
     listed = [*(verdict for verdict in verdicts if only is None or verdict.cell in only), *corrected(tests, rules)]
-    notes = (*notes, *_machine_note(_machine_change(copy_changes), rules), *([] if only else [between.note(base)]))
+    notes = (*notes, *_machine_note(_machine_change(copy_changes), rules), *([] if only else between.notes()))
     return GateReport(f"{new.source} against {base.source}", ranked(listed), rules, notes)
 
 
@@ -143,7 +143,7 @@ def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
     return (f"{change}; this is subtracted from all cells, and a change of softbench or of all kernels alike looks the same",)
 
 
-def add_sitting(base: RunSamples, name: str = "NAME") -> str:
+def add_sitting(base: RunSamples, name: str) -> str:
     """The commands that add a sitting to a saved baseline."""
     hours = f"{SITTING_S / 3600:.0f} hours"
     save = f"softbench baseline save {name} results/latest.csv --name {name} --force"
@@ -244,7 +244,7 @@ class _Cell:
             verdict,
             ratio=math.exp(log_ratio),
             interval=(math.exp(low), math.exp(high)),
-            covers="differences between processes and between sittings",
+            covers=between.covers,
             margin=rules.margin,
         )
         slower_p, faster_p = (between.p(log_ratio, processes, limit, sign) for sign in (1, -1))
@@ -264,6 +264,8 @@ class _Between(NamedTuple):
     """The log change of the median cell, if all cells share most of a sitting's shift."""
     looks: float
     """The cells of both looks over those that are tested. The second look has the sitting's shift for which the first one picked them."""
+    how: str
+    """`, assumed` if the sittings do not show the standard deviation."""
 
     @classmethod
     def of(cls, new: RunSamples, base: RunSamples, log_ratios: Sequence[float], sittings: Sittings | None, looks: float) -> _Between:
@@ -271,21 +273,25 @@ class _Between(NamedTuple):
         sides = new.by_sitting, base.by_sitting
         several = max(map(len, sides)) > 1
         at_once = not several and None not in (sides[0][0].times, sides[1][0].times) and sides[0][0].near(sides[1][0])
-        most = sittings or assumed(ASSUMED_SD if several or at_once else MOST_SD)
+        known = sittings or assumed(ASSUMED_SD)
+        most = known if sittings or several or at_once else assumed(MOST_SD)
         shared = sittings and sittings.common.variance > sittings.cell.variance and len(log_ratios) >= MIN_CELLS
         common = median(log_ratios) if shared else None
-        return cls(sittings or assumed(ASSUMED_SD), most, 1 / len(sides[0]) + 1 / len(sides[1]), common, looks)
+        return cls(known, most, 1 / len(sides[0]) + 1 / len(sides[1]), common, looks, "" if sittings else ", assumed")
 
-    def note(self, base: RunSamples) -> str:
-        """What the test takes the difference between sittings to be."""
-        sd, most = self.sittings.sd, self.most.sd
-        if most > sd:
-            return (
-                f"the baseline has one sitting, so the gate assumes that sittings differ by a standard deviation of {sd:.1%}, and calls no "
-                f"cell slower that one of {most:.1%} explains; to add a sitting: {add_sitting(base)}"
-            )
-        shown = f"over {len(base.by_sitting)} of the baseline" if len(base.by_sitting) > 1 else "as assumed for one time of one machine"
-        return f"sittings differ by a standard deviation of {sd:.1%}, {shown}"
+    @property
+    def covers(self) -> str:
+        """What the interval of a cell covers."""
+        return f"differences between processes and between sittings (standard deviation {self.sittings.sd:.1%}{self.how})"
+
+    def notes(self) -> list[str]:
+        """What is assumed if no sitting shows how sittings differ."""
+        if self.most is self.sittings:
+            return []
+        return [
+            f"the baseline has one sitting: intervals assume a standard deviation of {self.sittings.sd:.1%} between sittings, and no cell "
+            f"is called slower that one of {self.most.sd:.1%} explains"
+        ]
 
     def interval(self, log_ratio: float, processes: Part, limit: float) -> tuple[float, float]:
         """The 95 % interval of a log ratio. If it is not within the margin, it covers the most that sittings may differ by."""

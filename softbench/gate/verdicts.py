@@ -87,7 +87,8 @@ class Verdict:
     margin: float | None = None
     """The slowdown that passes, as a fraction; null if the cell was not tested."""
     p: float | None = None
-    """One-sided p of H0: slowdown <= margin, with Holm's correction over all gated cells. Of a faster cell: of H0: speed-up <= margin."""
+    """One-sided p of H0: slowdown <= margin, with Holm's correction over all gated cells. Of a faster cell: of H0: speed-up <= margin.
+    Against a baseline the larger one of this p and of that of H0: a shift between sittings of unchanged code."""
     raw_ratio: float | None = None
     """The ratio before the change of copy is subtracted; null without a baseline."""
     gated: bool = True
@@ -104,6 +105,11 @@ class Verdict:
     def up_to(self) -> float:
         """The largest ratio that the measurement allows: the end of the interval or the raw ratio; inf if there is no interval."""
         return max(self.interval[1], self.raw_ratio or 0) if self.interval else math.inf
+
+    @property
+    def advises(self) -> bool:
+        """True if the cell is advisory and its interval lies beyond the margin: it would fail if it counted."""
+        return not self.gated and self.interval is not None and self.interval[0] > 1 + (self.margin or 0)
 
     @property
     def may_be_slow(self) -> bool:
@@ -173,6 +179,10 @@ class GateReport:
             return (
                 f"{self._share_ambiguous():.0%} of the gated cells may be slower than the margin, more than {self.rules.most_ambiguous:.0%}"
             )
+        if self.too_many_advise:
+            slower, tested = (sum(verdict.advises for verdict in self.verdicts), sum(verdict.state in TESTED for verdict in self.verdicts))
+            listed = f"{slower} of {text.count(tested, 'cell')}"
+            return f"{listed} are advisory and slower than the margin, more than {self.rules.most_ambiguous:.0%}"
         return ""
 
     @property
@@ -193,6 +203,12 @@ class GateReport:
     def nothing_tested(self) -> bool:
         """True if no gated cell was tested, so that nothing is known."""
         return not self._tested()
+
+    @property
+    def too_many_advise(self) -> bool:
+        """True if a larger share of the cells than may be ambiguous is advisory and slower than the margin."""
+        tested = [verdict for verdict in self.verdicts if verdict.state in TESTED]
+        return sum(verdict.advises for verdict in tested) > self.rules.most_ambiguous * len(tested)
 
     def _tested(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.gated and verdict.state in TESTED]
@@ -251,7 +267,7 @@ def corrected(tests: Sequence[CellTest], rules: Rules, *, share: float = 1.0, ot
             state, reason = state_and_reason(test.verdict, p, faster_p.get(key, test.faster_p), rules)
         fdr_significant = not test.why_ambiguous and q <= rules.alpha
         if fdr_significant and state is State.AMBIGUOUS:
-            reason = f"significant on its own but not after correction for multiple tests (p {p:.2g})"
+            reason = f"significant on its own but not after correction for multiple tests ({text.p_value(p)})"
         if not test.verdict.gated and test.verdict.reason:
             reason = f"{test.verdict.reason}; {reason}"
         p = faster_p.get(key, test.faster_p) if state is State.FASTER else p
@@ -264,9 +280,11 @@ def state_and_reason(verdict: Verdict, slower_p: float, faster_p: float, rules: 
     margin = verdict.margin or rules.margin
     shown = text.margin(margin)
     if slower_p <= rules.alpha:
-        return State.SLOWER, f"slower by more than the margin of {shown}, after correction for multiple tests (p {slower_p:.2g})"
+        shift = ", and no difference between sittings explains it" if verdict.interval and verdict.interval[0] < 1 + margin else ""
+        p = text.p_value(slower_p)
+        return State.SLOWER, f"slower by more than the margin of {shown}{shift}, after correction for multiple tests ({p})"
     if faster_p <= rules.alpha:
-        return State.FASTER, f"faster by more than the margin of {shown} (p {faster_p:.2g})"
+        return State.FASTER, f"faster by more than the margin of {shown} ({text.p_value(faster_p)})"
     if verdict.interval and 1 / (1 + margin) <= verdict.interval[0] and verdict.interval[1] <= 1 + margin:
         return State.SAME, f"within the margin of {shown}"
     if verdict.interval and verdict.interval[1] <= 1 + margin:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_CELLS = 80  # of a legible figure; the cells furthest from 1 are drawn
-COLOUR = {State.SLOWER: "#D55E00", State.FASTER: "#009E73", State.AMBIGUOUS: "#E69F00"}
+COLOUR = {
+    **dict.fromkeys((State.SLOWER, State.BROKEN, State.MISSING, State.FAILED), "#D55E00"),
+    **{State.FASTER: "#009E73", State.AMBIGUOUS: "#E69F00"},
+}
 CELL, LEVEL = "#56B4E9", "#0072B2"
 """The colours of a power curve: a cell, and all cells. All are of Okabe and Ito's palette, which colour-blind readers can tell apart."""
 MARKER = {State.SLOWER: ">", State.FASTER: "<", State.AMBIGUOUS: "s"}
@@ -37,22 +41,28 @@ def write(report: GateReport, out: Path) -> Path:
 
 @style.look()
 def figure(report: GateReport) -> Figure:
-    """The report's ratios, in its order: regressions first. At most MAX_CELLS, which are those that fail, then those furthest from 1.
+    """The report's cells in its order: regressions first. A cell without a ratio has its state as a text.
+
+    At most MAX_CELLS, which are those that fail, then those without a ratio, then those furthest from 1.
 
     Raises:
         ResultsError: no cell has a ratio.
     """
-    drawn = [verdict for verdict in report.verdicts if verdict.ratio is not None]
-    if not drawn:
+    drawn = list(report.verdicts)
+    if all(verdict.ratio is None for verdict in drawn):
         raise ResultsError("no cell has a ratio, so there is nothing to draw")
     left_out = len(drawn) - MAX_CELLS
     if left_out > 0:
-        furthest = sorted(drawn, key=lambda v: (not v.fails, -abs((v.ratio or 1) - 1)))[:MAX_CELLS]
-        drawn = [verdict for verdict in drawn if verdict in furthest]
+        by_interest = sorted(drawn, key=lambda v: (not v.fails, v.state in (State.SAME, State.UNMEASURED), -abs((v.ratio or math.inf) - 1)))
+        kept = set(map(id, by_interest[:MAX_CELLS]))
+        drawn = [verdict for verdict in drawn if id(verdict) in kept]
     made, axes = _panel(7.5, 1.3 + 0.2 * len(drawn))
     axes.grid(visible=False, axis="y")
     for row, verdict in enumerate(drawn):
-        ratio, margin = verdict.ratio or 1.0, verdict.margin or report.rules.margin
+        if verdict.ratio is None:
+            axes.text(1, row, f" {verdict.state}", color=COLOUR.get(verdict.state, INK), va="center", fontsize=7.5, gid=f"verdict-{row}")
+            continue
+        ratio, margin = verdict.ratio, verdict.margin or report.rules.margin
         low, high = verdict.interval or (ratio, ratio)
         colour, marker = COLOUR.get(verdict.state, INK), MARKER.get(verdict.state, "o")
         axes.barh(row, margin + margin / (1 + margin), left=1 / (1 + margin), height=1, color=FAINT, zorder=0)
@@ -63,7 +73,9 @@ def figure(report: GateReport) -> Figure:
     axes.set_yticks(range(len(drawn)), [f"{v.cell.backend}  {v.cell.case}" for v in drawn], fontsize=7.5)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlabel("latency new / old, 95 % interval; grey: the margin; hollow: advisory; right is slower", fontsize=8)
-    title = f"{report.what}: {report.summary.partition(':')[0]}" + (f" ({left_out} cells nearest 1 left out)" if left_out > 0 else "")
+    title = f"{report.what}: {report.summary.partition(':')[0]}" + (
+        f" ({left_out} cells of least interest left out)" if left_out > 0 else ""
+    )
     axes.set_title(title, fontsize=9, wrap=True)
     return made
 

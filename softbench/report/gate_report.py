@@ -50,8 +50,9 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
 
 
 def conclusion(report: GateReport) -> RenderableType:
-    """The summary."""
-    return Text(report.summary, style={0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow"))
+    """The summary, in one line of a log."""
+    style = {0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow")
+    return Text(report.summary, style=style, no_wrap=True, overflow="ignore")
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:

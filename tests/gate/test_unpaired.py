@@ -34,7 +34,7 @@ def test_identical_processes_pass_and_every_verdict_carries_its_numbers():
     for verdict in report.verdicts:
         assert verdict.interval[0] < verdict.ratio < verdict.interval[1]
         assert verdict.n == "10+3 processes"
-        assert verdict.covers == "differences between processes and between sittings"
+        assert verdict.covers == "differences between processes and between sittings (standard deviation 0.1%)"
         assert verdict.raw_ratio == pytest.approx(verdict.ratio, rel=0.02)
 
 

@@ -22,7 +22,7 @@ def points(figure):
     return {line.get_gid(): line for line in figure.axes[0].lines if line.get_gid()}
 
 
-def test_each_verdict_with_a_ratio_has_a_point():
+def test_each_verdict_has_a_point_or_its_state():
     cells = (
         verdict(1, State.SLOWER, 1.2),
         verdict(2, State.MISSING, None),
@@ -32,10 +32,11 @@ def test_each_verdict_with_a_ratio_has_a_point():
     figure = gate_figures.figure(report(*cells))
     found = points(figure)
     assert [line.get_xdata()[0] for line in found.values()] == [1.2, 0.8, 1.0]
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [f"ours  forward-bf16-4096x{N}" for N in (1, 3, 4)]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [f"ours  forward-bf16-4096x{N}" for N in (1, 2, 3, 4)]
+    assert [text.get_text() for text in figure.axes[0].texts] == [" missing"]
     assert [line.get_markerfacecolor() == style.PAPER for line in found.values()] == [False, False, True]
     assert len({line.get_marker() for line in found.values()}) == 3
-    assert all(f'id="{gid}"' in as_svg(figure) for gid in ("verdict-0", "verdict-1", "verdict-2"))
+    assert all(f'id="{gid}"' in as_svg(figure) for gid in ("verdict-0", "verdict-1", "verdict-2", "verdict-3"))
 
 
 def test_cells_that_fail_are_never_left_out():
@@ -43,7 +44,7 @@ def test_cells_that_fail_are_never_left_out():
     figure = gate_figures.figure(report(verdict(9999, State.SLOWER, 1.02), *many))
     assert len(points(figure)) == gate_figures.MAX_CELLS
     assert figure.axes[0].get_yticklabels()[0].get_text() == "ours  forward-bf16-4096x9999"
-    assert figure.axes[0].get_title().endswith("(10 cells nearest 1 left out)")
+    assert figure.axes[0].get_title().endswith("(10 cells of least interest left out)")
 
 
 def test_a_report_without_a_ratio_has_no_plot(tmp_path):
