@@ -24,6 +24,8 @@ VERDICTS = {0: "pass", 1: "fail", 3: "inconclusive"}
 USAGE, INCONCLUSIVE = 2, 3
 MAX_TEXT = 50_000
 """Characters of the report for a comment. GitHub takes 65,536 characters."""
+BASE = ".softbench-base"
+"""The worktree of the base in the checkout. Its path is relative, so that commands of the report are the same on every machine."""
 
 
 class NotMeasuredError(Exception):
@@ -78,9 +80,10 @@ def gate(env: Mapping[str, str], options: list[str]) -> int:
     report.mkdir(parents=True)
     try:
         neutral = _switch(env, "GATE_NEUTRAL")
-        arguments = options or two_commits(env, report.parent / "softbench-base")
+        arguments = options or two_commits(env)
         softbench = str(folder(env) / "bin" / "softbench")
-        code, text = measured([softbench, "gate", *arguments, *_files(report)], report / "gate.log")
+        code, text = measured([softbench, "gate", *arguments, *_files(report)], report / "gate.log", None if options else checkout_of(env))
+        text = summary_first(report / "gate.json", text)
         write_page(softbench, report)
     except NotMeasuredError as error:
         code, text, neutral = error.code, str(error), neutral if error.code == INCONCLUSIVE else False
@@ -93,13 +96,19 @@ def gate(env: Mapping[str, str], options: list[str]) -> int:
     return code
 
 
-def two_commits(env: Mapping[str, str], worktree: Path) -> list[str]:
+def checkout_of(env: Mapping[str, str]) -> Path:
+    """The folder of the checkout, in which the gate runs."""
+    return (Path(env["GITHUB_WORKSPACE"]) / env["GATE_CHECKOUT"]).resolve()
+
+
+def two_commits(env: Mapping[str, str]) -> list[str]:
     """The options that compare the plugin of the checkout with that of the base, which gets a worktree.
 
     Raises:
         NotMeasuredError: the plugin or the base does not exist.
     """
-    checkout = (Path(env["GITHUB_WORKSPACE"]) / env["GATE_CHECKOUT"]).resolve()
+    checkout = checkout_of(env)
+    worktree = checkout / BASE
     file, base = env["GATE_FILE"], env.get("GATE_BASE") or "HEAD^1"
     head_file = (checkout / file).resolve()
     if not head_file.is_file() or not head_file.is_relative_to(checkout):
@@ -114,16 +123,19 @@ def two_commits(env: Mapping[str, str], worktree: Path) -> list[str]:
     if not (worktree / file).is_file():
         raise NotMeasuredError(f"file {file}: is not in the base {found.stdout[:12]}, so there is nothing to compare with", INCONCLUSIVE)
     suffix = f".{env['GATE_BACKEND']}" if env.get("GATE_BACKEND") else ""
-    plugins = ["--plugin", f"head={head_file}", "--plugin", f"base={worktree / file}"]
+    exclude = checkout / _git(checkout, "rev-parse", "--git-path", "info/exclude").stdout.strip()
+    exclude.parent.mkdir(exist_ok=True)
+    with exclude.open("a", encoding="utf-8") as ignored:
+        ignored.write(f"/{BASE}/\n")
+    plugins = ["--plugin", f"head={head_file.relative_to(checkout)}", "--plugin", f"base={BASE}/{file}"]
     return ["--candidate", f"head{suffix}", "--reference", f"base{suffix}", *plugins, *_words(env, "GATE_ARGS", "args")]
 
 
-def measured(command: list[str], log: Path) -> tuple[int, str]:
-    """Run the gate with its output in the job's log and in a file; returns its exit code and the lines of its report."""
-    with (
-        log.open("w", encoding="utf-8") as kept,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process,
-    ):
+def measured(command: list[str], log: Path, place: Path | None = None) -> tuple[int, str]:
+    """Run the gate in this folder, with its output in the job's log and in a file; returns its exit code and the lines of its report."""
+    env = {**os.environ, "PATH": os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)])}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with log.open("w", encoding="utf-8") as kept, subprocess.Popen(command, cwd=place, env=env, **piped) as process:
         assert process.stdout is not None
         lines = []
         for line in process.stdout:
@@ -132,6 +144,15 @@ def measured(command: list[str], log: Path) -> tuple[int, str]:
             lines.append(line)
     report = [line for line in lines if not line.startswith("softbench: ")]  # without the notes and the progress of stderr
     return process.returncode, "".join(report if process.returncode in VERDICTS else lines[-20:])
+
+
+def summary_first(document: Path, text: str) -> str:
+    """The lines of the report, with the summary and the next step before the table."""
+    if not document.is_file():
+        return text
+    found = json.loads(document.read_text(encoding="utf-8"))
+    first = [found["summary"], *([f"next: {found['next_step']}"] if found["next_step"] else [])]
+    return "\n".join([*first, "", *(line for line in text.splitlines() if line not in first)])
 
 
 def write_page(softbench: str, report: Path) -> None:

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ VERDICTS = {0: "pass", 1: "fail", 2: "error", 3: "inconclusive"}
 MAX_BYTES = 1_000_000
 MAX_TEXT = 60_000
 """Characters of the report. GitHub takes 65,536 characters a comment."""
+VISIBLE = 30
+"""Lines of the report that the comment does not fold."""
 COMMENTS = 100
 """Comments a page, the most that GitHub gives."""
 
@@ -81,14 +83,21 @@ def marker(name: str) -> str:
 
 
 def body(report: Report, name: str, run: Mapping[str, Any]) -> str:
-    """The comment: verdict, commit, a link to the run, and the report as a code block."""
+    """The comment: verdict, commit, a link to the run, and the report as code blocks. The first one has the summary."""
     shown = "".join(sign for sign in report.text if sign == "\n" or sign.isprintable())
+    shown = re.sub("`{3,}", lambda ticks: "'" * len(ticks[0]), shown).rstrip()  # three would end the code block
     if len(shown) > MAX_TEXT:
         shown = shown[:MAX_TEXT] + "\n(the rest is in the artifact)"
-    shown = re.sub("`{3,}", lambda ticks: "'" * len(ticks[0]), shown)  # three would end the code block
+    lines = shown.split("\n")
+    folded = len(lines) - VISIBLE
     verdict = VERDICTS.get(report.exit_code, "error")
     head = f"**softbench gate: {verdict}** for commit {run['head_sha'][:12]} ([run]({run['html_url']}))"
-    return f"{marker(name)}\n{head}\n\n```text\n{shown.rstrip()}\n```\n"
+    details = f"<details><summary>{folded} more lines</summary>\n\n{_block(lines[VISIBLE:])}\n</details>\n" if folded > 0 else ""
+    return f"{marker(name)}\n{head}\n\n{_block(lines[:VISIBLE])}{details}"
+
+
+def _block(lines: Sequence[str]) -> str:
+    return "```text\n" + "\n".join(lines) + "\n```\n"
 
 
 def own_comment(api: Api, path: str, name: str) -> int | None:

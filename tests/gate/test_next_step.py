@@ -30,6 +30,12 @@ def test_more_pairs_and_processes_keep_every_option():
     assert command_in(processes) == [*GIVEN, "--processes", "6"]
 
 
+def test_a_command_has_no_output_of_this_machine():
+    given = [*GIVEN[:2], "--json", "/runner/gate.json", "--output=/runner/out", "--junit", "gate.xml"]
+    step = next_step.after_pairs(report(State.AMBIGUOUS), shlex.join(given), 1)
+    assert command_in(step) == [*GIVEN[:2], "--junit", "gate.xml", "--processes", "10"]
+
+
 def test_stored_runs_are_measured_again_with_every_option(tmp_path, monkeypatch):
     new = run_samples({}, command="softbench run --plugin 'a b.py' --plugin=c.py")
     typed = "softbench gate --margin 4 ./a.csv 'b c.csv' --baseline a.csv --json report.json"

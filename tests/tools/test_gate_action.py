@@ -121,7 +121,10 @@ def test_a_slowdown_of_main_is_not_the_pull_requests(pretended, tmp_path):
     files = [words[i + 1].partition("=") for i, word in enumerate(words) if word == "--plugin"]
     assert [name for name, _, _ in files] == ["head", "base"]
     assert files[0][2] != files[1][2]
-    assert [Path(file).read_text() for _, _, file in files] == [SLOW, SLOW]
+    checkout = tmp_path / "job" / "workspace" / "softbench-gate"
+    assert [(checkout / file).read_text() for _, _, file in files] == [SLOW, SLOW]
+    assert not any(Path(file).is_absolute() for _, _, file in files)
+    assert git(checkout, "status", "--porcelain") == ""
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,9 @@ def test_a_named_base_is_compared(pretended, origin, tmp_path):
     git(origin, "update-ref", "refs/pull/7/merge", git(origin, "commit-tree", "topic^{tree}", "-p", "topic", "-p", older, "-m", "merge"))
     done = run(pretended, tmp_path / "job", origin, env={"CODE": "0"}, base=older)
     assert done.failed == 0, done.log
-    assert (tmp_path / "job" / "temp" / "softbench-base" / "kernels" / "mine.py").read_text() == "# an older version\n"
+    assert (
+        tmp_path / "job" / "workspace" / "softbench-gate" / gate_action.BASE / "kernels" / "mine.py"
+    ).read_text() == "# an older version\n"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +191,13 @@ def test_bad_input_ends_with_one_clear_line(pretended, tmp_path, inputs, code, m
     assert "Traceback" not in done.log
     assert message in (tmp_path / "job" / "summary.md").read_text()
     assert json.loads((tmp_path / "job" / "artifacts" / "softbench-gate" / "comment.json").read_text())["exit_code"] == code
+
+
+def test_the_comment_begins_with_the_summary(tmp_path):
+    (tmp_path / "gate.json").write_text('{"summary": "FAIL: 1 cell slower", "next_step": "look: softbench gate"}')
+    text = "head against base\n table\nFAIL: 1 cell slower\nnext: look: softbench gate\n"
+    lines = gate_action.summary_first(tmp_path / "gate.json", text).splitlines()
+    assert lines == ["FAIL: 1 cell slower", "next: look: softbench gate", "", "head against base", " table"]
 
 
 def test_a_new_plugin_without_a_base_can_be_neutral(pretended, tmp_path):

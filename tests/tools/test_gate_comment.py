@@ -157,3 +157,11 @@ def test_a_long_text_is_cut_to_what_github_takes(github, comment):
     body = github.changes[0][2]["body"]
     assert "(the rest is in the artifact)" in body
     assert len(body) <= 65_536
+
+
+def test_the_summary_is_first_and_a_long_table_is_folded(github, comment):
+    comment(report={**REPORT, "text": "FAIL: 1 cell slower\nnext: softbench gate\n\n" + "slower ours 1.2\n" * 100})
+    body = github.changes[0][2]["body"]
+    visible, _, folded = body.partition("<details><summary>73 more lines</summary>")
+    assert visible.splitlines()[4] == "FAIL: 1 cell slower"
+    assert (visible.count("\n"), visible.count("```"), folded.count("```")) == (35, 2, 2)
