@@ -71,9 +71,9 @@ def gate_report() -> str:
 
 def self_test_report() -> str:
     """The keys of the self-test's JSON with the docs of its classes: with --reference, and with --baseline."""
-    levels = (self_test.Power(0.0, 0.0, 0.0, 0.0, 1, 0),)
-    result = self_test.SelfTest("", "", 0.0, 1, 1, 0, 0, 1, 1, 1, 1.0, 0, levels, ()).document()
-    of_sittings = self_test.SittingTest("", "", 1, 0, 1, 0.0, ()).document()
+    levels = (self_test.Power(0.0, 0.0, 0.0, 0.0, 1, 0, 1),)
+    result = self_test.SelfTest("", "", 0.0, 1, 1, 1, 0, 0, 1, 1, 1, 1.0, 0, levels, ()).document()
+    of_sittings = self_test.SittingTest("", "", 1, 1, 0, 1, 0.0, ()).document()
     of_power = docs_with(self_test.Power, "share", "bounds")
     of_result = BOUND | docs_with(self_test.SelfTest, "exit_code")
     rows = [(f"`{key}`", of_result[key]) for key in result] + [(f"`power[].{key}`", of_power[key]) for key in result["power"][0]]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean, median, variance
+from statistics import fmean, median
 from typing import Any, cast
 
 PROCESS_SD_FLOOR = 0.001
@@ -193,7 +193,7 @@ def t_quantile(p: float, df: float) -> float:
     return float(special.ndtri(p) if math.isinf(df) else special.stdtrit(df, p))
 
 
-def proportion_bounds(hits: int, trials: int, level: float = 0.95) -> tuple[float, float]:
+def proportion_bounds(hits: float, trials: int, level: float = 0.95) -> tuple[float, float]:
     """One-sided Clopper-Pearson bounds (lower, upper), each at `level`: 0 of 59 is at most 0.0495, 59 of 59 at least 0.951."""
     if not trials:
         return 0.0, 1.0

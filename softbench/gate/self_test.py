@@ -1,10 +1,10 @@
 """The results of the gate's self-test: its false alarms, and the share of injected slowdowns that it finds.
 
 Each process set begins one A/A repetition, which judges every case as `softbench gate --candidate` does, in this set and the next ones.
-So repetitions share sets.
+So repetitions share sets, and the cells of a repetition share processes. Bounds count repetitions that share nothing: one for each
+`fresh_pairs.PAIRS` sets.
 
-Against a baseline, each run of unchanged code is an A/A family. A run is a sitting: its processes share the temperature and the clocks of
-that time, so more processes of one sitting do not show how sittings differ. Several runs show it.
+Against a baseline, each run of unchanged code is an A/A family, and bounds count the sittings of the runs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ CASES_PER_INJECTION = 4
 ALIKE = 0.01
 """A/A ratios within this fraction of 1 count as alike."""
 MIN_REPETITIONS = fresh_pairs.PAIRS
+FOR_5_PERCENT = 59 * fresh_pairs.PAIRS
+"""Repetitions without a false alarm that give an upper bound of 5 %."""
 EXIT_0_SHARE = 0.95
 CANDIDATE = "candidate"
 
@@ -48,6 +50,8 @@ class Power:
     """Cells with the slowdown, over all repetitions."""
     found: int
     """Cells that ended as regressions."""
+    independent: int
+    """Repetitions that share no process set."""
 
     @property
     def share(self) -> float:
@@ -56,8 +60,8 @@ class Power:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """One-sided 95 % bounds of the share, lower and upper."""
-        return proportion_bounds(self.found, self.trials)
+        """One-sided 95 % bounds of the share, lower and upper, for as many trials as there are independent repetitions."""
+        return proportion_bounds(self.share * self.independent, self.independent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,8 @@ class SelfTest:
     """The slowdown that passes, as a fraction."""
     repetitions: int
     """Number of A/A repetitions."""
+    independent: int
+    """Repetitions that share no process set: the number of trials for bounds."""
     cells: int
     """Cases per repetition."""
     flagged: int
@@ -98,13 +104,16 @@ class SelfTest:
         """0 without a false alarm and with enough passes, else 1."""
         return 0 if not self.alarms and self.passed >= EXIT_0_SHARE * self.repetitions else 1
 
+    def bounds(self, count: int) -> tuple[float, float]:
+        """One-sided 95 % bounds of the share of repetitions, lower and upper."""
+        return proportion_bounds(count * self.independent / self.repetitions, self.independent)
+
     def document(self) -> JsonObject:
         """As JSON, with the bounds."""
         data = asdict(self)
         data["power"] = [{**_renamed(asdict(level)), "share": level.share, "bounds": level.bounds} for level in self.power]
         data = _renamed(data)
-        bound = proportion_bounds(self.alarms, self.repetitions)[1]
-        return {**data, "exit_code": self.exit_code, "false_alarm_rate_at_most": bound}
+        return {**data, "exit_code": self.exit_code, "false_alarm_rate_at_most": self.bounds(self.alarms)[1]}
 
 
 JSON_KEYS = {
@@ -137,23 +146,26 @@ def analyse(run: RunSamples, reference: str, rules: Rules) -> SelfTest:
         )
     sets = sorted(set.intersection(*(set(run.cells[key].processes) for key in cases)))
     if len(sets) < MIN_REPETITIONS:
-        raise UsageError(f"{run.source}: {len(sets)} A/A repetitions are too few: it needs {MIN_REPETITIONS}, and 59 for a bound of 5 %")
+        raise UsageError(
+            f"{run.source}: {len(sets)} A/A repetitions are too few: it needs {MIN_REPETITIONS}, and {FOR_5_PERCENT} for a bound of 5 %"
+        )
     levels = [s for s in SLOWDOWNS if any(key.backend == name(reference, s) and c.status == "ok" for key, c in run.cells.items())]
     aa = [_report_on(run, cases, reference, [aa_copy] * len(cases), sets, i, rules) for i in range(len(sets))]
     aa_ratios = [verdict.ratio for _, report in aa for verdict in report.verdicts if verdict.gated and verdict.ratio]
-    power, points, bystanders = [], [], 0
+    power, points, bystanders, independent = [], [], 0, len(sets) // fresh_pairs.PAIRS
     for slowdown in levels:
         hits, bystander_alarms, measured = _injected(run, cases, reference, slowdown, sets, rules)
         bystanders += bystander_alarms
         trials = [hit for of_case in hits.values() for hit in of_case]
         slowdowns = measured.values()
-        power.append(Power(slowdown, median(slowdowns), min(slowdowns), max(slowdowns), len(trials), sum(trials)))
+        power.append(Power(slowdown, median(slowdowns), min(slowdowns), max(slowdowns), len(trials), sum(trials), independent))
         points += [(measured[key], sum(of_case) / len(of_case)) for key, of_case in hits.items() if of_case]
     return SelfTest(
         reference=reference,
         device_name=run.device_name,
         margin=rules.margin,
         repetitions=len(sets),
+        independent=independent,
         cells=len(cases),
         flagged=sum(flagged for flagged, _ in aa),
         alarms=sum(report.exit_code == 1 for _, report in aa),
@@ -242,6 +254,8 @@ class SittingTest:
     """Name of the GPU or CPU."""
     families: int
     """Number of A/A families: a file is one."""
+    independent: int
+    """Sittings of the families: the number of trials for bounds."""
     alarms: int
     """Families that ended with exit code 1."""
     passed: int
@@ -258,8 +272,12 @@ class SittingTest:
 
     def document(self) -> JsonObject:
         """As JSON, with the bound."""
-        bound = proportion_bounds(self.alarms, self.families)[1]
-        return {**asdict(self), "exit_code": self.exit_code, "false_alarm_rate_at_most": bound}
+        return {**asdict(self), "exit_code": self.exit_code, "false_alarm_rate_at_most": self.alarms_at_most}
+
+    @property
+    def alarms_at_most(self) -> float:
+        """The upper 95 % bound of the rate of false alarms with this baseline."""
+        return proportion_bounds(self.alarms * self.independent / self.families, self.independent)[1]
 
 
 def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Rules) -> SittingTest:
@@ -276,4 +294,6 @@ def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Ru
         )
     codes = [report.exit_code for report in reports]
     outcomes = tuple(f"{family.source}: {report.summary}" for family, report in zip(families, reports, strict=True))
-    return SittingTest(base.source, base.device_name, len(codes), codes.count(1), codes.count(0), estimate.sd, outcomes)
+    return SittingTest(
+        base.source, base.device_name, len(codes), len(join(families).by_sitting), codes.count(1), codes.count(0), estimate.sd, outcomes
+    )

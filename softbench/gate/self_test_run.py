@@ -22,7 +22,7 @@ from softbench.run import run
 from softbench.run.request import RunRequest
 
 REPETITIONS = 59
-"""Repetitions: no alarm in this many means a false-alarm rate below 5 %, with 95 % confidence."""
+"""Repetitions. `self_test.FOR_5_PERCENT` without an alarm mean a false-alarm rate below 5 %, with 95 % confidence."""
 SHAPES = {
     # calls of at least 100 us, so that 3 % is longer than the launch of the sleeping kernel
     "cuda": ((4096,), "16384:35840:1024"),
