@@ -112,6 +112,10 @@ def _import(origin: PluginSource) -> ModuleType:
 
 
 def _import_file(path: Path) -> ModuleType:
+    if path.suffix == ".json":
+        from softbench.plugins.flashinfer_solution import solution
+
+        return solution(path)
     spec = importlib.util.spec_from_file_location(f"softbench_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError("is not a Python file")

@@ -12,7 +12,9 @@ from softbench.ops import registry, user_file
 from softbench.ops.declaration import validate
 from softbench.ops.operation import Operation, Pass, TensorSpec
 from softbench.ops.parameters import MAX_WHOLE, Parameter
+from softbench.problems.flashinfer import FlashInfer
 from softbench.problems.kernelbench import KernelBench
+from softbench.problems.kernelbot import Kernelbot
 from softbench.problems.problem import SIZES, Problem
 from softbench.problems.python_file import PythonFile
 from softbench.problems.values import Cases, ProblemValues
@@ -28,10 +30,10 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = ()) -> Operation:
     Raises:
         UsageError: it defines neither, or a parameter has no such value. Exceptions of the file's own code pass through.
     """
-    module = user_file.imported(Path(path))
-    if hasattr(module, "OPERATION"):
-        return user_file.load(path, module)
-    values = ProblemValues(problem_of(module, Path(path).stem))
+    found = _problem(Path(path))
+    if isinstance(found, ModuleType):
+        return user_file.load(path, found)
+    values = ProblemValues(found)
     operation = declared(values, wanted)
     try:
         validate(operation)
@@ -39,6 +41,16 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = ()) -> Operation:
     except ValueError as error:
         raise UsageError(str(error)) from None
     return operation
+
+
+def _problem(path: Path) -> Problem | ModuleType:
+    """The problem of a file; the module of an operation's file. Raises as `load`."""
+    if path.suffix == ".yml":
+        return Kernelbot(path.parent)
+    if path.suffix == ".json":
+        return FlashInfer(path)
+    module = user_file.imported(path)
+    return module if hasattr(module, "OPERATION") else problem_of(module, path.stem)
 
 
 def problem_of(module: ModuleType, stem: str) -> Problem:

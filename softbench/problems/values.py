@@ -45,15 +45,17 @@ FAR = 1e-3
 class ProblemValues(Values):
     """Inputs, reference and bound of a problem."""
 
-    __slots__ = ("layouts", "losses", "problem", "references")
+    __slots__ = ("layouts", "losses", "problem", "references", "written")
 
     problem: Problem
     layouts: dict[Extent, Layout]
     losses: dict[tuple[str, str], tuple[float, ...]]
     references: dict[tuple[str, bool], Callable[..., Any]]
+    written: dict[str, tuple[int, ...]]
+    """By case: the inputs that the reference writes and does not read."""
 
     def __init__(self, problem: Problem) -> None:
-        for name, value in (("problem", problem), ("layouts", {}), ("losses", {}), ("references", {})):
+        for name, value in (("problem", problem), ("layouts", {}), ("losses", {}), ("references", {}), ("written", {})):
             object.__setattr__(self, name, value)
 
     def declare(self, values: Mapping[str, Value]) -> Layout:
@@ -84,10 +86,32 @@ class ProblemValues(Values):
         layout = self._layout(case)
         tree = drawn(self.problem, self.values(layout.case.extent), number, DTYPES[case.dtype], device)
         found = tuple(tensor.to(device) for tensor in layout.tensors(tree))
+        for place in self._destinations(case, found):
+            _fill(found[place], math.nan)  # stale memory may hold the right output of another call
         for name, tensor in zip(layout.inputs, found, strict=True):
             if (now := tuple(tensor.shape)) != (before := layout.shape(name)):
                 raise TypeError(f"inputs returns a {name} of shape {now} for one seed and {before} for another")
         return found
+
+    def _destinations(self, case: Case, inputs: Tensors) -> tuple[int, ...]:
+        """The inputs that the reference writes and does not read."""
+        layout = self._layout(case)
+        if case.key not in self.written:
+            found = []
+            for place in layout.in_place:
+                outs = []
+                for value in (0, 1):
+                    given = [tensor.clone() for tensor in inputs]
+                    _fill(given[place], value)
+                    with torch.no_grad():
+                        outs.append(layout.results(layout.called(self.callable(case.device), given), given))
+                if all(
+                    torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
+                    for one, other in zip(*outs, strict=True)
+                ):
+                    found.append(place)
+            self.written[case.key] = tuple(found)
+        return self.written[case.key]
 
     def draw(self, case: Case, random: Draw) -> Sequence[torch.Tensor]:
         return self._drawn(case, random)
@@ -196,7 +220,8 @@ class ProblemValues(Values):
                 values = exact.nan_to_num(0, 0, 0)
                 noise = torch.randn(exact.shape, dtype=exact.dtype, device=exact.device) * values.std() + values.mean()
                 candidates |= {"its mean": torch.full_like(exact, values.mean().item()), "noise of its mean and deviation": noise}
-            inputs = [one[None] for one in wide if one.shape == exact.shape[1:] and one.is_floating_point()]
+            read = [one for place, one in enumerate(wide) if place not in self._destinations(case, given)]
+            inputs = [one[None] for one in read if one.shape == exact.shape[1:] and one.is_floating_point()]
             for what, out in [*candidates.items(), *(("an input", one) for one in inputs)]:
                 if not (excess(out, bounded.expected, bounded.loose) > 1).any():
                     return f"the bound of {name} accepts {what}, so it cannot tell right from wrong"
@@ -227,6 +252,13 @@ class Cases(Mapping[Extent, WholeCase]):
 
     def __len__(self) -> int:
         return len(self.of.layouts)
+
+
+def _fill(tensor: torch.Tensor, value: float) -> None:
+    """Fill a tensor; an integer one with its least value in place of NaN."""
+    if math.isnan(value) and not tensor.is_floating_point():
+        value = 0 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).min
+    tensor.copy_(torch.full((), value, dtype=torch.float64 if tensor.is_floating_point() else torch.int64))
 
 
 def _rounding(dtype: str) -> tuple[float, float, float]:

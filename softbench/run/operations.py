@@ -20,8 +20,12 @@ from softbench.plan.settings import PHASES, Settings
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.worker_pool import Lost, Pool
 
-FORMATS = {"kernelbench": "ModelNew"}
-"""The formats of problem files that a word may name in front, and what their solutions are called."""
+FORMATS = ("kernelbench", "kernelbot", "flashinfer")
+"""The formats of problems that a word may name in front."""
+SUFFIXES = (".py", ".json", ".yml")
+"""Those of files of operations and problems."""
+TASK = "task.yml"
+"""The file of a kernelbot folder that stands for it."""
 BASELINES = PluginSource("entry point", REFERENCE, "softbench.problems.baselines:backends", "softbench")
 """Where the reference of a problem and torch.compile of it come from."""
 Cases = Sequence[Mapping[str, Value]]
@@ -42,8 +46,10 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     """
     if given is None:
         return None
-    words = [word.removeprefix(f"{_format(word, at)}:") for text in given for word in split(text)]
-    found = {word: registry.of_file(str(Path(word).resolve())) for word in words if word.endswith(".py")}
+    written = [word for text in given for word in split(text)]
+    words = [_file(word, at) for word in written]
+    paths = [word for before, word in zip(written, words, strict=True) if word != before or word.endswith(SUFFIXES)]
+    found = {word: registry.of_file(str(Path(word).resolve())) for word in paths}
     found = {word: "" if name and cases and registry.declared(name).whole else name for word, name in found.items()}
     if files := [file for file, known in found.items() if not known]:
         with Pool() as pool:
@@ -78,8 +84,22 @@ def with_solutions(given: Sequence[str]) -> tuple[list[str], list[Path]]:
             found[1].append(Path(word))
         else:
             found[0].append(word)
+            found[1].extend(_beside(Path(word.partition(":")[2])) if word.startswith("flashinfer:") else ())
         after = after or named
     return found
+
+
+def _file(word: str, at: str) -> str:
+    """A word without its format; of a folder of kernelbot its file. Raises as `_format`."""
+    given = _format(word, at)
+    name = word.removeprefix(f"{given}:")
+    return str(Path(name) / TASK) if given == "kernelbot" and Path(name).name != TASK else name
+
+
+def _beside(definition: Path) -> list[Path]:
+    """The solutions in a FlashInfer-Trace folder that has the definition."""
+    root = next((folder.parent for folder in definition.resolve().parents if folder.name == "definitions"), None)
+    return sorted(root.glob(f"solutions/**/{definition.stem}/*.json")) if root else []
 
 
 def _format(word: str, at: str) -> str:

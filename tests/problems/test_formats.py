@@ -1,0 +1,176 @@
+"""Problems in the formats of others, written here in those formats: right, wrong and cheating solutions, and what is refused."""
+
+import json
+import sys
+
+import pytest
+from problem_files import cases, judged
+
+from softbench.core.errors import UsageError
+from softbench.ops import registry
+from softbench.plugins.flashinfer_solution import solution
+from softbench.problems.load import load
+from softbench.run.operations import with_solutions
+
+UTILS = """
+import torch
+
+def make_match_reference(reference, **kwargs):
+    def wrapped(data, output):
+        return torch.allclose(output, reference(data), **kwargs), ""
+    return wrapped
+"""
+TASK = """
+files:
+  - {"name": "submission.py", "source": "@SUBMISSION@"}
+  - {"name": "utils.py", "source": "../utils.py"}
+  - {"name": "reference.py", "source": "reference.py"}
+lang: "py"
+description: |
+  The sums of rows.
+benchmarks:
+  - {"rows": 8, "columns": 300, "seed": 7}
+  - {"rows": 8, "columns": 300, "seed": 8}
+  - {"rows": 5, "columns": 64, "seed": 7}
+"""
+REFERENCE = """
+import torch
+from utils import make_match_reference
+
+def generate_input(rows: int, columns: int, seed: int):
+    gen = torch.Generator(device="cuda")
+    gen.manual_seed(seed)
+    x = torch.randn(rows, columns, device="cuda", dtype=torch.float16, generator=gen)
+    return x, torch.empty(rows, device="cuda", dtype=torch.float16)
+
+def ref_kernel(data):
+    x, out = data
+    out[...] = x.sum(1)
+    return out
+
+check_implementation = make_match_reference(ref_kernel, rtol=2e-2, atol=1e-3)
+"""
+DEFINITION = {
+    "name": "rms_h64",
+    "op_type": "norm",
+    "description": "Rows over their root mean square.",
+    "axes": {"batch": {"type": "var"}, "hidden": {"type": "const", "value": 64}},
+    "constraints": ["batch > 0"],
+    "inputs": {
+        "x": {"shape": ["batch", "hidden"], "dtype": "bfloat16"},
+        "keep": {"shape": ["batch"], "dtype": "bool"},
+        "eps": {"shape": None, "dtype": "float32"},
+    },
+    "outputs": {"y": {"shape": ["batch", "hidden"], "dtype": "bfloat16"}},
+    "reference": "def run(x, keep, eps):\n    w = x.float()\n    w = w * (w.square().mean(-1, keepdim=True) + eps).rsqrt()\n"
+    "    return {'y': (w * keep[:, None]).to(x.dtype)}\n",
+}
+WORKLOAD = {"axes": {"batch": 9}, "inputs": {"x": {"type": "random"}, "keep": {"type": "random"}, "eps": {"type": "scalar", "value": 1e-6}}}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten(monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    modules = {*sys.modules}
+    yield
+    for name in {*sys.modules} - modules:
+        if name in ("utils", "reference", "main", "helper", "rms_h64"):
+            del sys.modules[name]
+
+
+def task(folder, text=TASK, reference=REFERENCE):
+    (folder / "sums").mkdir()
+    (folder / "utils.py").write_text(UTILS)
+    (folder / "sums" / "task.yml").write_text(text)
+    (folder / "sums" / "reference.py").write_text(reference)
+    return str(folder / "sums" / "task.yml")
+
+
+def sums(data, factor=1.0):
+    x, out = data
+    out.copy_(x.float().sum(1) * factor)
+    return out
+
+
+def test_a_task_of_kernelbot_comes_in_as_it_is(tmp_path):
+    operation = load(task(tmp_path))
+    assert (operation.name, operation.summary) == ("sums", "The sums of rows.")
+    assert [op.partition("(")[2] for op, *_ in operation.cases] == ["", "rows=5,columns=64)"]
+    assert judged(operation, sums) == ("sampled", "")
+    assert judged(operation, lambda data: sums(data, 1.01))[0] == "tolerance"
+    assert judged(operation, lambda data: sums(data, 1.05))[0] == "wrong"
+    assert judged(operation, lambda data: data[1])[0] == "wrong", "the output's memory holds nothing of the reference's"
+    kept = {}
+    grade, detail = judged(operation, lambda data: data[1].copy_(kept.setdefault(data[0].data_ptr(), data[0].float().sum(1))))
+    assert grade == "wrong", detail
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (('lang: "py"', "lang: cu"), "task.yml: lang is cu"),
+        (("../utils.py", "../absent.py"), "files has the source ../absent.py, and there is no such file"),
+        (("benchmarks:", "nothing:"), "benchmarks must be a list of the parameters"),
+        (("files:", "files: ["), "task.yml: while parsing"),
+        (('reference.py", "source', 'other.py", "source'), "files has no reference.py"),
+    ],
+)
+def test_a_task_that_cannot_run_is_refused(tmp_path, change, why):
+    with pytest.raises(UsageError, match=why):
+        load(task(tmp_path, TASK.replace(*change)))
+
+
+def definition(folder, **changes):
+    file = folder / "definitions" / "norm" / "rms_h64.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(DEFINITION | changes))
+    workloads = folder / "workloads" / "norm" / "rms_h64.jsonl"
+    workloads.parent.mkdir(parents=True)
+    workloads.write_text(json.dumps({"definition": "rms_h64", "workload": WORKLOAD, "solution": None}) + "\n")
+    return file
+
+
+def solved(folder, factor="1", language="python", **spec):
+    text = f"from helper import rms\n\ndef run(x, keep, eps, y):\n    y.copy_(rms(x, eps) * keep[:, None] * {factor})\n"
+    helper = "def rms(x, eps):\n    w = x.float()\n    return w / ((w * w).sum(-1, keepdim=True) / 64 + eps).sqrt()\n"
+    file = folder / "solutions" / "me" / "norm" / "rms_h64" / f"by{factor}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sources = [{"path": "main.py", "content": text}, {"path": "helper.py", "content": helper}]
+    spec = {"language": language, "target_hardware": ["cpu"], "entry_point": "main.py::run", **spec}
+    file.write_text(json.dumps({"name": "mine", "definition": "rms_h64", "author": "me", "spec": spec, "sources": sources}))
+    return file
+
+
+def test_a_definition_of_flashinfer_comes_in_as_it_is(tmp_path):
+    file, right = definition(tmp_path), solved(tmp_path)
+    assert with_solutions([f"flashinfer:{file}"]) == ([f"flashinfer:{file}"], [right])
+    operation = load(str(file))
+    (case,) = cases(operation)
+    assert (case.M, case.N, case.dtype) == (9, 64, "bf16")
+    assert judged(operation, solution(right).run) == ("sampled", "")
+    del sys.modules["main"]
+    assert judged(operation, solution(solved(tmp_path, "1.1")).run)[0] == "wrong"
+    twice = load(str(file), [{"batch": 20}])
+    assert [(M, N) for _, M, N, _ in twice.cases] == [(20, 64)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"reference": "def walk(x):\n    pass\n"}, "its reference defines no function run"),
+        ({"constraints": ["batch > 100"]}, "the constraint batch > 100 does not hold for batch=9"),
+        ({"inputs": {"x": {"shape": ["batch"], "dtype": "float4"}}}, "x has the dtype float4; softbench has"),
+        ({"axes": {"batch": {"type": "var"}, "hidden": {"type": "var"}}}, "no workload gives a value of hidden: expected .*rms_h64.jsonl"),
+    ],
+)
+def test_a_definition_that_cannot_run_is_refused(tmp_path, changes, why):
+    with pytest.raises(UsageError, match=why):
+        load(str(definition(tmp_path, **changes)))
+
+
+def test_a_solution_that_cannot_be_loaded_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="its language is cuda; softbench loads python, triton, tilelang"):
+        solution(solved(tmp_path, language="cuda"))
+    with pytest.raises(UsageError, match=r"its entry point main\.py has no function walk"):
+        solution(solved(tmp_path, entry_point="main.py::walk"))
