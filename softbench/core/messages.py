@@ -11,7 +11,7 @@ from softbench.core.case import DO_BENCH, Case, Direction, Value
 from softbench.core.inspection import Inspection
 from softbench.core.json import JsonObject, from_json
 from softbench.core.machine import Machine
-from softbench.core.outcome import Accuracy, Build, ErrorMetrics, Profile, Status, Telemetry, Us
+from softbench.core.outcome import Accuracy, Build, Count, ErrorMetrics, NotNegative, Profile, Status, Telemetry, Us
 
 INVALID_REPLY = "the worker sent an invalid reply"
 
@@ -113,6 +113,10 @@ class Timed(Reply, frozen=True):
     """Latencies of single calls, microseconds."""
     timer: Annotated[str, Meta(pattern=rf"^({DO_BENCH})?\Z")] = ""
     """DO_BENCH if it took them in place of the timer that was asked. A worker cannot claim another one: results of `host` have no limit."""
+    calls: Count = 0
+    """On a CPU: the calls of the batch, with those of its warm-up; 0 if nobody counted."""
+    spent_us: NotNegative = 0.0
+    """Microseconds of all these calls, by the worker's clock."""
 
 
 class Verified(Reply, frozen=True):

@@ -195,6 +195,8 @@ class Judged:
     low_us: NotNegative | None = None
     high_us: NotNegative | None = None
     at_most_us: NotNegative | None = None
+    processor_us: NotNegative | None = None
+    """None on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ class Judgement:
     """Microseconds of the empty challenges beside those that count, each at most `limit_of_empty`."""
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
+    processor_us: list[float] = field(default_factory=list)
+    """Processor time that the plugin's process took in each of these, microseconds."""
     confinement: dict[str, bool] = field(default_factory=dict)
 
     def document(self, case: Case) -> JsonObject:
@@ -88,6 +90,8 @@ class Judgement:
         samples = [(us - empty) / self.calls for us, empty in zip(self.challenges_us, self.empty_us, strict=True)]
         us, (low, high) = statistics.median(samples), median_interval(samples) or (min(samples), max(samples))
         found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3)}
+        if case.device == "cpu" and self.processor_us:
+            found |= {"processor_us": round(min(self.processor_us) / self.calls, 3)}
         found |= {"samples_us": [round(sample, 3) for sample in samples]}
         times = {"us": round(us, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
         return found | times | {"gbps": round(operation(case.op).gbps(case, us), 3)} if low > 0 else found
@@ -199,6 +203,7 @@ class Judge:
             if number:
                 found.empty_us.append(empty)
                 found.challenges_us.append(us)
+                found.processor_us.append(plugin.processor_us)
 
 
 class _Inputs:

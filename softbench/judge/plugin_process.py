@@ -73,6 +73,8 @@ class PluginProcess:
     deadlines: Mapping[str, float]
     """Seconds by phase."""
     reader: OutputReader | None = None
+    processor_us: float = 0.0
+    """Processor time of its threads during the calls of the last challenge, microseconds."""
 
     def ask(self, request: Request[Answer], phase: str, *, busy: bool = False, most: float = math.inf) -> Answer:
         """The reply to a request; `busy`: wait without sleep. Raises EndedError if there is none, or if the plugin failed.
@@ -148,7 +150,7 @@ class PluginProcess:
         elements = reader.elements(places, drawn.rows) if reader.valid(places) else None
         self.worker.channel.outgoing = [drawn.inputs.descriptor]
         with paused():
-            start = CLOCK()
+            before, start = _processor_ns(self.worker.pid), CLOCK()
             called = self.ask(MakeCalls(drawn.bytes), "time", busy=gpu)
             if elements is None or called.places:
                 places = (*places, *called.places)
@@ -158,6 +160,7 @@ class PluginProcess:
             found = reader.read(elements)
             synchronize(self.case.device)
             us = (CLOCK() - start) / 1e3
+            self.processor_us = (_processor_ns(self.worker.pid) - before) / 1e3
         return us, replace(called, places=places), found
 
     def _reader(self) -> OutputReader:

@@ -48,7 +48,7 @@ from softbench.plan.plan import Plan
 from softbench.processes.slot import WorkerSlot, revive
 from softbench.processes.worker_pool import Lost, Pool
 from softbench.results import labels
-from softbench.run import profile_verdict
+from softbench.run import profile_verdict, worker_clock
 
 Answer = TypeVar("Answer", bound=Reply)
 NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
@@ -70,6 +70,8 @@ class SlotState:
     """The timer of the batches, if it is not the one that was asked."""
     profile: Profile = field(default_factory=Profile)
     outcome: Outcome | None = None
+    spans: list[worker_clock.Span] = field(default_factory=list)
+    """The times of its batches by two clocks."""
     retried: bool = False
     unordered: str = ""
     """Work of the last trace that is not ordered with the caller's stream."""
@@ -229,8 +231,10 @@ class Scheduler:
         renewed = self._ask(slots, RenewInputs(plan.l2), "time")
         request = TimeBatch(settings.warmup_ms, settings.batch_ms, plan.timer, plan.l2)
         for slot in slots:
+            watch = worker_clock.Watch(slot.worker.pid if slot.worker else 0)
             for timed in self._ask([slot] if slot in renewed else [], request, "time").values():
                 state = self.state[slot]
+                state.spans.append(worker_clock.Span(watch.us(), timed.spent_us, timed.calls))
                 if timed.timer != state.timer:  # its calls wait for the GPU: earlier batches have another kind of time
                     state.timer, state.batches = timed.timer, []
                 state.batches.append(Batch(self.process, number, places[slot], timed.samples_us))
@@ -328,6 +332,8 @@ class Scheduler:
                 raise AssertionError(f"{slot.name} on {case.key} was neither measured nor ended")
             timing = Timing(tuple(state.batches), state.timer or self.plan.timer, self.plan.l2, self._stopped(slot))
             outcome = Measured(state.build, state.accuracy, timing, state.profile)
+            if failed := worker_clock.disputed(state.spans):
+                outcome = replace(failed, build=state.build, accuracy=state.accuracy)
         if slot.worker is not None:
             slot.deaths = 0  # the worker survived the case
         return Record(slot.name, case, outcome, slot.info.source, self.plan.unit)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from softbench.core.outcome import Accuracy
 from softbench.worker.guarding.async_work import late_work
-from softbench.worker.timing.rotating_inputs import Judge, RotatingInputs
+from softbench.worker.timing.rotating_inputs import Judge, RotatingInputs, TimedCalls
 from softbench.worker.timing.timers import Samples, Timer, synchronize
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Batches:
         self.rotation.collect()
         synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced()
+        if isinstance(body, TimedCalls):
+            return replace(found, made=body.turn, spent_us=body.spent_ns / 1e3)
         probes = self.rotation.probes
         return replace(found, us=probes.without(found.us, found.calls, self.rotation.calls())) if probes else found
 

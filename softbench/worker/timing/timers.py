@@ -30,6 +30,10 @@ class Samples:
     """Calls of a sample. On the CPU they take long enough for the clock; a replay of a warm graph has several too."""
     timer: str = ""
     """The timer that took them, if it is not the one that was asked."""
+    made: int = 0
+    """On a CPU: all calls of the batch, with those of its warm-up."""
+    spent_us: float = 0.0
+    """Microseconds of all these calls."""
 
 
 Timer = Callable[[Callable[[], object], float, float, int], Samples]
