@@ -74,7 +74,7 @@ class Judgement:
     challenges_us: list[float] = field(default_factory=list)
     """Microseconds of the challenges that count, from the request to the end of the judge's own read."""
     processor_us: list[float] = field(default_factory=list)
-    """Processor time that the plugin's process took in each of these, microseconds."""
+    """Processor time that the plugin's process took in each of these, beyond that of the empty one beside it, microseconds."""
     confinement: dict[str, bool] = field(default_factory=dict)
 
     def document(self, case: Case) -> JsonObject:
@@ -91,7 +91,7 @@ class Judgement:
         us, (low, high) = statistics.median(samples), median_interval(samples) or (min(samples), max(samples))
         found |= {"at_most_us": round(statistics.median(self.challenges_us) / self.calls, 3)}
         if case.device == "cpu" and self.processor_us:
-            found |= {"processor_us": round(min(self.processor_us) / self.calls, 3)}
+            found |= {"processor_us": round(max(0.0, min(self.processor_us)) / self.calls, 3)}
         found |= {"samples_us": [round(sample, 3) for sample in samples]}
         times = {"us": round(us, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
         return found | times | {"gbps": round(operation(case.op).gbps(case, us), 3)} if low > 0 else found
@@ -203,7 +203,7 @@ class Judge:
             if number:
                 found.empty_us.append(empty)
                 found.challenges_us.append(us)
-                found.processor_us.append(plugin.processor_us)
+                found.processor_us.append(plugin.processor_us - plain.processor_us)
 
 
 class _Inputs:
