@@ -82,8 +82,8 @@ class Values(ABC):
         """Which output that computes nothing the bound accepts for these inputs, in words; empty if it rejects all."""
         return ""
 
-    def adapted(self, case: Case, call: Callable[..., object], *, yardstick: bool) -> Callable[..., object]:
-        """A backend's callable as one of the tensors of the pass, which returns those of its outputs. `yardstick`: it is one already."""
+    def adapted(self, case: Case, call: Callable[..., object], backend: object) -> Callable[..., object]:
+        """A backend's callable as one of the tensors of the pass, which returns those of its outputs."""
         return call
 
     def passing(self, case: Case) -> Grade:

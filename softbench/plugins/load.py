@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -49,6 +50,8 @@ def load(
     offered: object
     if origin.function:
         offered = given_function(_import(origin), origin.function, origin.label, operations)
+    elif origin.kind == FILE and (solution := _built_at_import(Path(origin.target), solutions)):
+        offered = BuildingSolution(origin, solution, [one for one in operations if solutions.get(one.partition("(")[0]) == solution])
     elif origin.kind == FILE:
         module = _import(origin)
         offered = getattr(module, "backends", None) or getattr(module, "backend", None)
@@ -204,6 +207,43 @@ class FunctionBackend:
     def prepare(self, case: Case) -> Call:
         """The function as it is."""
         return self.functions[case.operation, case.direction]
+
+
+class BuildingSolution:
+    """A solution whose file compiles at its import, by torch's load_inline: so `prepare` imports it, and that counts as the build."""
+
+    def __init__(self, origin: PluginSource, solution: str, operations: Sequence[str]) -> None:
+        self.name, self.origin, self.solution, self.operations = origin.label, origin, solution, tuple(operations)
+        self.compiles, self.build_seconds = "always", 60.0
+        self.summary = "compiles at its import"
+
+    def available(self) -> str | None:
+        """None: whether it compiles shows in the build."""
+        return None
+
+    def supports(self, case: Case) -> str | None:
+        """None: the file has the solution."""
+        return None
+
+    def prepare(self, case: Case) -> Call:
+        """Imports the file."""
+        found: Call = getattr(_loaded(self.origin), self.solution)
+        return found
+
+
+@lru_cache(maxsize=8)
+def _loaded(origin: PluginSource) -> ModuleType:
+    return _import(origin)
+
+
+def _built_at_import(path: Path, solutions: Mapping[str, str]) -> str:
+    """The solution that a file defines, if the file calls a builder of torch.utils.cpp_extension; empty otherwise."""
+    try:
+        text = path.read_text("utf-8", "replace") if solutions and path.is_file() else ""
+    except OSError:
+        return ""
+    names = [name for name in dict.fromkeys(solutions.values()) if re.search(rf"^(class|def) {re.escape(name)}\b", text, re.MULTILINE)]
+    return names[0] if names and "cpp_extension" in text else ""
 
 
 def from_functions(

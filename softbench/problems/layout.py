@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 
-from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Shape, Value, op_text
+from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Case, Shape, Value, op_text
 from softbench.core.errors import UsageError
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import CASE_DTYPE, TensorSpec, WholeCase
@@ -105,6 +105,19 @@ class Layout:
         def call(*tensors: torch.Tensor) -> Any:
             found = self.results(self.called(function, tensors), tensors)
             return found[0] if one else found
+
+        return call
+
+    def writing(self, function: Callable[..., Any], case: Case) -> Callable[..., Any]:
+        """A function that writes its last arguments, as one that returns them; each call gets new memory for them."""
+        returned = self.outputs[: len(self.outputs) - len(self.in_place)]
+        due = [(self.shape(name), TENSOR_DTYPES[self.case.tensors[name].dtype_of(case)]) for name in returned]
+
+        def call(*tensors: torch.Tensor) -> Any:
+            made = [torch.empty(shape, dtype=dtype, device=tensors[0].device) for shape, dtype in due]
+            self.called(lambda *args, **named: function(*args, *made, **named), tensors)
+            found = (*made, *(tensors[place] for place in self.in_place))
+            return found[0] if len(found) == 1 else found
 
         return call
 

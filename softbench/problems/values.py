@@ -30,10 +30,13 @@ from softbench.ops.dtypes import DTYPES, TENSOR_DTYPES
 from softbench.ops.error_terms import Bounded, U
 from softbench.ops.operation import Extent, WholeCase
 from softbench.ops.values import Change, Values
+from softbench.plugins.traits import is_yardstick
 from softbench.problems.layout import Layout, layout_of, op_of
 from softbench.problems.problem import SIZES, Problem, drawn
 from softbench.problems.replay import in_float64, wide_module
 
+BASELINES = "softbench.problems.baselines"
+"""The module of the reference backends, which return their outputs always."""
 FACTOR = 4.0
 """How much more than the reference another right kernel may lose."""
 SEEDS = (2**30, 2**30 + 1)
@@ -78,8 +81,13 @@ class ProblemValues(Values):
     def _layout(self, case: Case) -> Layout:
         return self.layout((case.op, case.M, case.N, case.shape))
 
-    def adapted(self, case: Case, call: Callable[..., object], *, yardstick: bool) -> Callable[..., object]:
-        return call if yardstick else self._layout(case).adapted(self.problem.ready(call, torch.device(case.device)))
+    def adapted(self, case: Case, call: Callable[..., object], backend: object) -> Callable[..., object]:
+        if is_yardstick(backend):
+            return call
+        layout, found = self._layout(case), self.problem.ready(call, torch.device(case.device))
+        if self.problem.destination and type(backend).__module__ != BASELINES:
+            return layout.writing(found, case)
+        return layout.adapted(found)
 
     def make(self, case: Case, seed: int, device: torch.device) -> Tensors:
         number = zlib.crc32(f"{seed} {case.key}".encode())

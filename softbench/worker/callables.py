@@ -13,7 +13,7 @@ from softbench.ops.registry import numerics, operation
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import info, is_yardstick, over_dim, unsupported
+from softbench.plugins.traits import info, over_dim, unsupported
 from softbench.worker.failures import failure
 
 
@@ -39,7 +39,7 @@ def prepared(backend: Backend, case: Case) -> Call:
     """
     along = over_dim(backend, case.op) if by_dim(case) else None
     if along is None:
-        return numerics(case.op).adapted(case, _callable(backend.prepare(replace(case)), "prepare"), yardstick=is_yardstick(backend))
+        return numerics(case.op).adapted(case, _callable(backend.prepare(replace(case)), "prepare"), backend)
     if case.direction is Direction.BOTH:
         return _through_autograd(_callable(along(Direction.FORWARD), "over_dim"), case.dim)
     function, dim = _callable(along(case.direction), "over_dim"), case.dim

@@ -108,6 +108,18 @@ def test_calls_in_place_and_the_state_after_them(tmp_path):
     assert judged(operation, lambda x, w: (x * w + 1).sum())[0] == "wrong"
 
 
+def test_a_solution_may_write_its_last_arguments(tmp_path):
+    text = "destination = True\n\ndef inputs(M=8, N=16):\n return torch.randn(M, N)\n\ndef reference(x):\n return x.exp(), x.sum(1)\n"
+    operation = problem(tmp_path, text)
+
+    def writes(x, y, total):
+        torch.exp(x, out=y)
+        torch.sum(x, 1, out=total)
+
+    assert judged(operation, writes) == ("sampled", "")
+    assert judged(operation, lambda x, y, total: torch.exp(x, out=y))[0] == "wrong"
+
+
 def test_integers_bools_and_fp8_come_in_and_out(tmp_path):
     text = (
         "def inputs(M=8, N=16):\n q = torch.randn(M, N).to(torch.float8_e4m3fn)\n"
