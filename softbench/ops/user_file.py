@@ -25,12 +25,15 @@ SMALL = (32, 48)
 """M and N of the case on which the reference and the bound are tried."""
 
 
-def load(path: str, module: ModuleType) -> Operation:
-    """Test what the module of a file defines on a small case, and make its operation known in this process.
+def load(path: str, module: ModuleType | None = None) -> Operation:
+    """Import a file, test what it defines on a small case, and make its operation known in this process.
+
+    `module`: that of the file, if it is imported already.
 
     Raises:
         UsageError: it defines no valid operation, or its bound accepts zeros. Exceptions of the file's own code pass through.
     """
+    module = module or imported(Path(path))
     operation, values = getattr(module, "OPERATION", None), getattr(module, "NUMERICS", None)
     if not isinstance(operation, Operation):
         raise UsageError("defines no OPERATION of the type softbench.ops.operation.Operation")

@@ -1,12 +1,14 @@
-"""Code that pages show is that of files which tests load: README's plugin, and docs/operations.md, whose checks find wrong kernels."""
+"""Code that pages show is that of files which tests load, or runs: README's plugin, docs/operations.md and docs/problems.md."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from layer_norms import RIGHT, RIGHT_BACKWARD, WRONG, WRONG_BACKWARD
+from problem_files import cases, judged, problem
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -30,8 +32,17 @@ def layer_norm(monkeypatch):
 
 def test_the_page_shows_the_tested_files():
     blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/operations.md").read_text(), re.DOTALL)
-    assert blocks == [file.read_text().strip() for file in FILES]
+    assert blocks == [FILES[0].read_text().strip()]
     assert sum(len(block.splitlines()) for block in blocks) <= 120
+
+
+def test_the_problem_of_the_page_accepts_its_solution(tmp_path):
+    text, solution = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/problems.md").read_text(), re.DOTALL)
+    operation, found = problem(tmp_path, text), {}
+    exec(solution, found)
+    case = replace(cases(operation)[0], dtype="bf16")
+    assert judged(operation, found["solution"], case)[0] == "sampled"
+    assert judged(operation, lambda x, w, eps: found["solution"](x, w, 0.1), case)[0] == "wrong"
 
 
 def graded(call, dtype="fp32", direction=Direction.FORWARD):
