@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,8 @@ NAMED = 8
 """The most names in one line."""
 LISTED = 40
 """The most names in an error that lists all known ones: no built-in list is longer."""
+SHOWN_CODE = 60
+"""Characters of a line of the user's code in a message, at most."""
 LONGEST = 2000
 """Characters of a text from a worker, at most."""
 CODE = "text"
@@ -104,6 +107,16 @@ def one_line(text: str, limit: int = 300) -> str:
     line = " ".join(_CONTROL.sub(" ", printable).split())
     line = _INSTALLED.sub("", line[: limit + 2000])
     return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def in_words(function: str, file: Path, line: int, code: str = "") -> str:
+    """`in prepare, mine.py:12: kernel[grid](x)`: a line of the user's code in a message, without its folder.
+
+    A `raise` is left out, because the message has its text.
+    """
+    shown = one_line(code, SHOWN_CODE)
+    place = f"in {function}, {file.name}:{line}"
+    return f"{place}: {shown}" if shown and not shown.startswith("raise") else place
 
 
 def printable(text: str) -> str:

@@ -34,7 +34,6 @@ STRUCTURED_CALLS = 8
 STRUCTURED_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 """Elements of the rows that are drawn for structured rows, about."""
 SECRET = random.SystemRandom()
-CHANGED = "changed its input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class Challenge:
         layout, each = input_layout(self.case)
         now = tensors_of_calls(self.inputs.bytes[self.chosen * each :], layout, each, self.case, 1)[0]
         if not all(map(output_checks.same, now, self.whole)):
-            return Accuracy.wrong(CHANGED)
+            return Accuracy.wrong(output_checks.CHANGED)
         there = rows_in(self.case)
         rows = min(there, max(1, WHOLE_ELEMENTS[self.case.device] // self.case.N))
         numbers = _random_rows(there, rows).to(outputs[0].device)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
+from softbench.core.text import few
 from softbench.ops import second_opinion
 from softbench.ops.check_case import See, Tensors
 from softbench.ops.error_terms import Bounded
@@ -211,7 +212,7 @@ class _Comparison:
         within = _index(column, got.shape[1:])
         places = within if operation(self.case.op).whole else [number, *within]
         place = f"{name}[{', '.join(map(str, places))}]" if places else name
-        where = f"{place} is {value:.6g} where float64 gives {expected:.6g}: {peak:.3g} x the bound"
+        where = f"{place} is {value:.6g} and should be {expected:.6g}{f': {peak:.3g} x the bound' if peak < math.inf else ''}"
         return Worst(name, value, expected, None if bounded.high is None else bounded.high[row].item(), where)
 
     def _lost_to_masks(self, first: torch.Tensor, got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor | None:
@@ -258,12 +259,12 @@ def _told(kinds: Sequence[str], wrong: set[int], numbers: Sequence[int]) -> str:
     if not kinds:
         return ""
     bad, there = ({number % len(kinds) for number in some} for some in (wrong, numbers))
-    named = ", ".join(kinds[kind] for kind in sorted(bad))
+    named = few([kinds[kind] for kind in sorted(bad)])
     if len(wrong) < sum(number % len(kinds) in bad for number in numbers):
         first = sorted(wrong)[:MOST_NAMED]
         places = ", ".join(map(str, first)) + (f" and {len(wrong) - len(first)} others" if len(wrong) > len(first) else "")
-        told = f" (structured rows: {len(wrong)} of {len(numbers)} wrong, {'row' if len(wrong) == 1 else 'rows'} {places}"
+        told = f" (wrong structured rows: {len(wrong)} of {len(numbers)}, {'row' if len(wrong) == 1 else 'rows'} {places}"
         return told + (f"; kinds: {named})" if len(bad) < len(there) else ")")
     if len(bad) == len(there) > 1:
-        return f" (structured rows: all {len(bad)} kinds)"
-    return f" (structured rows: those {named}" + ("; the others are right)" if len(there) > 1 else ")")
+        return f" (wrong structured rows: all {len(bad)} kinds)"
+    return f" (wrong structured rows: those {named}" + ("; the others are right)" if len(there) > 1 else ")")

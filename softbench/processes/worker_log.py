@@ -10,9 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import softbench
+from softbench.core.text import in_words
 
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 
+SOURCE_BYTES = 1 << 20
+"""The largest source file that is read for a message."""
 CURRENT = "Current thread"
 """Where a dump has the thread that crashed."""
 STANDARD = sysconfig.get_path("stdlib")
@@ -38,11 +41,19 @@ def tail(log: Path, most: int, begin: int = 0) -> str:
 
 
 def top_frame(text: str) -> str:
-    """`in name, file.py:12` of the innermost frame of a plugin in a fault handler's dump, or of the innermost one; without its folder."""
+    """`in name, file.py:12: code` of the innermost frame of a plugin in a fault handler's dump, or of the innermost one."""
     current = text[max(0, text.find(CURRENT)) :].partition("\n\n")[0]  # other threads may come first
     frames = [*FRAME.finditer(current)] or [*FRAME.finditer(text)]
     for frame in [frame for frame in frames if not _of_library(frame["file"])] or frames:
-        return f"in {frame['name']}, {Path(frame['file']).name}:{frame['line']}"
+        return in_words(frame["name"], Path(frame["file"]), int(frame["line"]), _source_line(Path(frame["file"]), int(frame["line"])))
+    return ""
+
+
+def _source_line(file: Path, number: int) -> str:
+    """A line of a source file; empty if it cannot be read. The worker named the file, so it may be anything."""
+    with suppress(OSError, IndexError, ValueError):
+        if file.suffix == ".py" and file.is_file() and file.stat().st_size <= SOURCE_BYTES:
+            return file.read_text(errors="replace").splitlines()[number - 1]
     return ""
 
 

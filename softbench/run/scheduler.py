@@ -309,7 +309,8 @@ class Scheduler:
             if isinstance(reply, Lost):
                 slot.worker = None
                 self.state[slot].invalid_reply, self.state[slot].killed = reply.invalid, reply.killed
-                self._end(slot, Failed(reply.status, phase, reply.reason), lost=True)
+                more = f"; --timeout {phase}=SECONDS allows more" if reply.status is Status.TIMEOUT else ""
+                self._end(slot, Failed(reply.status, phase, f"{reply.reason}{more}"), lost=True)
             elif isinstance(reply, Failure):
                 if reply.poisoned:
                     slot.drop(self.pool)

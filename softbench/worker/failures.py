@@ -18,7 +18,7 @@ import torch
 from softbench.core.errors import SoftbenchError
 from softbench.core.messages import Failure
 from softbench.core.outcome import Status
-from softbench.core.text import one_line
+from softbench.core.text import in_words, one_line, size
 from softbench.plugins.source import PluginSource
 
 OUT_OF_MEMORY = re.compile(
@@ -26,8 +26,12 @@ OUT_OF_MEMORY = re.compile(
     r"|(BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
 """Texts of the CPU's allocator in torch, of the runtimes' and drivers' errors in torch, of Triton, cupy and numba, of cuBLAS and cuDNN."""
+ASKED = re.compile(r"allocate (?:(?P<bytes>\d+) bytes|(?P<amount>[\d.]+ [KMGT]?i?B))")
+"""How much memory torch could not allocate, on a CPU or a GPU."""
 REASON = 280
 """The longest reason with the place at its end; the stage precedes it in a line of 300."""
+PLACE_LENGTH = 160
+"""The longest place in a reason."""
 PLACE = r"(?P<file>[^\s:()]+)[:(](?P<line>\d+)\)?(?::\d+)?"
 COMPILER_ERROR = re.compile(rf"^{PLACE}: (?:fatal |catastrophic )?error[^:\n]*: *(?P<text>.+)$", re.MULTILINE)
 """An error line of nvcc (`a.cu(3): error: ...`) or of gcc and clang (`a.cpp:3:5: error: ...`)."""
@@ -67,6 +71,9 @@ def failure(stage: str, error: Exception, source: PluginSource | None) -> Failur
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.
     reason = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
     place, compiled = _place(error, source)
+    if status is Status.OOM and (asked := ASKED.search(text)):
+        amount = size(int(asked["bytes"])) if asked["bytes"] else asked["amount"]
+        reason = f"out of memory, as it asked for {amount}: free memory, or choose a smaller shape"
     if isinstance(error, SyntaxError):
         reason = f"{type(error).__name__}: {error.msg}"
     if isinstance(error, SoftbenchError):
@@ -74,7 +81,7 @@ def failure(stage: str, error: Exception, source: PluginSource | None) -> Failur
     elif compiled:
         reason, place = f"{type(error).__name__}: {compiled}", ""
     log(error)
-    place = f" ({one_line(place, 100)})" if place else ""
+    place = f" ({one_line(place, PLACE_LENGTH)})" if place else ""
     return Failure(status, "import" if stage == "load" else stage, one_line(reason, REASON - len(place)) + place, poisoned())
 
 
@@ -137,7 +144,7 @@ def _kernel_of(source: str) -> FunctionType | None:
 
 
 def user_line(error: BaseException, source: PluginSource | None) -> str:
-    """`in prepare, mine.py:12`: the innermost frame in the code of the plugin or of a user's operation; empty if there is none."""
+    """`in prepare, mine.py:12: code`: the innermost frame in the code of the plugin or of a user's operation; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     operations = {getattr(module, "__file__", "") for name, module in list(sys.modules.items()) if name.startswith(OPERATION_FILE)}
     if source is None or source.own:
@@ -146,7 +153,7 @@ def user_line(error: BaseException, source: PluginSource | None) -> str:
         return f"{Path(error.filename).name}:{error.lineno}"
     for frame in reversed(frames):
         if frame.filename in operations or (source is not None and _belongs(Path(frame.filename), source)):
-            return f"in {frame.name}, {Path(frame.filename).name}:{frame.lineno}"
+            return in_words(frame.name, Path(frame.filename), frame.lineno or 0, frame.line or "")
     return ""
 
 

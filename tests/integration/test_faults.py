@@ -23,11 +23,14 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
     found = table(cli)
     healthy = ["copy", "naive", "torch", "logsumexp", "prints"]
     expected = {
-        "zeros": ("wrong", "x the bound"),
+        "zeros": ("wrong", "should be"),
         "raises_at_import": ("failed", "import: ImportError: no module named the_missing_library; pip install the-missing-library"),
-        "hangs_at_import": ("timeout", "import took longer than 10 s (in <module>, hangs_at_import.py:5)"),
+        "hangs_at_import": ("timeout", "import took longer than 10 s (in <module>, hangs_at_import.py:5: time.sleep(3600))"),
         "raises-in-prepare": ("failed", "build: RuntimeError: this kernel does not build"),
-        "dies-by-sigsegv": ("failed", "crashed (SIGSEGV) in build: in <lambda>, faults.py:63"),
+        "dies-by-sigsegv": (
+            "failed",
+            "crashed (SIGSEGV) in build: in <lambda>, faults.py:63: Faulty(",
+        ),
         "sleeps-for-ever": ("timeout", "build took longer than 4 s (in <lambda>, faults.py:"),
         "exits": ("failed", "exited with code 7 in build"),
     }
@@ -91,7 +94,7 @@ LATE = {
     "hangs-in-time": ("timeout", "time took longer than 3 s (in "),
     "dies-in-time": ("failed", "crashed (SIGSEGV) in time: in <lambda>, faults.py:"),
     "raises-in-time": ("failed", "time: RuntimeError: shape '[-1, 7]' is invalid"),
-    "asks-for-too-much": ("oom", "allocate 1125899906842624 bytes"),
+    "asks-for-too-much": ("oom", "out of memory, as it asked for 1024 TiB: free memory"),
     "starves-the-reference": ("unverified", "the float64 reference needs more memory"),
 }
 
@@ -100,7 +103,7 @@ def test_right_values_that_fail_an_output_check_are_wrong(cli, plugins):
     done = cli("run", "--plugin", plugins / "wrong" / "contract.py", "--backends", ",".join(CONTRACT), *SMALL, "--N", "16", "--quick")
     assert done.returncode == 1, done.stderr
     found = {name: row["reason"] for (name, _), row in table(cli).items() if row["status"] == "wrong"}
-    assert found.pop("keeps-its-output").startswith("y[")
+    assert found.pop("keeps-its-output").startswith("returned the output of an earlier input: y[")
     assert found == {name: reason for name, reason in CONTRACT.items() if reason}
 
 
@@ -110,7 +113,7 @@ CONTRACT = {
     "returns-a-row-less": "returned shape (7, 16), not (8, 16)",
     "returns-a-subclass": "returned Wrapped, not a torch.Tensor",
     "returns-its-input": "returned its input's memory",
-    "changes-its-input": "changed its input",
+    "changes-its-input": "changed its input, which a call may only read",
     "keeps-its-output": "",
 }
 

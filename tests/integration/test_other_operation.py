@@ -59,7 +59,7 @@ WRONG = {
     "one output": (lambda x, target: right(x, target)[0], "must return"),
     "its target": (lambda x, target: (target, right(x, target)[1]), "returned dtype torch.int64, not torch.float32"),
     "changed target": (changes_target, "changed its input"),
-    "not written": (lambda x, target: (torch.empty(len(x)), torch.empty(len(x))), "x the bound"),
+    "not written": (lambda x, target: (torch.empty(len(x)), torch.empty(len(x))), "should be"),
 }
 
 

@@ -50,7 +50,7 @@ def test_a_file_stands_for_the_name_of_its_operation(file):
 
 
 BAD = {
-    "an error": ("1 / 0", "ZeroDivisionError: division by zero (in <module>, layer.py:1)"),
+    "an error": ("1 / 0", "ZeroDivisionError: division by zero (in <module>, layer.py:1: 1 / 0)"),
     "a syntax error": ("def", "SyntaxError: "),
     "no operation": ("x = 1", "defines no OPERATION"),
     "no values": (TEXT.replace("NUMERICS =", "OTHERS ="), "defines no NUMERICS"),

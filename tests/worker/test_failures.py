@@ -76,7 +76,7 @@ def test_modules_of_a_plugins_package_are_user_code(tmp_path, monkeypatch):
     (package / "bench.py").write_text("import json\ndef broken(): json.loads('{')\nbackend = broken()\n")
     monkeypatch.syspath_prepend(tmp_path)
     origin = PluginSource("entry point", "mine", "mypackage.bench:backend", "mypackage 1.0")
-    assert user_line(raised(lambda: load(origin)), origin) == "in broken, bench.py:2"
+    assert user_line(raised(lambda: load(origin)), origin) == "in broken, bench.py:2: def broken(): json.loads('{')"
     own = PluginSource("entry point", "torch", "softbench.backends.torch_eager:backend", "softbench 0.1.0")
     assert user_line(raised(lambda: load(origin)), own) == ""
     assert user_line(raised(lambda: load(origin)), None) == ""

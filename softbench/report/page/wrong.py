@@ -19,7 +19,7 @@ MEANING = {
     Status.FAILED: "an error ended the cell",
     Status.TIMEOUT: "a phase took longer than its deadline",
     Status.OOM: "the memory was too small",
-    Status.UNVERIFIED: "the float64 reference could not be computed",
+    Status.UNVERIFIED: "nothing shows that the output or the time is right, so no bandwidth is published",
     Status.CHECKED: "correct and not timed: only an interpreter runs it here",
     Status.SKIPPED: "the backend does not support the case",
     Status.UNAVAILABLE: "the backend cannot run on this machine",

@@ -163,7 +163,7 @@ class ContractCase:
         if not reason and (
             output_checks.versions(self.given) != written or not all(map(output_checks.same, rows_of(self.case, self.given, places), kept))
         ):
-            reason = "changed its input"
+            reason = output_checks.CHANGED
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
         found = rows_of_outputs(self.case, outs, places)

@@ -13,6 +13,7 @@ from softbench.core.case import Case
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.registry import operation
 
+CHANGED = "changed its input, which a call may only read"
 SHARED = "two outputs that are both alive share their memory; a backend that does so on purpose declares reuses_output = True"
 
 
@@ -113,7 +114,7 @@ def breach(
         return reason
     rest = [place for place in range(len(given)) if place not in _changed(due)]
     if any(not same(given[place].detach(), kept[place]) for place in rest):
-        return "changed its input"
+        return CHANGED
     if written is not None and any(given[place]._version != written[place] for place in rest):
         return "wrote to its input (and put back what was there)"
     return ""

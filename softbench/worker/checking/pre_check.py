@@ -11,7 +11,6 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.core.text import one_line
 from softbench.ops import yardstick
 from softbench.ops.check_case import See
 from softbench.ops.registry import numerics, of_rows, operation, rows as rows_in
@@ -54,7 +53,7 @@ class PreCheck:
             return Accuracy(Grade.UNVERIFIED, float("nan"), reason)
         first, hard = self._structured(seed)
         if hard.grade is Grade.WRONG and first and earlier is not None and self._of_earlier_input(first, earlier):
-            return replace(hard, detail=f"{hard.detail}; the output is that of an earlier input")
+            return replace(hard, detail=f"returned the output of an earlier input: {hard.detail}")
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
             return hard
         any_dim.refill(self.case, self.given, seed)
@@ -198,4 +197,4 @@ def verify_outputs(
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
-        return Accuracy(Grade.UNVERIFIED, float("nan"), f"the float64 reference needs more memory: {one_line(str(error), 120)}")
+        return Accuracy(Grade.UNVERIFIED, float("nan"), "the float64 reference needs more memory than is free: choose a smaller shape")

@@ -27,7 +27,7 @@ from softbench.ops import scores
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import of_rows, operation
 from softbench.worker.checking import any_dim
-from softbench.worker.checking.output_checks import SHARED, Form, as_tuple, forms, misformed, same, shared
+from softbench.worker.checking.output_checks import CHANGED, SHARED, Form, as_tuple, forms, misformed, same, shared
 from softbench.worker.guarding import active
 
 Tensors = tuple[torch.Tensor, ...]
@@ -51,7 +51,6 @@ WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_
 """Types of an element by its bytes."""
 INDEXES = ("int64", "int32", "bool")
 """Dtypes of inputs that are no result of a row's values."""
-CHANGED_INPUT = "changed its input"
 CHANGED_ROW = "in a timed call, in a row that had just changed"
 CHANGED_VALUES = "in a timed call, on values that had just changed"
 OVERWRITTEN = "its output changed during later calls; a backend whose next call overwrites it on purpose declares reuses_output = True"
@@ -164,9 +163,9 @@ class Probes:
         return probe
 
     def _resized(self, place: int) -> str:
-        """`changed its input` if an input has lost its shape, or an empty text."""
+        """`CHANGED` if an input has lost its shape, or an empty text."""
         lost = any(tuple(tensor.shape) != spec.shape(self.case) for tensor, spec in zip(self.sets[place], self.specs, strict=True))
-        return CHANGED_INPUT if lost else ""
+        return CHANGED if lost else ""
 
     def _with_columns(self, place: int, row: int) -> list[torch.Tensor]:
         """Views of a row, of the inputs whose rows have N values."""
@@ -214,8 +213,8 @@ class Probes:
         )
         outputs = probes[0].outputs if self.splices else tuple(map(torch.cat, zip(*(probe.outputs for probe in probes), strict=True)))
         found = judge(of_rows(self.case, len(probes)), given, outputs)
-        what = CHANGED_VALUES if self.splices else CHANGED_ROW
-        return replace(found, detail=f"{what}: {found.detail}") if found.grade is Grade.WRONG else found
+        told = f"{CHANGED_VALUES if self.splices else CHANGED_ROW}: {found.detail}; is it stored, skipped or written later?"
+        return replace(found, detail=told) if found.grade is Grade.WRONG else found
 
 
 class Splices:
@@ -345,7 +344,7 @@ class EqualProbes(Probes):
         if self._moved(place):
             return False
         if values() != before:
-            self.broken = CHANGED_INPUT
+            self.broken = CHANGED
         if self.held and turn == self.held[0] - HELD_CALLS + 1 and self._share(self.held[1], outputs):
             self.broken = SHARED
         if self.held and turn >= self.held[0]:
@@ -365,7 +364,7 @@ class EqualProbes(Probes):
     def _moved(self, place: int) -> bool:
         """True if an input of a set has lost its memory, which must not be written then."""
         if tuple(map(torch.Tensor.data_ptr, self.sets[place])) != self.addresses[place]:
-            self.broken = CHANGED_INPUT
+            self.broken = CHANGED
         return bool(self.broken)
 
     def _drawn(self, place: int) -> _Change:

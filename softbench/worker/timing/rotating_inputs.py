@@ -46,7 +46,6 @@ MAX_ROWS = 512  # rows that are chosen one by one, at most
 MAX_PROBES = 8  # that are compared
 CLOCK_NS = time.perf_counter_ns  # bound before a plugin can patch it
 FEW = 8  # at most one row in so many is exchanged
-CHANGED = "changed its input"
 APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept call is in the last third of all
 
 
@@ -143,7 +142,7 @@ class RotatingInputs:
             return
         for index, (tensors, rows) in enumerate(zip(self.sets, self._rows, strict=False)):  # a set may have been added after the renewal
             if not self._as_renewed(index, self._looked_at(index)):
-                self._wrong = f"in a timed call: {CHANGED}"  # a thread changed it after the renewal
+                self._wrong = f"in a timed call: {output_checks.CHANGED}"  # a thread changed it after the renewal
                 return
             self._exchange(tensors, rows.tolist(), len(rows) // FEW)
             self._truth[index] = self._looked_at(index)
@@ -158,7 +157,7 @@ class RotatingInputs:
         for index in [self.latest] if self.overwrites else sorted(self.kept):
             if index in self.kept:
                 outputs, given = output_checks.as_tuple(self.kept[index], self.due), self._looked_at(index)
-                wrong = output_checks.misformed(self.sets[index], outputs, self.due) if given else CHANGED
+                wrong = output_checks.misformed(self.sets[index], outputs, self.due) if given else output_checks.CHANGED
                 alive += () if wrong else outputs
                 copied = () if wrong else self._copied(outputs, index)
                 self._collected.append((index, wrong, copied, given))
@@ -170,7 +169,7 @@ class RotatingInputs:
     def _collect_whole(self) -> None:
         """One output of a problem is compared as a whole, and none of calls that change their inputs: probes give these their values."""
         if self.case.device != "cpu" and not all(self._as_renewed(index, self.sets[index]) for index in range(len(self._truth))):
-            self._wrong = f"in a timed call: {CHANGED}"
+            self._wrong = f"in a timed call: {output_checks.CHANGED}"
         for index in list(self.kept):  # the calls of the batch refer to the same dictionary
             if self.in_place or self._wrong or index != self.latest:
                 del self.kept[index]
@@ -192,7 +191,7 @@ class RotatingInputs:
     def _look_at_inputs(self) -> None:
         """On a CPU no outputs are kept that tell whether the inputs are as they were renewed."""
         if self.case.device == "cpu" and not all(self._as_renewed(index, self._looked_at(index)) for index in range(len(self._truth))):
-            self._wrong = self._wrong or f"in a timed call: {CHANGED}"
+            self._wrong = self._wrong or f"in a timed call: {output_checks.CHANGED}"
 
     def _probed(self, judge: Judge) -> Iterator[Accuracy]:
         """The verdict on the probes, if there were any."""
@@ -304,12 +303,12 @@ class RotatingInputs:
     def _verdict(self, judge: Judge, index: int, wrong: str, outputs: Tensors, given: Tensors) -> Accuracy:
         truth = self._truth[index]
         if not wrong and not (self._as_renewed(index, given) and self._as_renewed(index, self._looked_at(index))):  # at the batch, and now
-            wrong = CHANGED
+            wrong = output_checks.CHANGED
         if wrong:
             return Accuracy.wrong(f"in a timed call: {wrong}")
         found = judge(self.case if self.whole else self.case.of_rows(len(self._rows[index])), truth, outputs)
         return (
             found
             if found.grade is not Grade.WRONG
-            else replace(found, detail=f"in a timed call, on values it had not seen: {found.detail}")
+            else replace(found, detail=f"in a timed call, on values that no earlier call had: {found.detail}")
         )

@@ -11,7 +11,7 @@ from softbench import Direction
 
 NORMAL = "shape 37x256"
 TILE = 256
-BOUND = "x the bound"
+BOUND = "should be"
 F, B = Direction.FORWARD, Direction.BACKWARD
 
 

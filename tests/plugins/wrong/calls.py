@@ -112,7 +112,7 @@ class Bug:
         return self.function
 
 
-BOUND, LATER, LEAK = "x the bound", "its output changed during later calls", "keeps memory of every call"
+BOUND, LATER, LEAK = "should be", "its output changed during later calls", "keeps memory of every call"
 backends = [
     *(Bug(f"ring-of-{n}", ring(n), HELD, LATER) for n in (2, 3, 8, 32)),
     Bug("leak", leaking, HELD, LEAK),

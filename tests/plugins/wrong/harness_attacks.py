@@ -245,7 +245,7 @@ class Attack:
         return self.make()
 
 
-WRONG = "where float64 gives"
+WRONG = "should be"
 backends = [
     Attack("forges-with-a-secret", forging_with_a_secret, fools="time"),
     Attack("poisons-expected-outputs", poisoning, "wrong", WRONG, fools="check"),

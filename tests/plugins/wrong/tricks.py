@@ -291,7 +291,7 @@ def plain(call):
     return lambda: call
 
 
-VALUES = "where float64 gives"
+VALUES = "should be"
 LATE = (
     "wrote its output after its call had returned",
     "its output changed during later calls",
@@ -308,7 +308,7 @@ backends = [
     Trick("half-the-columns", plain(half), VALUES),
     Trick("half-when-unwatched", lambda: later(half), TIMED, stage="time"),
     Trick("skips-when-unwatched", lambda: later(torch.empty_like), "in a timed call", stage="time"),
-    Trick("normal-rows-only", plain(without_maximum), "(structured rows: "),
+    Trick("normal-rows-only", plain(without_maximum), "(wrong structured rows: "),
     Trick("by-thread", plain(by_thread), LATE),
     Trick("by-a-pool-of-threads", by_pool, LATE),
     Trick("by-and-by", by_and_by, TIMED, stage="time"),

@@ -15,6 +15,7 @@ from softbench.core.outcome import Grade, Telemetry
 from softbench.ops.softmax import NUMERICS
 from softbench.plugins.source import origins
 from softbench.worker import serve, server
+from softbench.worker.checking.output_checks import CHANGED
 from softbench.worker.checking.pre_check import verify_outputs
 from softbench.worker.guarding.tamper_guard import bind
 from softbench.worker.timing import batches, telemetry
@@ -86,7 +87,7 @@ def test_an_input_restored_after_the_batch_counts_as_changed():
     taken(found)
     for x, values in reversed(before):
         x.data.copy_(values)
-    assert found.verify(verdict).detail == "in a timed call: changed its input"
+    assert found.verify(verdict).detail == f"in a timed call: {CHANGED}"
 
 
 def test_outputs_computed_before_the_batch_are_wrong():
@@ -106,12 +107,12 @@ def test_an_input_changed_around_the_batch_is_detected(damage):
     taken(found)
     for (x,) in found.rotation.sets:
         damage(x)
-    assert found.verify(verdict).detail == "in a timed call: changed its input"
+    assert found.verify(verdict).detail == f"in a timed call: {CHANGED}"
     found = made(partial(torch.softmax, dim=-1))
     found.renew()
     damage(found.rotation.sets[1][0])
     found.time(five, 0, 0, 0)
-    assert found.verify(verdict).detail == "in a timed call: changed its input"
+    assert found.verify(verdict).detail == f"in a timed call: {CHANGED}"
     found.rotation.sets[1][0].resize_(CASE.M, CASE.N)
     taken(found)
     assert found.verify(verdict).grade is Grade.PASS

@@ -224,21 +224,21 @@ def test_of_structured_rows_it_is_said_which_kinds_are_wrong():
         assert found.grade is Grade.WRONG
         return found.detail.partition(" (")[2]
 
-    assert told(lambda x: torch.where(x.abs() > 1e6, 0, softmax(x))).startswith("structured rows: those ")
+    assert told(lambda x: torch.where(x.abs() > 1e6, 0, softmax(x))).startswith("wrong structured rows: those ")
     assert "shifted by 1e+07" in told(lambda x: torch.where((x > 1e6) & x.isfinite(), 0, softmax(x)))
     for M, calls in ((64, ""), (3, "; rows of 11 calls, 3 in each"), (1, "; rows of 32 calls, 1 in each")):
-        assert told(torch.zeros_like, M=M) == f"structured rows: all 16 kinds){calls}"
+        assert told(torch.zeros_like, M=M) == f"wrong structured rows: all 16 kinds){calls}"
 
     def bad_in(*rows):
         return lambda x: softmax(x).index_fill_(0, torch.tensor(rows), 0.5)
 
-    assert told(bad_in(5)).startswith("structured rows: 1 of 64 wrong, row 5; kinds: ")
-    assert told(bad_in(*range(0, 64, 3))) == "structured rows: 22 of 64 wrong, rows 0, 3, 6 and 19 others)"
+    assert told(bad_in(5)).startswith("wrong structured rows: 1 of 64, row 5; kinds: ")
+    assert told(bad_in(*range(0, 64, 3))) == "wrong structured rows: 22 of 64, rows 0, 3, 6 and 19 others)"
 
     def bad_for_ones(dy, y):
         return torch.where((dy == 1).all(1, keepdim=True), y, y * (dy - (y * dy).sum(1, keepdim=True)))
 
-    assert told(bad_for_ones, direction=Direction.BACKWARD) == "structured rows: those with a dy of ones; the others are right)"
+    assert told(bad_for_ones, direction=Direction.BACKWARD) == "wrong structured rows: those with a dy of ones; the others are right)"
 
 
 def test_a_reason_that_is_not_text_is_refused():
