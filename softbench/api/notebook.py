@@ -62,7 +62,7 @@ class NotebookProgress:
     def advance(self, case: Case) -> None:
         self.leader.update()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, error: bool = False) -> None:
         self._notes.append(printable(text))
 
     def _update(self) -> None:

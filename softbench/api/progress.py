@@ -57,10 +57,10 @@ class Watched:
         if self.inner:
             self.inner.advance(case)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, error: bool = False) -> None:
         self.notes.append(text)
         if self.inner:
-            self.inner.note(text)
+            self.inner.note(text, error=error)
 
 
 @contextmanager

@@ -159,7 +159,7 @@ def read(file: Path, keep: Collection[str] | None = None) -> Sequence[Row]:
             copy = Path(folder) / "stdin.csv"
             copy.write_bytes(sys.stdin.buffer.read())
             try:
-                rows, warnings = read_csv(copy, keep)
+                rows, warnings = read_csv(copy, keep, stored=False)
             except ResultsError as error:
                 raise ResultsError(str(error).replace(str(copy), "stdin")) from None
             warnings = [text.replace(str(copy), "stdin") for text in warnings]

@@ -30,7 +30,7 @@ def merge(
 
     A cell that two files have of one card is refused, and so are runs with other settings.
     """
-    from softbench.results.csv import to_csv
+    from softbench.results.csv import digest_of, to_csv
     from softbench.results.document import beside, write_packed
     from softbench.results.merge import merged, notes
     from softbench.results.records import record_of_line
@@ -43,10 +43,11 @@ def merge(
     header, cells = merged(parts)
     for text in notes(parts):
         note(text)
+    table = to_csv(rows_of_run((record_of_line(cell.line) for cell in cells), header)).encode()
     try:
-        with replacing(beside(out)) as file:
-            write_packed(file, header, (cell.line for cell in cells))
-        replace_file(out, to_csv(rows_of_run((record_of_line(cell.line) for cell in cells), header)))
+        with replacing(beside(out), durable=True) as file:
+            write_packed(file, header, (cell.line for cell in cells), digest_of(table))
+        replace_file(out, table, durable=True)
     except OSError as error:
         raise not_written(f"-o {out}", error) from None
     typer.echo(printable(str(out)))

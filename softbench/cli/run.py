@@ -225,10 +225,12 @@ def _dry_run(request: RunRequest, json: Path | None) -> None:
     from softbench.plan.plan import nothing_stored
     from softbench.run import run
 
-    plan, found, text = run.dry_run(request), None, ""
+    plan, found = run.dry_run(request), None
+    warn(plan.notes)
     if request.resume:
-        found, text = run.interrupted_run(request, plan)
-    warn([*plan.notes, *([text] if text and not found else [])])
+        found, told = run.interrupted_run(request, plan)
+        for text, loss in told[1:] if found else told:
+            note(text, error=loss)
     stored, name = (found.has, found.name) if found else (nothing_stored, "")
     seconds = run_seconds(plan, stored=stored)
     if not wrote_to_stdout(lambda: plan.document(seconds, name, stored), json):

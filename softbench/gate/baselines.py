@@ -14,7 +14,7 @@ from pathlib import Path
 
 from softbench.core.case import NAME
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.files import not_written, replace_file
+from softbench.core.files import not_written, replace_file, replacing
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, percent, unknown
@@ -24,7 +24,7 @@ from softbench.gate.run_files import cells_of, environment_and_units, from_docum
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join, merged
 from softbench.gate.unpaired import MARGIN, MIN_BASE, MIN_NEW, RECOMMENDED_BASE, add_sitting
 from softbench.gate.verdicts import Rules
-from softbench.results.document import SUFFIXES, load
+from softbench.results.document import SUFFIXES, lines, stream
 from softbench.results.records import SCHEMA
 
 FOLDER = Path("results") / "baselines"
@@ -67,7 +67,7 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
         warnings += environment_match.check(baseline, open_baseline(str(target), folder), allowed)
         previous = path_of(f"{name}.previous", folder)
         try:
-            replace_file(previous, target.read_text(encoding="utf-8"))
+            replace_file(previous, target.read_bytes(), durable=True)
         except OSError as error:
             raise not_written(previous, error) from None
     return _write(baseline, name, target), previous, warnings
@@ -101,7 +101,7 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
         path = path_of(name_or_file, folder)
         if not path.exists():
             raise UsageError(f"{folder}: {unknown(name_or_file, [file.stem for file in saved(folder)], 'baseline')}")
-    document = load(path)
+    document = stream(path)
     return _parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path))
 
 
@@ -152,12 +152,12 @@ def _write(baseline: RunSamples, name: str, file: Path) -> Path:
             **({"units": [{**facts, "unit": unit} for unit, facts in baseline.units.items()]} if baseline.units else {}),
         },
     }
-    lines = [f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in header.items()]
-    cells = ",\n".join(f"    {json.dumps(_cell(key, samples), allow_nan=False)}" for key, samples in baseline.cells.items())
-    text = "{\n" + ",\n".join(lines) + ',\n  "cells": [\n' + cells + "\n  ]\n}\n"
+    head = "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in header.items())
+    cells = (json.dumps(_cell(key, samples), allow_nan=False).encode() for key, samples in baseline.cells.items())
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, text)
+        with replacing(file, durable=True) as out:
+            out.writelines(lines(head.encode(), cells, indented=True))
     except OSError as error:
         raise not_written(file, error) from None
     return file

@@ -96,8 +96,8 @@ class Progress:
         if self.verbose and (pace := self._pace):
             self.note(f"{case.key}: {pace.done} of {pace.cells} cells, about {duration(pace.seconds_left())} left")
 
-    def note(self, text: str) -> None:
-        if self.quiet:
+    def note(self, text: str, *, error: bool = False) -> None:
+        if self.quiet and not error:
             return
         with suppress(OSError):  # a closed stderr does not end the measurement
             self.console.print(f"softbench: {text}", markup=False, highlight=False, soft_wrap=True)

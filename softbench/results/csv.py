@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
+import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING
 from functools import lru_cache
@@ -16,16 +18,18 @@ from softbench.core.errors import ResultsError
 from softbench.core.files import reject_folder
 from softbench.core.text import count, one_line, size
 from softbench.results.columns import FIELDS, FORMULA, Row
-from softbench.results.document import GZIP
+from softbench.results.document import CSV, GZIP, SUFFIXES, digests, new_digest
 
 if TYPE_CHECKING:
     from softbench.results.column_store import Columns
 
-MAX_BYTES = 2**30
-"""A larger file is not read. A cell takes 270 bytes."""
+MAX_BYTES = MAX_CELLS * 2**15
+"""A larger file is not read. A cell takes 270 bytes, and at most 32 KiB: its texts have 300 characters at most."""
 COLUMNS = tuple(FIELDS)
 REQUIRED = tuple(name for name, field in FIELDS.items() if field.default is MISSING)
 """Columns that a file must have. A column with a default may be younger than the file."""
+LATEST = "latest.csv"
+ATTEMPTS, RETRY_SECONDS = 3, 0.1  # a run may have replaced one of the two files of `latest`, and not yet the other
 LINES = 4096
 """Lines that are read together."""
 
@@ -55,11 +59,14 @@ def _text(value: str) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, list[str]]:
+def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = True) -> tuple[Columns, list[str]]:
     """Rows of a results file, and warnings. A torn last line is dropped with a warning. `keep`: the fields that rows have; None for all.
 
+    A `stored` file is compared with the digest in the JSON beside it. Without that JSON there is a warning.
+
     Raises:
-        ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason.
+        ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason. Or the JSON
+            beside it has the digest of another content.
     """
     reject_folder(path)
     try:
@@ -71,12 +78,39 @@ def read_csv(path: Path, keep: Collection[str] | None = None) -> tuple[Columns, 
             file.seek(max(0, length - 1))
             torn = file.read() != b"\n"
         with path.open(encoding="utf-8-sig", newline="") as text:
-            return _read(path, text, keep, torn=torn)
+            rows, warnings = _read(path, text, keep, torn=torn)
+        return rows, [*warnings, *(_unvouched(path) if stored else ())]
     except OSError as error:
-        hint = "softbench run writes it" if path.name == "latest.csv" else f"softbench runs {path.parent} lists what is there"
+        hint = "softbench run writes it" if path.name == LATEST else f"softbench runs {path.parent} lists what is there"
         raise ResultsError(f"{path}: {error.strerror}{f'; {hint}' if isinstance(error, FileNotFoundError) else ''}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
+
+
+def digest_of(content: bytes) -> str:
+    """The digest of a CSV, which its JSON has."""
+    return str(new_digest(content).hexdigest())
+
+
+def _unvouched(path: Path) -> list[str]:
+    """Warnings if the JSON beside a CSV cannot tell whether it is as its run wrote it. Raises ResultsError if it tells that it is not."""
+    documents = [file for suffix in SUFFIXES if (file := path.with_suffix(suffix)).exists()]
+    if not documents:
+        unfinished = path.with_suffix(".jsonl").exists()
+        return [] if unfinished else [f"{path}: the JSON of its run is not beside it, so a changed number is not noticed"]
+    for attempt in range(ATTEMPTS if path.name == LATEST else 1):
+        time.sleep(RETRY_SECONDS * attempt)
+        try:
+            stored = digests(documents[0]).get(CSV)
+        except ResultsError as error:
+            return [f"{error}; so a changed number in {path.name} is not noticed"]
+        with path.open("rb") as content:
+            if stored is None or hashlib.file_digest(content, new_digest).hexdigest() == stored:
+                return []
+    raise ResultsError(
+        f"{path}: is not the table that {documents[0].name} belongs to: it was changed, or is of another run; copy both files again; "
+        "to read a table that you edited or filtered, give it a name of its own"
+    )
 
 
 def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool) -> tuple[Columns, list[str]]:

@@ -1,4 +1,7 @@
-"""The journal of an unfinished run: where its records are, how it is read to continue the run, and how a finished run becomes one again.
+"""The journal of an unfinished run: its lines, where its records are, and how it is read to continue the run.
+
+Each line ends with its number and its digest, so that a line that was changed, moved or taken out is known. It is left out, and what it had
+is measured again.
 
 Records stay on disk, because the samples of a million cells need more memory than a host has. `Cells` says where each one is.
 """
@@ -10,6 +13,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -21,12 +25,16 @@ from softbench.core.errors import ResultsError
 from softbench.core.files import lock, no_link, replace_file
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Measured, Profile, Record, Status
-from softbench.results.document import SUFFIX, device_name, environments, stream, units_of
+from softbench.core.text import count, one_line
+from softbench.results.document import SUFFIX, device_name, environments, order, stream, units_of
 from softbench.results.records import record_from_json, record_to_json, records_of
 
 SHARD = "shard"
 """The entry `spread` of a run whose cases are dealt to several cards."""
 DIGEST_BYTES = 8
+LINE_END = re.compile(rb',"line":([0-9]{1,15}),"digest":"([0-9a-f]{16})"\}\n')
+"""What follows the fields of an entry. Its digest is that of the text before it, with the number."""
+ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 READ_BYTES = 2**20
 
 
@@ -48,6 +56,26 @@ class Stored(NamedTuple):
 def digest_of(line: bytes) -> bytes:
     """The digest of a line of the journal."""
     return blake2b(line, digest_size=DIGEST_BYTES).digest()
+
+
+def line_of(entry: JsonObject, number: int) -> bytes:
+    """A line of the journal. The numbers begin with 1, which is the header's."""
+    text = ENCODER.encode(entry).encode()[:-1] + b',"line":%d' % number
+    return text + b',"digest":"%b"}\n' % digest_of(text).hex().encode()
+
+
+def _entry_of(line: bytes) -> tuple[JsonObject, int]:
+    """The entry of a line, and its number. Raises ValueError if the line was changed."""
+    end = LINE_END.search(line, max(0, len(line) - 60))
+    if not end or digest_of(line[: end.end(1)]).hex().encode() != end[2]:
+        raise ValueError("its digest shows a change")
+    return json.loads(line[: end.start()] + b"}"), int(end[1])
+
+
+def cell_of(line: bytes) -> bytes:
+    """The cell in a line of a record, as JSON."""
+    end = LINE_END.search(line, max(0, len(line) - 60))
+    return b"{" + line[: end.start() if end else -2].partition(b",")[2] + b"}"
 
 
 class Cells:
@@ -107,7 +135,7 @@ class Cells:
         self._count -= len(self._of[case].pop(unit))
 
 
-def line_of(file: IO[bytes], stored: Stored) -> bytes:
+def line_at(file: IO[bytes], stored: Stored) -> bytes:
     """A record's line in the journal.
 
     Raises:
@@ -121,8 +149,8 @@ def line_of(file: IO[bytes], stored: Stored) -> bytes:
 
 
 def record_at(file: IO[bytes], stored: Stored) -> Record:
-    """A record of the journal. Raises as `line_of`."""
-    return stored.unsaved or record_from_json(json.loads(line_of(file, stored)))
+    """A record of the journal. Raises as `line_at`."""
+    return stored.unsaved or record_from_json(json.loads(line_at(file, stored)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +165,10 @@ class Journal:
     header: JsonObject
     """The header of the run that continues, with name, start and schema of the interrupted run."""
     cells: Cells
+    lines: int
+    """The number of its last line."""
+    lost: str
+    """What was left out, for the user; empty if nothing was."""
 
 
 def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, look: bool) -> Journal | str:
@@ -145,7 +177,7 @@ def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, 
     A journal that does not fit stays unchanged. With `look` none changes; else a torn last line is removed.
     """
     reason = ""
-    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: path.name, reverse=True):
+    for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: order(path.stem), reverse=True):
         try:
             file = open(path, "rb" if look else "r+b", buffering=0, opener=no_link)  # noqa: SIM115 - Path.open has no opener
         except OSError as error:
@@ -174,7 +206,7 @@ def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *
         ResultsError: the document of that run is damaged.
         OSError: the journal cannot be written.
     """
-    document = max(folder.glob(f"run-*{SUFFIX}"), key=lambda path: path.name, default=None)
+    document = max(folder.glob(f"run-*{SUFFIX}"), key=lambda path: order(path.name.removesuffix(SUFFIX)), default=None)
     if document is None:
         return f"no finished run in {folder}"
     path = folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
@@ -205,43 +237,52 @@ def _as_journal(document: JsonObject, file: Path) -> bytes:
                 profile = Profile() if process else outcome.profile
                 own = replace(record, outcome=replace(outcome, timing=replace(outcome.timing, batches=batches), profile=profile))
             entries.append({"process": process, **record_to_json(own)})
-    return b"".join(json.dumps(entry, separators=(",", ":"), allow_nan=False).encode() + b"\n" for entry in entries)
+    return b"".join(line_of(entry, number) for number, entry in enumerate(entries, 1))
 
 
 def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Case] | None) -> tuple[Journal, int]:
-    """A journal without a torn last line, and the bytes before that. Raises ValueError with the reason if it does not fit or is damaged."""
+    """A journal without a torn last line, and the bytes before that. Raises ValueError with the reason if it does not fit the header."""
     lines, planned = _lines(file), None if cases is None else frozenset(cases)
-    number, size = 1, 0
     try:
         first_line = next(lines)
-        size, first = len(first_line), json.loads(first_line)
+        first, last = _entry_of(first_line)
         then, now = first["fingerprint"], json.loads(json.dumps(header["fingerprint"]))
         kept = {key: first[key] for key in ("schema", "run", "started")}
         facts = units_of(first)
         difference = next((key for key in {**then, **now} if then.get(key) != now.get(key)), None)
         cells = Cells(header)
         cells.join({**facts, **units_of(header)})
-        for line in lines:
-            number += 1
-            at, size = size, size + len(line)
-            entry = json.loads(line)
-            if "units" in entry:  # of cards that joined when the run was resumed
-                facts |= units_of(entry)
-                cells.join({**facts, **units_of(header)})
-                continue
-            process, record = int(entry["process"]), record_from_json(entry)
-            if difference is None and (reason := _not_planned(process, record, header, planned)):
-                raise ValueError(reason)
-            cells.put(process, record, Stored(at, len(line), digest_of(line), record.status, record.source))
     except StopIteration:
         raise ValueError("its journal is empty") from None
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path.name}, line {number} is damaged ({type(error).__name__}: {error})") from None
+        raise ValueError(f"{path.name}, line 1 is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
         advice = "; a run with --devices continues on any card of the model" if difference == "unit" else ""
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}{advice}")
+    size, place, right, damaged = len(first_line), 1, 1, list[str]()
+    for place, line in enumerate(lines, 2):
+        at, size = size, size + len(line)
+        try:
+            entry, number = _entry_of(line)
+            if number <= last:
+                raise ValueError("it stands twice, or in the wrong place")
+            if "units" in entry:  # of cards that joined when the run was resumed
+                facts |= units_of(entry)
+                cells.join({**facts, **units_of(header)})
+            else:
+                process, record = int(entry["process"]), record_from_json(entry)
+                if reason := _not_planned(process, record, header, planned, facts):
+                    raise ValueError(reason)
+                cells.put(process, record, Stored(at, len(line), digest_of(line), record.status, record.source))
+            last, right = number, right + 1
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            damaged.append(f"line {place} is damaged ({one_line(str(error), 120)})")
+    lost = damaged[:1] + ([f"{count(len(damaged) - 1, 'more line')} too"] if len(damaged) > 1 else [])
+    lost += [f"{count(missing, 'line')} missing"] if (missing := last - right - len(damaged)) > 0 else []
+    lost += ["the last line is torn"] if file.seek(0, os.SEEK_END) > size else []
+    text = f"{path}: {', '.join(lost)}: left out, and what was there is measured again" if lost else ""
     units = environments({**facts, **units_of(header)}) if header.get("spread") else {}
-    return Journal(path.stem, file, True, {**header, **kept, **units}, cells), size
+    return Journal(path.stem, file, True, {**header, **kept, **units}, cells, max(last, place), text), size
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -252,9 +293,11 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
         yield from (line + b"\n" for line in whole)
 
 
-def _not_planned(process: int, record: Record, header: JsonObject, cases: frozenset[Case] | None) -> str:
-    """Why a cell cannot be of a run with this header; empty if it can."""
+def _not_planned(process: int, record: Record, header: JsonObject, cases: frozenset[Case] | None, units: Collection[str]) -> str:
+    """Why a cell cannot be of a run with this header and these units; empty if it can."""
     settings = header["fingerprint"]
+    if header.get("spread") and record.unit not in units and record.unit not in units_of(header):
+        return f"no line before it has the unit {record.unit}"
     if record.backend not in header["backends"]:
         return f"no backend of the run is named {record.backend}"
     if cases is not None and record.case not in cases:

@@ -22,10 +22,7 @@ from softbench.core.outcome import UNTRIED
 from softbench.core.text import count, one_line
 from softbench.results.columns import LABELS
 from softbench.results.csv import REQUIRED
-from softbench.results.document import beside, load_header, units_of
-
-STAMP = re.compile(r"run-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)")
-"""The name of a run says when it started."""
+from softbench.results.document import STAMP, beside, load_header, order, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,13 @@ def find(paths: Iterable[Path]) -> tuple[list[FoundRun], list[str]]:
             found.append(look(file))
         except ResultsError as error:
             problems.append(str(error))
-    return sorted(_once(found), key=lambda one: (one.started, one.run, str(one.file))), problems
+    return sorted(_once(found), key=_by_time), problems
+
+
+def _by_time(one: FoundRun) -> tuple[str, int, str, str]:
+    """The clock may have been set back between two runs, so the name decides, if it has a time."""
+    stamp, number, name = order(one.run)
+    return stamp or re.sub(r"[-:T]", "", one.started)[:14], number, name, str(one.file)
 
 
 def latest(path: Path) -> tuple[Path, str]:
@@ -241,7 +244,7 @@ def unfinished(paths: Iterable[Path]) -> tuple[list[Unfinished], list[str]]:
             problems.append(f"{file}: {error.strerror}")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             problems.append(f"{file}: is no journal of a run, or its first line is damaged; it cannot be resumed")
-    return sorted(found, key=lambda one: one.started, reverse=True), problems
+    return sorted(found, key=lambda one: order(one.run), reverse=True), problems
 
 
 def _unfinished(file: Path) -> Unfinished:

@@ -12,32 +12,31 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Protocol
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError, SoftbenchError
-from softbench.core.files import lock, no_link, not_written, replace_file, replacing
+from softbench.core.files import Syncing, lock, no_link, not_written, replace_file, replacing, sync_folder
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Record, Status
 from softbench.core.text import count, one_line, printable
 from softbench.results.columns import Row
-from softbench.results.csv import to_csv
-from softbench.results.document import SUFFIX, beside, units_of, write_packed
-from softbench.results.journal import Cells, Stored, digest_of, line_of, newest, record_at, reopened
+from softbench.results.csv import digest_of as digest_of_csv, to_csv
+from softbench.results.document import STAMP, SUFFIX, beside, units_of, write_packed
+from softbench.results.journal import ENCODER, Cells, Stored, cell_of, digest_of, line_at, line_of, newest, record_at, reopened
 from softbench.results.records import SCHEMA, merge, record_to_json
 from softbench.results.rows import rows_of_case
 
-ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
+SECOND = timedelta(seconds=1)
 CHEAP_SECONDS, LAG = 0.02, 20  # a CSV that takes longer is written in at most a twentieth of the time
 
 
@@ -72,6 +71,10 @@ class Run:
     """The cases in the order of the sweep; without them cells have the order in which they were measured."""
     warning: str = ""
     """A text for the user if the journal could not be locked."""
+    lost: str = ""
+    """A text for the user if lines of the journal were left out."""
+    lines: int = 1
+    """The number of the journal's last line."""
     _rows: dict[tuple[Case, str], list[Row]] = field(default_factory=dict)
     """The rows of unchanged cases, by case and unit."""
     _due: float = 0.0
@@ -84,10 +87,12 @@ class Run:
     """Bytes of the CSV; -1 before it was written."""
     _units: dict[str, JsonObject] = field(default_factory=dict)
     """The facts of each unit."""
+    _syncing: Syncing = field(init=False)
 
     def __post_init__(self) -> None:
         self._size = os.fstat(self.journal.fileno()).st_size
         self._units = units_of(self.header)
+        self._syncing = Syncing(self.journal)
 
     def __del__(self) -> None:
         self.journal.close()
@@ -126,12 +131,14 @@ class Run:
         with _writing(self.folder):
             if self.restore_journal():
                 raise ResultsError(f"{self.journal.name}: another process wrote to it, perhaps a plugin; what it wrote was removed")
-            lines = [_line({"process": process, **record_to_json(record)}) for record in records]
+            lines = self._lines_of([{"process": process, **record_to_json(record)} for record in records])
             try:
                 _append(self.journal, b"".join(lines))
+                self._syncing.soon()
             except OSError:
                 self._put(process, records, [Stored(0, 0, b"", record.status, record.source, record) for record in records])
                 raise
+            self.lines += len(lines)
             new = self._put(process, records, self._stored(records, lines))
         begin = time.monotonic()
         if (self._changed or self._csv_size < 0) and begin >= self._due:
@@ -140,6 +147,17 @@ class Run:
         elif self._csv_size >= 0:
             with _writing(self.folder):
                 self._append_rows([row for key in new for row in self._rows_of(*key, records)])
+
+    def _lines_of(self, entries: Sequence[JsonObject]) -> list[bytes]:
+        """The lines of these entries at the end of the journal."""
+        return [line_of(entry, self.lines + number) for number, entry in enumerate(entries, 1)]
+
+    def join(self, units: JsonObject) -> None:
+        """Note the units of cards that continue the run."""
+        with _writing(self.folder):
+            _append(self.journal, b"".join(self._lines_of([units])))
+        self.lines += 1
+        self._size = self.journal.tell()
 
     def _stored(self, records: Sequence[Record], lines: Sequence[bytes]) -> list[Stored]:
         """Where the lines of these records are, which the journal now ends with."""
@@ -199,15 +217,18 @@ class Run:
         with _writing(self.folder):
             self._write_rows()
 
-    def _write_rows(self) -> None:
+    def _write_rows(self, *, durable: bool = False) -> str:
+        """Write the CSV. Returns its digest."""
         content = to_csv(self.rows()).encode()
-        replace_file(self.csv, content)
+        replace_file(self.csv, content, durable=durable)
         self._csv_size, self._changed = len(content), False
+        return digest_of_csv(content)
 
     def interrupt(self) -> None:
         """Write what an interrupted run leaves, and unlock the journal, so that another run may continue it. Errors are ignored."""
         with suppress(SoftbenchError, OSError):
             self.restore_journal()
+            self._syncing.close()
             self.write_rows()
         with suppress(OSError):
             fcntl.flock(self.journal, fcntl.LOCK_UN)
@@ -267,11 +288,10 @@ class Run:
         """Each cell of the document. A record of one process set has it in its line already."""
         for key in self._ordered():
             for found in self._by_backend(*key):
-                line = line_of(self.journal, found[0]) if len(found) == 1 and found[0].unsaved is None else b""
-                if line.startswith(b'{"process":'):
-                    yield b"{" + line.partition(b",")[2].rstrip(b"\n")
+                if len(found) == 1 and found[0].unsaved is None:
+                    yield cell_of(line_at(self.journal, found[0]))
                 else:
-                    yield _line(record_to_json(merge([record_at(self.journal, one) for one in found]))).rstrip(b"\n")
+                    yield ENCODER.encode(record_to_json(merge([record_at(self.journal, one) for one in found]))).encode()
 
     def finish(self, *, publish: bool) -> None:
         """Write the JSON, copy both files to `latest` if `publish`, and delete the journal.
@@ -281,16 +301,23 @@ class Run:
         """
         with _writing(self.folder):
             self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-            self._write_rows()  # in the order of the sweep; a resumed run may have measured nothing
-            with replacing(self.json) as file:
-                write_packed(file, self.header, self._cells_as_json())
+            csv = self._write_rows(durable=True)  # in the order of the sweep; a resumed run may have measured nothing
+            with replacing(self.json, durable=True) as file:
+                write_packed(file, self.header, self._cells_as_json(), csv)
             if publish:
                 with _lock_file(self.folder / ".lock") as locked:
                     lock(locked, fcntl.LOCK_EX)  # so that latest.csv and its document belong to one run
-                    for path in (self.csv, self.json):
-                        with path.open("rb") as content, replacing(self.folder / path.name.replace(self.name, "latest")) as file:
-                            shutil.copyfileobj(content, file)
+                    self._publish()
+            self._syncing.close()
             Path(self.journal.name).unlink()
+
+    def _publish(self) -> None:
+        """Copy both files to `latest`. Both are replaced after both are copied, as a reader may come between."""
+        with ExitStack() as end:
+            for path in (self.csv, self.json):
+                file = end.enter_context(replacing(self.folder / path.name.replace(self.name, "latest"), durable=True))
+                with path.open("rb") as content:
+                    shutil.copyfileobj(content, file)
 
 
 def writable(folder: Path) -> None:
@@ -321,21 +348,37 @@ def start(folder: Path, header: JsonObject) -> Run:
     Raises:
         ResultsError: the folder cannot be written.
     """
-    moment = datetime.now(UTC)
+    started = datetime.now(UTC)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for attempt in range(1000):
-            name = f"run-{moment:%Y%m%d-%H%M%S}" + (f"-{attempt + 1}" if attempt else "")
-            with suppress(FileExistsError):
-                journal = (folder / f"{name}.jsonl").open("x+b", buffering=0)
-                if not any(os.path.lexists(folder / f"{name}{suffix}") for suffix in (".csv", SUFFIX)):
-                    break
-                journal.close()  # the files are of a run that ended within this second
-                Path(journal.name).unlink()
+        moment = max([started, *(after + SECOND for file in folder.iterdir() if (after := _moment(file.name)))])
+        while (journal := _new_journal(folder, f"run-{moment:%Y%m%d-%H%M%S}")) is None:
+            moment += SECOND
+        name = Path(journal.name).stem
         locked = lock(journal, fcntl.LOCK_EX)
-        header = {"schema": SCHEMA, "run": name, "started": moment.isoformat(timespec="seconds"), **header}
-        _append(journal, _line(header))
+        header = {"schema": SCHEMA, "run": name, "started": started.isoformat(timespec="seconds"), **header}
+        _append(journal, line_of(header, 1))
+        sync_folder(folder)
     return Run(folder, name, header, journal, Cells(header), warning="" if locked else _unlocked(folder))
+
+
+def _moment(name: str) -> datetime | None:
+    """The time in the name of a run's file. The clock may have been ahead then, and a run of today still has the later name."""
+    with suppress(ValueError):
+        if (stamp := STAMP.match(name)) and not stamp[1].startswith("9999"):
+            return datetime.strptime("".join(stamp.groups()), "%Y%m%d%H%M%S").replace(tzinfo=UTC)
+    return None
+
+
+def _new_journal(folder: Path, name: str) -> IO[bytes] | None:
+    """A new journal; None if a run has the name."""
+    with suppress(FileExistsError):
+        journal = (folder / f"{name}.jsonl").open("x+b", buffering=0)
+        if not any(os.path.lexists(folder / f"{name}{suffix}") for suffix in (".csv", SUFFIX)):
+            return journal
+        journal.close()  # the run has ended meanwhile
+        Path(journal.name).unlink()
+    return None
 
 
 def _unlocked(folder: Path) -> str:
@@ -348,7 +391,8 @@ def resume(
     """The newest interrupted run in `folder` with the same settings and environment, and a note for the user.
 
     A run that cannot be resumed stays unchanged. Each of its cells must be of `cases` (None: any), of the header's backends, and of a round
-    and process set of the settings. Journals are not signed: a text that fits cannot be told from a measurement.
+    and process set of the settings. Other cells, and those of damaged lines, are left out: `lost` of the run says so. Journals are not
+    signed: a line with its digest cannot be told from a measurement.
 
     With `look` no file changes. The run has its cells, and its journal is closed.
 
@@ -370,13 +414,12 @@ def resume(
     again = [key for key in cells.cases() if retry and any(one.status in RETRIED for one in cells.of(*key).values())]
     for key in again:
         cells.drop(*key)
-    run = Run(folder, found.name, found.header, found.file, cells, warning="" if found.locked else _unlocked(folder))
+    warning = "" if found.locked else _unlocked(folder)
+    run = Run(folder, found.name, found.header, found.file, cells, warning=warning, lost=found.lost, lines=found.lines)
     if look:
         run.journal.close()
     elif header.get("spread"):
-        with _writing(folder):
-            _append(found.file, _line({"environment": header["environment"], "units": header["units"]}))
-            run._size = found.file.tell()
+        run.join({"environment": header["environment"], "units": header["units"]})
     return run, _resuming(run) + (f"; {count(len(again), 'case')} with a failed cell measured again" if retry else "")
 
 
@@ -386,10 +429,6 @@ def _resuming(run: Run) -> str:
     changed = sum(stored.source != sources.get(backend) for backend, stored in run.cells.every())
     again = f"; {changed} more are measured again, as their backends' source files changed" if changed else ""
     return f"resuming {run.name}: {len(run.cells) - changed} cells are there already{again}"
-
-
-def _line(data: JsonObject) -> bytes:
-    return ENCODER.encode(data).encode() + b"\n"
 
 
 def _append(journal: IO[bytes], data: bytes) -> None:

@@ -57,8 +57,8 @@ class Observer(Protocol):
     def advance(self, case: Case) -> None:
         """A case is measured."""
 
-    def note(self, text: str) -> None:
-        """A note for the user."""
+    def note(self, text: str, *, error: bool = False) -> None:
+        """A note for the user; with `error` one of a loss, which `--quiet` shows too."""
 
 
 def dry_run(request: RunRequest) -> Plan:
@@ -75,11 +75,42 @@ def dry_run(request: RunRequest) -> Plan:
         return _planned(session, request)[0]
 
 
-def interrupted_run(request: RunRequest, plan: Plan, head: JsonObject | None = None) -> tuple[writer.Run | None, str]:
-    """The interrupted run that a run of this plan continues, and a note for the user. Without the run's header no file changes."""
-    now = head or header(plan, request)
-    found, note = writer.resume(request.output, now, frozenset(plan.cases), look=head is None, retry=request.retry_failed)
-    return found, note if found else f"{note}; measuring everything"
+def interrupted_run(request: RunRequest, plan: Plan) -> tuple[writer.Run | None, list[tuple[str, bool]]]:
+    """The interrupted run that a run of this plan would continue, and what `resumption` tells of it. No file changes."""
+    found, note = writer.resume(request.output, header(plan, request), frozenset(plan.cases), look=True, retry=request.retry_failed)
+    return found, resumption(request, found, note)
+
+
+def stored(request: RunRequest, head: JsonObject, cases: Sequence[Case], observer: Observer) -> writer.Run:
+    """The interrupted run that this one continues, or a new one. `cases` are those of the plan.
+
+    Raises:
+        ResultsError: the folder cannot be written, or there is no run for `--retry-failed`.
+    """
+    found = None
+    if request.resume:
+        found, note = writer.resume(request.output, head, frozenset(cases), retry=request.retry_failed)
+        for text, loss in resumption(request, found, note):
+            observer.note(text, error=loss)
+    kept = found or writer.start(request.output, head)
+    if kept.warning:
+        observer.note(kept.warning)
+    return kept
+
+
+def resumption(request: RunRequest, found: writer.Run | None, note: str) -> list[tuple[str, bool]]:
+    """What the user is told about a resumption, and whether it is a loss: a run that is there and not continued, or a part of it."""
+    if found is None:
+        return [(f"{note}; measuring everything", any(request.output.glob("run-*.jsonl")))]
+    return [(note, False), *([(found.lost, True)] if found.lost else [])]
+
+
+def finish(kept: writer.Run, observer: Observer) -> None:
+    """Publish a run, unless nothing was measured. Raises ResultsError if the folder cannot be written."""
+    measured = any(row.status == Status.OK for row in kept.rows())
+    kept.finish(publish=measured)
+    if not measured:
+        observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
 
 
 def open_session(settings: Settings, activity: Activity | None = None) -> Session:
@@ -191,14 +222,7 @@ def run(
         load = CpuLoad(observer.note)
         if plan.device == "cpu":
             load.look()
-        head = header(plan, request)
-        found = None
-        if request.resume:
-            found, note = interrupted_run(request, plan, head)
-            observer.note(note)
-        kept = found or writer.start(request.output, head)
-        if kept.warning:
-            observer.note(kept.warning)
+        kept = stored(request, header(plan, request), plan.cases, observer)
         place.tell(kept.name)
         on_start(kept)
         session.pool.tell(kept.keep_log)
@@ -213,9 +237,7 @@ def run(
         kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
     if spread := process_spread.keep(plan, kept.name, zip(kept.records(), kept.rows(), strict=True)):
         kept.set_facts(spread)
-    kept.finish(publish=(measured := any(row.status == Status.OK for row in kept.rows())))
-    if not measured:
-        observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
+    finish(kept, observer)
     return kept
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from documents import undigested
 from gating import GPU, cell_samples, dice, stored, write_run
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sampled import sampled
@@ -47,7 +48,7 @@ def test_a_baseline_keeps_the_operation_of_its_cells(main, run, pick):
     """The same file without operations, as of an earlier version, is of softmax."""
     assert main("baseline", "save", run(1, 10), "--name", "x")[0] == 0
     file = baselines.path_of("x")
-    text = file.read_text()
+    text = undigested(file.read_text())
     file.write_text(text.replace('"op": "softmax"', '"op": "pick"'))
     assert {str(key.identity)[:5] for key in baselines.open_baseline("x").cells} == {"pick-"}
     file.write_text(text.replace(', "op": "softmax"', ""))
@@ -110,7 +111,8 @@ def test_a_name_is_taken_once_and_promoting_keeps_the_former(main, run):
     assert promoted.runs == baselines.open_baseline("after").runs != former.runs
     for name in ("main", "after"):
         file = baselines.path_of(name)
-        file.write_text(file.read_text().replace("NVIDIA H200", "NVIDIA B200") if name == "after" else file.read_text())
+        text = undigested(file.read_text())
+        file.write_text(text.replace("NVIDIA H200", "NVIDIA B200") if name == "after" else text)
     assert main("baseline", "promote", "after", "main")[0] == 3
     assert main("baseline", "promote", "after", "main", "--allow-env-mismatch", "gpu")[0] == 0
 
@@ -120,9 +122,9 @@ DAMAGE = {
     "empty": (lambda text: "", "is damaged or not JSON"),
     "a list": (lambda text: "[1]", "its JSON is not an object"),
     "of another program": (lambda text: '{"benchmarks": []}', "is not a softbench run"),
-    "NaN": (lambda text: text.replace('"0": [', '"0": [NaN, ', 1), "NaN is not a number"),
+    "NaN": (lambda text: text.replace('"0": [', '"0": [NaN, ', 1), "is damaged or not JSON: cell 1: JSON is malformed"),
     "a negative latency": (lambda text: text.replace('"0": [', '"0": [-1, ', 1), "copy forward-bf16-4096x1 is damaged"),
-    "an endless number": (lambda text: text.replace('"0": [', '"0": [1e999, ', 1), "copy forward-bf16-4096x1 is damaged"),
+    "an endless number": (lambda text: text.replace('"0": [', '"0": [1e999, ', 1), "is damaged or not JSON: cell 1: Number out of range"),
     "a huge whole number": (lambda text: text.replace('"0": [', f'"0": [1{"0" * 4000}, ', 1), "is damaged"),
     "a text": (lambda text: text.replace('"0": [', '"0": ["x", ', 1), "copy forward-bf16-4096x1 is damaged"),
     "another version": (lambda text: text.replace('"version": 1', '"version": 2'), "is a baseline of version 2"),
@@ -140,7 +142,7 @@ def test_a_damaged_or_foreign_baseline_is_one_line(main, run, what):
     change, message = DAMAGE[what]
     assert main("baseline", "save", run(1, 10), "--name", "h200")[0] == 0
     file = baselines.path_of("h200")
-    file.write_text(change(file.read_text()))
+    file.write_text(change(undigested(file.read_text())))
     code, out, err = main("baseline", "show", "h200")
     assert (code, out) == (2, "")
     assert message in err

@@ -53,7 +53,7 @@ def test_a_damaged_file_is_one_line(tmp_path, content, message):
 def test_a_small_file_of_a_huge_document_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(document, "MAX_BYTES", 1000)
     (tmp_path / "x.json.gz").write_bytes(gzip.compress(bytes(2000)))
-    with pytest.raises(ResultsError, match="too large to be a softbench file"):
+    with pytest.raises(ResultsError, match="is larger than 1000 B, and not in the lines that softbench writes"):
         load(tmp_path / "x.json.gz")
 
 

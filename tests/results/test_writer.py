@@ -16,6 +16,7 @@ from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profi
 from softbench.results import csv, writer
 from softbench.results.csv import read_csv
 from softbench.results.document import load
+from softbench.results.journal import line_of
 from softbench.results.records import merge, record_from_json, record_to_json
 from softbench.run.header import fingerprint
 
@@ -120,13 +121,18 @@ def test_two_runs_at_once_keep_their_own_files(tmp_path, make_record):
     assert load(tmp_path / "latest.json.gz")["run"] == first.name
 
 
-def test_two_runs_within_a_second_have_two_names(tmp_path, make_record):
+def test_names_are_in_the_order_of_the_runs_whatever_the_clock_does(tmp_path, make_record):
+    (tmp_path / "run-29991231-235959-2.csv").touch()  # of a clock that was ahead, by an earlier version
+    names = []
     for us in (10.0, 20.0, 30.0):
         run = writer.start(tmp_path, header())
         run.add(0, [make_record("copy", [us])])
         run.finish(publish=False)
-    assert len(list(tmp_path.glob("run-*.csv"))) == len(list(tmp_path.glob("run-*.json.gz"))) == 3
-    assert not list(tmp_path.glob("*.jsonl"))
+        names.append(run.name)
+    assert names == ["run-30000101-000000", "run-30000101-000001", "run-30000101-000002"]
+    (tmp_path / "run-99991231-235959.csv").touch()  # no time after it has a name
+    (tmp_path / "run-20261399-000000.csv").touch()
+    assert writer.start(tmp_path, header()).name == "run-30000101-000003"
 
 
 def journal_of(tmp_path, make_record, **measuring):
@@ -262,14 +268,48 @@ def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_recor
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"5", b"[]", b'{"process": 0}', b"[" * 50000])
-def test_a_damaged_journal_is_named_with_its_line_and_kept(tmp_path, make_record, line):
+def test_a_damaged_line_of_a_journal_is_named_and_left_out(tmp_path, make_record, line):
     before = journal_of(tmp_path, make_record)
     path = tmp_path / f"{before.name}.jsonl"
     path.write_bytes(path.read_bytes() + line + b"\n")
-    run, told = writer.resume(tmp_path, header())
-    assert run is None
-    assert f"cannot be resumed: {path.name}, line 4 is damaged" in told
-    assert path.exists()
+    run, _ = writer.resume(tmp_path, header())
+    assert run.lost == f"{path}: line 4 is damaged (its digest shows a change): left out, and what was there is measured again"
+    run.add(0, [make_record("ours", [20.0], N=512)])
+    run.journal.close()
+    again, _ = writer.resume(tmp_path, header())
+    assert (len(again.cells), again.lost) == (3, run.lost)
+
+
+@pytest.mark.parametrize(
+    ("change", "left", "lost"),
+    [
+        (lambda lines: [*lines[:2], *lines[3:]], 2, "1 line missing"),
+        (lambda lines: [*lines[:2], lines[3], lines[2]], 2, "line 4 is damaged (it stands twice, or in the wrong place)"),
+        (lambda lines: [*lines[:3], *lines[2:]], 3, "line 4 is damaged (it stands twice, or in the wrong place)"),
+        (lambda lines: [*lines[:3], lines[3][:50]], 2, "the last line is torn"),
+        (lambda lines: [lines[0], *(line.replace(b"0.0", b"1.0") for line in lines[1:3]), lines[3]], 1, "line 2 is damaged"),
+    ],
+    ids=["taken out", "changed places", "twice", "torn", "other digits"],
+)
+def test_lines_of_a_journal_that_were_moved_or_changed_are_left_out(tmp_path, make_record, change, left, lost):
+    before = journal_of(tmp_path, make_record)
+    run, _ = writer.resume(tmp_path, header())
+    run.add(0, [make_record("ours", [20.0], N=512)])
+    run.journal.close()
+    path = tmp_path / f"{before.name}.jsonl"
+    path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+    run, _ = writer.resume(tmp_path, header())
+    assert (len(run.cells), lost in run.lost) == (left, True), run.lost
+    run.journal.close()
+
+
+def test_a_run_whose_first_line_is_damaged_is_not_resumed(tmp_path, make_record):
+    before = journal_of(tmp_path, make_record)
+    path = tmp_path / f"{before.name}.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"H200", b"H100", 1))
+    assert writer.resume(tmp_path, header())[1].startswith(
+        f"{before.name} cannot be resumed: {path.name}, line 1 is damaged (ValueError: its"
+    )
 
 
 def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_record):
@@ -302,17 +342,16 @@ def test_text_of_another_process_ends_the_run_and_is_removed(tmp_path, make_reco
         (0, {"medians": [1.0] * 9}, "a batch of another process set or round"),
     ],
 )
-def test_a_journal_with_cells_that_were_not_planned_is_refused(tmp_path, make_record, process, change, reason):
+def test_cells_of_a_journal_that_were_not_planned_are_left_out(tmp_path, make_record, process, change, reason):
     measuring = {"processes": 2, "max_rounds": 3}
     before = journal_of(tmp_path, make_record, **measuring)
     path = tmp_path / f"{before.name}.jsonl"
     record = make_record(**{"backend": "ours", "medians": [1.0], "N": 512, **change})
     with path.open("ab") as journal:
-        journal.write(json.dumps({"process": process, **record_to_json(record)}).encode() + b"\n")
-    run, told = writer.resume(tmp_path, header(**measuring), frozenset(CASES))
-    assert run is None
-    assert "line 4 is damaged" in told
-    assert reason.replace("fp32 4096x1024 cuda", record.case.key) in told
+        journal.write(line_of({"process": process, **record_to_json(record)}, 4))
+    run, _ = writer.resume(tmp_path, header(**measuring), frozenset(CASES))
+    assert (len(run.cells), "line 4 is damaged" in run.lost) == (2, True)
+    assert reason.replace("fp32 4096x1024 cuda", record.case.key) in run.lost
 
 
 def test_a_case_whose_rounds_were_taken_again_is_resumed(tmp_path, make_record):
@@ -321,9 +360,9 @@ def test_a_case_whose_rounds_were_taken_again_is_resumed(tmp_path, make_record):
     before = journal_of(tmp_path, make_record, **measuring)
     record = make_record("ours", [1.0] * 6, N=512)
     with (tmp_path / f"{before.name}.jsonl").open("ab") as journal:
-        journal.write(json.dumps({"process": 0, **record_to_json(record)}).encode() + b"\n")
-    run, told = writer.resume(tmp_path, header(**measuring), frozenset(CASES))
-    assert run is not None, told
+        journal.write(line_of({"process": 0, **record_to_json(record)}, 4))
+    run, _ = writer.resume(tmp_path, header(**measuring), frozenset(CASES))
+    assert (len(run.cells), run.lost) == (3, "")
 
 
 def test_cells_that_are_measured_again_replace_their_rows(tmp_path, make_record):
@@ -391,7 +430,7 @@ def test_a_huge_file_is_refused_unread(tmp_path):
     path = tmp_path / "huge.csv"
     with path.open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(ResultsError, match="is larger than 1 GiB, so it is no results file"):
+    with pytest.raises(ResultsError, match=r"is larger than 30\.52 GiB, so it is no results file"):
         read_csv(path)
 
 

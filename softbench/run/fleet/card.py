@@ -81,7 +81,7 @@ class Link:
     def advance(self, case: Case) -> None:
         """The fleet counts records."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, error: bool = False) -> None:
         self.send(Note(text))
 
 

@@ -33,7 +33,7 @@ class Notes:
     def advance(self, case: Case) -> None:
         """Nothing is shown."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, *, error: bool = False) -> None:
         self._note(text)
 
 

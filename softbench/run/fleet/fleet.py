@@ -30,6 +30,7 @@ from softbench.run.fleet.members import Member, Members
 from softbench.run.fleet.messages import Measure
 from softbench.run.header import header
 from softbench.run.request import RunRequest
+from softbench.run.run import finish, stored
 
 if TYPE_CHECKING:
     from softbench.run.fleet.cards import Cards
@@ -93,7 +94,8 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[w
         members.load()
         _require_few_cells(members.alive, request, how.spread)
         head = _header(members.alive, request, how.spread)
-        kept = _store(request, head, members.alive, observer)
+        kept = stored(request, head, [case for member in members.alive for case in member.known.cases], observer)
+        kept.cases = members.alive[0].known.cases
         on_start(kept)
         members.keep_log = kept.keep_log
         try:
@@ -103,9 +105,7 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[w
             raise
     spent = {op: sum(member.seconds.get(op, 0.0) for member in members.all) for member in members.all for op in member.seconds}
     kept.header["seconds"] = {op: round(seconds, 3) for op, seconds in {**spent, "wall": time.monotonic() - begin}.items()}
-    kept.finish(publish=(measured := any(row.status == Status.OK for row in kept.rows())))
-    if not measured:
-        observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
+    finish(kept, observer)
     return kept
 
 
@@ -154,21 +154,6 @@ def _header(members: Sequence[Member], request: RunRequest, spread: str) -> Json
         "spread": spread,
         "fingerprint": {**fingerprint, "spread": spread},
     }
-
-
-def _store(request: RunRequest, head: JsonObject, members: Sequence[Member], observer: Observer) -> writer.Run:
-    """The interrupted run that continues, or a new one."""
-    cases = members[0].known.cases
-    found = None
-    if request.resume:
-        every = frozenset(case for member in members for case in member.known.cases)
-        found, note = writer.resume(request.output, head, every, retry=request.retry_failed)
-        observer.note(note if found else f"{note}; measuring everything")
-    kept = found or writer.start(request.output, head)
-    if kept.warning:
-        observer.note(kept.warning)
-    kept.cases = cases
-    return kept
 
 
 def _teams(members: Sequence[Member], spread: str) -> list[Team]:
