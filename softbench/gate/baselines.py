@@ -20,7 +20,7 @@ from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, percent, unknown
 from softbench.gate import environment_match
 from softbench.gate.power import SECOND_LOOK, check_noise, found_by_processes
-from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading, times_of
+from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading, stored, times_of
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join, merged
 from softbench.gate.unpaired import MARGIN, MIN_BASE, MIN_NEW, RECOMMENDED_BASE, add_sitting
 from softbench.gate.verdicts import Rules
@@ -44,7 +44,7 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     file = path_of(name, folder)
     if file.exists() and not force:
         raise UsageError(f"{file} exists already; take another name, or --force, or: softbench baseline promote NEW {name}")
-    warnings = environment_match.one_machine(parts)
+    warnings = list(dict.fromkeys([*environment_match.one_machine(parts), *environment_match.unnoticed(*parts)]))
     joined = join(parts)
     warnings += _check_processes(joined) + _check_one_sweep(joined) + check_noise(joined) + _check_sittings(joined, name)
     return _write(joined, name, file), warnings
@@ -102,7 +102,7 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
         if not path.exists():
             raise UsageError(f"{folder}: {unknown(name_or_file, [file.stem for file in saved(folder)], 'baseline')}")
     document = stream(path)
-    return _parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path))
+    return stored(_parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path)), path)
 
 
 def _check_processes(baseline: RunSamples) -> list[str]:

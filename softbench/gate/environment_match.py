@@ -58,7 +58,7 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
             f"{new.source} cannot be compared with {base.source}: {'; '.join(_difference(name, new, base) for name in refused)}; "
             f"measure both on one machine, or: {' '.join(f'--allow-env-mismatch {name}' for name in refused)}"
         )
-    warnings = [f"compared although different: {_difference(name, new, base)}" for name in different]
+    warnings = [f"compared although different: {_difference(name, new, base)}" for name in different] + unnoticed(base, new)
     for text in _redefined(base.environment, new.environment):
         if OPERATIONS not in allowed:
             raise InconclusiveError(
@@ -79,6 +79,12 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
         if new.settings.get(name) != base.settings.get(name):
             warnings.append(f"differs: {name} was {_recorded(base.settings.get(name))}, now it is {_recorded(new.settings.get(name))}")
     return warnings
+
+
+def unnoticed(*sides: RunSamples) -> list[str]:
+    """A note for each file without digests."""
+    files = dict.fromkeys(file for side in sides for file in side.undigested)
+    return [f"{file}: has no digest, as an earlier softbench wrote it, so a changed number is not noticed" for file in files]
 
 
 def check_threads(threads: int | None, base: RunSamples, allowed: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.results import labels
 from softbench.results.csv import read_csv
-from softbench.results.document import beside, load, stream, units_of
+from softbench.results.document import beside, digests, load, stream, units_of
 from softbench.results.records import SCHEMA, record_from_json, unit_text
 
 LATENCIES_US = (1e-6, 1e12)
@@ -34,7 +34,7 @@ def read(path: Path) -> RunSamples:
         ResultsError: the file is missing, damaged or foreign, or the two files belong to different runs.
     """
     if path.suffix != ".csv":
-        return from_document(stream(path), str(path))
+        return stored(from_document(stream(path), str(path)), path)
     rows, _ = read_csv(path, ("run",))
     document = beside(path)
     if not document.exists():
@@ -42,7 +42,12 @@ def read(path: Path) -> RunSamples:
     samples = from_document(stream(document), str(path))
     if rows[0].run not in samples.runs:
         raise ResultsError(f"{path}: is of {rows[0].run}, but {document.name} is of {samples.runs[0]}; take both files of one run")
-    return samples
+    return stored(samples, document)
+
+
+def stored(samples: RunSamples, document: Path) -> RunSamples:
+    """The samples with the name of their file, if it has no digests."""
+    return samples if digests(document) else replace(samples, undigested=(str(document),))
 
 
 def from_document(document: JsonObject, source: str) -> RunSamples:

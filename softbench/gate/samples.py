@@ -118,6 +118,8 @@ class RunSamples:
     """The sittings in the order of time; empty if all processes are of one."""
     units: dict[str, JsonObject] = field(default_factory=dict)
     """The environment of each unit, if there are several; then cells have their unit, and `environment` is what the units share."""
+    undigested: tuple[str, ...] = ()
+    """The files without digests, which an earlier version of softbench wrote."""
 
     @property
     def by_sitting(self) -> tuple[Sitting, ...]:
@@ -172,6 +174,7 @@ def join(parts: Sequence[RunSamples]) -> RunSamples:
         processes=sum(part.processes for part in parts),
         sittings=merged(sittings),
         units={unit: facts for part in parts for unit, facts in part.units.items()},
+        undigested=tuple(file for part in parts for file in part.undigested),
     )
 
 
