@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
 import os
 import random
 import shutil
@@ -32,8 +31,8 @@ from softbench.core.statistics import LIMIT
 from softbench.ops.registry import operation
 from softbench.results import writer
 from softbench.results.columns import Row
-from softbench.results.csv import to_csv
-from softbench.results.document import LEVEL, beside, environments
+from softbench.results.csv import digest_of, to_csv
+from softbench.results.document import beside, environments, load_header, new_digest, write_packed
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = (
@@ -132,16 +131,16 @@ def written(folder: Path, number: int) -> tuple[Path, Path]:
                 "seconds": {},
             },
         }
-        part = file.with_suffix(".part")
-        with part.open("w", encoding="utf-8") as table, gzip.open(beside(file), "wt", LEVEL, encoding="utf-8") as document:
-            document.write(json.dumps(header, separators=(",", ":"))[:-1] + ',"cells":[\n')
-            made, head, between = cells(number, bool(second)), True, ""
+        part, digest = file.with_suffix(".part"), new_digest()
+        with part.open("wb") as table:
+            made, begin = cells(number, bool(second)), True
             while some := list(islice(made, 10_000)):
-                text = to_csv(row for row, _ in some)
-                table.write(text if head else text.partition("\n")[2])
-                document.write(between + ",\n".join(line for _, line in some))
-                head, between = False, ",\n"
-            document.write("\n]}\n")
+                text = to_csv((row for row, _ in some), header=begin).encode()
+                table.write(text)
+                digest.update(text)
+                begin = False
+        with beside(file).open("wb") as document:
+            write_packed(document, header, (line.encode() for _, line in cells(number, bool(second))), digest.hexdigest())
         part.rename(file)
     return files
 
@@ -225,17 +224,17 @@ def _shards(folder: Path, file: Path) -> tuple[Path, Path]:
     shards = (folder / f"{file.stem}-1.csv", folder / f"{file.stem}-2.csv")
     if all(beside(one).exists() for one in shards):
         return shards
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    with gzip.open(beside(file), "rt", encoding="utf-8") as document:
-        head, *records = document.read().removesuffix("\n]}\n").split("\n")
+    head, *lines = file.read_bytes().splitlines(keepends=True)
+    header = load_header(beside(file))
+    with gzip.open(beside(file), "rb") as document:
+        _, *records, _ = document
     for number, shard in enumerate(shards):
         unit = f"node1/{number}/0000000{number}"
-        some = [line.rstrip("\n") + unit + "\n" for line in lines[1 + number :: 2]]
-        shard.write_text("".join([lines[0], *some]), encoding="utf-8")
-        units = json.dumps({"units": [{"unit": unit}]})[1:-1]
-        of_shard = [line.rstrip(",").replace('"unit":""', f'"unit":"{unit}"') for line in records[number::2]]
-        with gzip.open(beside(shard), "wt", LEVEL, encoding="utf-8") as document:
-            document.write(head.replace('"cells":[', f'{units},"cells":[') + "\n" + ",\n".join(of_shard) + "\n]}\n")
+        table = b"".join([head, *(line.rstrip(b"\n") + unit.encode() + b"\n" for line in lines[number::2])])
+        shard.write_bytes(table)
+        of_shard = (line.rstrip(b",\n").replace(b'"unit":""', f'"unit":"{unit}"'.encode()) for line in records[number::2])
+        with beside(shard).open("wb") as document:
+            write_packed(document, {**header, "units": [{"unit": unit}]}, of_shard, digest_of(table))
     return shards
 
 

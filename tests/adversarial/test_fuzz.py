@@ -28,6 +28,7 @@ from softbench.processes.slot import WorkerSlot, revive
 from softbench.report import check_report, pair_table, tables
 from softbench.results import compare, records, rows as results, writer
 from softbench.results.csv import read_csv, to_csv
+from softbench.results.journal import line_of
 from softbench.run.check import Finding, _Checker
 
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -193,10 +194,15 @@ def test_a_damaged_run_file_raises_only_errors_that_name_it(run_folder, data):
 def test_no_journal_makes_resuming_raise(run_folder, data):
     _, header, lines, *_ = run_folder
     number = data.draw(st.integers(0, len(lines) - 1))
-    damage = data.draw(damaged(json.loads(lines[number])))
+    damage = data.draw(damaged(json.loads(lines[number])).filter(lambda entry: isinstance(entry, dict) and entry))
+    damage = {key: value for key, value in damage.items() if key not in ("line", "digest")}
+    try:
+        line = line_of(damage, number + 1)  # with a digest, as if a plugin had written it
+    except ValueError:  # NaN
+        line = json.dumps(damage).encode()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run-1.jsonl"
-        file.write_bytes(b"\n".join([*lines[:number], json.dumps(damage).encode(), *lines[number + 1 :]]) + b"\n")
+        file.write_bytes(b"\n".join([*lines[:number], line.rstrip(b"\n"), *lines[number + 1 :]]) + b"\n")
         run, told = writer.resume(Path(folder), header)
         assert told
         if run is not None:

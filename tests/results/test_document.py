@@ -1,15 +1,16 @@
 """Run documents: compressed beside their CSV, and what they record of each unit."""
 
 import gzip
+import json
 from pathlib import Path
 
 import pytest
-from documents import packed
+from documents import packed, undigested
 
 from softbench.core.errors import ResultsError
 from softbench.core.machine import UNIT, Gpu, Machine, same_card, unit_of
 from softbench.results import document
-from softbench.results.document import beside, csv_of, device_name, environments, load, stream, units_of
+from softbench.results.document import beside, csv_of, device_name, digests, environments, lines, load, order, stream, units_of
 
 A, B = "node1/0/0000000a", "node2/3/0000000b"
 
@@ -84,6 +85,33 @@ def test_a_document_of_other_lines_is_read_too(tmp_path, text):
     assert {**found, "cells": list(found["cells"])} == {"run": "run-1", "cells": [{"us": 1}]}
 
 
+@pytest.mark.parametrize("indented", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("run-1", "run-2"),
+        lambda text: text.replace("1.5", "1.4"),
+        lambda text: text.replace("digest_of_header", "digest_of_heater"),
+        lambda text: text.replace("digest_of_cells", "digest_of_calls"),
+        lambda text: text.replace('"cells"', '"calls"'),
+        lambda text: json.dumps(json.loads(text)),  # other lines
+        lambda text: text + "x",
+    ],
+)
+def test_a_changed_document_is_refused_in_one_line(tmp_path, change, indented):
+    head = b'{\n  "run": "run-1"' if indented else b'{"run":"run-1"'
+    text = b"".join(lines(head, [b'{"us":[1.5,2]}', b'{"us":[3]}'], indented=indented)).decode()
+    found = {"run": "run-1", "cells": [{"us": [1.5, 2]}, {"us": [3]}]}
+    (tmp_path / "x.json").write_text(text)
+    assert load(tmp_path / "x.json") == found
+    assert json.loads(text).keys() == {*found, "digest_of_header", "digest_of_cells"}
+    (tmp_path / "x.json").write_text(change(text))
+    with pytest.raises(ResultsError, match=r"x\.json: (was changed after softbench wrote it, as|is damaged or not JSON: its end is)"):
+        load(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(undigested(text))  # as an earlier version wrote it
+    assert (load(tmp_path / "x.json"), digests(tmp_path / "x.json")) == (found, {})
+
+
 def test_environments_keep_shared_facts_once():
     facts = {A: {"unit": A, "gpu": "H200", "driver": "1"}, B: {"unit": B, "gpu": "H200", "driver": "2", "ecc": True}}
     found = environments(facts)
@@ -126,3 +154,10 @@ def test_a_card_stays_the_same_on_another_host():
     assert same_card("a/0/12345678", "b/3/12345678")
     assert not same_card("a/0/12345678", "a/0/12345679")
     assert same_card(None, "a/0/12345678") and same_card("", "a/0/12345678")  # not recorded
+
+
+def test_names_are_sorted_by_time():
+    """Earlier versions numbered the runs of a second."""
+    names = [f"run-20261129-00000{number}" for number in ("0", "0-2", "0-10", "1")]
+    assert sorted(names[::-1], key=order) == names
+    assert order("mine") < order(names[0])

@@ -5,10 +5,12 @@ import gzip
 import json
 import math
 import os
+import time
 from dataclasses import replace
 
 import pytest
 
+from softbench.core import files
 from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError, StorageError
 from softbench.core.files import not_written
@@ -101,6 +103,42 @@ def test_finishing_publishes_both_files_and_ends_the_journal(tmp_path, make_reco
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         [".lock", "latest.csv", "latest.json.gz", run.csv.name, run.json.name]
     )
+
+
+def test_a_csv_that_was_changed_beside_its_json_is_refused(tmp_path, make_record):
+    run = writer.start(tmp_path, header())
+    run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
+    assert read_csv(run.csv)[1] == []  # an unfinished run has no JSON yet
+    run.finish(publish=True)
+    for file in (run.csv, tmp_path / "latest.csv"):
+        assert read_csv(file)[1] == []
+        file.write_text(file.read_text().replace(",20,", ",10,"))
+        with pytest.raises(
+            ResultsError, match=rf"{file.name}: is not the table that {file.stem}\.json\.gz belongs to: .* a name of its own$"
+        ):
+            read_csv(file)
+    (tmp_path / "edited.csv").write_text(run.csv.read_text())
+    rows, warnings = read_csv(tmp_path / "edited.csv")
+    assert [row.median_us for row in rows] == [10, 10]
+    assert warnings == [f"{tmp_path}/edited.csv: the JSON of its run is not beside it, so a changed number is not noticed"]
+    run.json.write_bytes(run.json.read_bytes()[:20])
+    assert [text.partition("; so a")[2] for text in read_csv(run.csv)[1]] == [f" changed number in {run.csv.name} is not noticed"]
+
+
+def test_a_host_that_crashes_loses_at_most_a_second(tmp_path, make_record, monkeypatch):
+    synced = []
+    monkeypatch.setattr(files, "SYNC_SECONDS", 0.2)
+    monkeypatch.setattr("os.fsync", lambda number: synced.append(os.fstat(number).st_size))
+    run = writer.start(tmp_path, header())
+    synced.clear()
+    for N in range(256, 276):
+        run.add(0, [make_record("copy", [10.0], N=N)])
+    size = os.fstat(run.journal.fileno()).st_size
+    deadline = time.monotonic() + 10
+    while size not in synced and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert synced[-1] == size
+    assert len(synced) < 20
 
 
 def test_a_run_that_measured_nothing_leaves_latest_alone(tmp_path, make_record):
