@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from documents import undigested
 from gating import GPU, Answers, cell_samples, dice, key, run_samples, self_test_run as self_test_samples, stored, write_run
 from pretended import make
 
