@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
 
 from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Case, Shape, Value, op_text
 from softbench.core.errors import UsageError
@@ -146,6 +146,11 @@ def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
     )
 
 
+def moved(tree: Any, device: torch.device) -> Any:
+    """Inputs on a device."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
 @dataclass(frozen=True, slots=True)
 class _Traced:
     given: TreeSpec
@@ -164,17 +169,17 @@ def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with suppress(Exception):  # whose cause the call with values shows
-        return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True))
-    return _trace(problem, values, dtype, nullcontext())
+        return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
+    return _trace(problem, values, dtype, nullcontext(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mode: Any) -> _Traced:
+def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mode: Any, device: torch.device) -> _Traced:
     from torch.utils.flop_counter import FlopCounterMode
 
     with mode:
-        tree = drawn(problem, values, 0, dtype, torch.device("cpu"))
+        tree = moved(drawn(problem, values, 0, dtype, device), device)
         paths, given = tree_flatten_with_path(arguments(tree))
-        reference = problem.reference(torch.device("cpu"))
+        reference = problem.reference(device)
         inputs = _input_names(reference, [path for path, leaf in paths if isinstance(leaf, torch.Tensor)])
         tensors = [leaf for _, leaf in paths if isinstance(leaf, torch.Tensor)]
         if not tensors:
@@ -197,7 +202,7 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
             raise UsageError("the reference returns no tensor and changes none of its inputs")
         state = _state(reference, {*inputs, *outputs, *changed})
         leaves = tuple(TENSOR if isinstance(leaf, torch.Tensor) else leaf for _, leaf in paths)
-        found = [leaf if isinstance(leaf, torch.Tensor) else _number(leaf, torch.device("cpu")) for _, leaf in results]
+        found = [leaf if isinstance(leaf, torch.Tensor) else _number(leaf, device) for _, leaf in results]
         tables = [*zip(inputs, tensors, strict=True), *zip(outputs, found, strict=True)]
         tables += [*((name, tensors[place]) for name, place in zip(changed, in_place, strict=True)), *state.items()]
         return _Traced(

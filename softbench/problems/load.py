@@ -76,7 +76,7 @@ def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]]) -> Op
         if layout.case.tensors.keys() != first.case.tensors.keys():
             raise UsageError("inputs and reference must have the same trees in all cases")
     one = Pass(first.inputs, first.outputs, (*first.inputs, *first.state), (), tuple(first.inputs[place] for place in first.in_place))
-    dtypes = ("fp32", "fp16", "bf16") if problem.takes_dtype else (first.dtype,)
+    dtypes = problem.dtypes if problem.takes_dtype else (first.dtype,)
     tensors = {name: TensorSpec((), spec.dtype) for name, spec in first.case.tensors.items()}
     return Operation(
         problem.name, tensors, {Direction.FORWARD: one}, problem.summary, known, whole=True, cases=Cases(values), case_dtypes=dtypes,

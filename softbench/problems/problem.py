@@ -38,6 +38,8 @@ class Problem(ABC):
     """The cases of a run without settings: values of parameters."""
     takes_dtype = False
     """True if the inputs have the dtype of `--dtype`."""
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    """Those of `--dtype`, the default first."""
     on_cpu = False
     """True if inputs are drawn on the CPU and then moved."""
     destination = False

@@ -11,6 +11,7 @@ import torch
 
 from softbench.core.case import Value
 from softbench.core.errors import UsageError
+from softbench.ops.dtypes import DTYPES
 from softbench.plugins.source import safe_name
 from softbench.problems.problem import NOT_PARAMETERS, Problem, Tolerance, parameters_of
 
@@ -26,13 +27,16 @@ class PythonFile(Problem):
         accepted = parameters_of(self._inputs, "inputs")
         self._given = tuple(name for name in NOT_PARAMETERS if name in accepted)
         self.takes_dtype = "dtype" in accepted
+        first = next((name for name, dtype in DTYPES.items() if dtype is accepted.get("dtype")), self.dtypes[0])
+        self.dtypes = tuple(sorted(self.dtypes, key=lambda name: name != first))
         given = {name: default for name, default in accepted.items() if name not in NOT_PARAMETERS}
         self.cases = _cases(getattr(module, "cases", None), set(given))
         for name, default in given.items():
             if default is Parameter.empty and not all(name in case for case in self.cases):
                 raise UsageError(f"inputs: {name} has no default; give it one, or give it in each of a list `cases`")
-        first = {**given, **self.cases[0]}
-        self.parameters = {name: first[name] if given[name] is Parameter.empty else given[name] for name in given if _is_value(first[name])}
+        of_first = {**given, **self.cases[0]}
+        values = {name: of_first[name] if given[name] is Parameter.empty else given[name] for name in given}
+        self.parameters = {name: value for name, value in values.items() if _is_value(value)}
         self._tolerance = _tolerance(getattr(module, "tolerance", None))
         self.destination = getattr(module, "destination", False) is True
 

@@ -54,7 +54,13 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     if files := [file for file, known in found.items() if not known]:
         with Pool() as pool:
             found |= {file: _read(pool, file, at, seconds, cases) for file in files}
-    return [found.get(word, word) for word in words]
+    ops = [found.get(word, word) for word in words]
+    for before, op in zip(written, ops, strict=True):
+        if before.startswith("kernelbench:") and registry.declared(op).solution != "ModelNew":
+            raise UsageError(
+                f"{at} {before}: is no problem of KernelBench, because it defines no Model and get_inputs; leave out kernelbench:"
+            )
+    return ops
 
 
 def name(given: str, parameters: Sequence[str] | None = None, sizes: Mapping[str, object] = MappingProxyType({})) -> str:

@@ -95,6 +95,11 @@ def test_parameters_make_cases(tmp_path):
     assert judged(operation, lambda a, b: b.T.matmul(a.T).T, second)[0] == "sampled"
 
 
+def test_the_default_of_dtype_is_that_of_the_cases(tmp_path):
+    text = "def inputs(M=4, dtype=torch.bfloat16):\n return torch.rand(M, 9, dtype=dtype)\n\ndef reference(x):\n return x + 1\n"
+    assert problem(tmp_path, text).case_dtypes == ("bf16", "fp32", "fp16")
+
+
 def test_calls_in_place_and_the_state_after_them(tmp_path):
     text = "def inputs(M=8, N=16):\n return torch.randn(M, N), torch.rand(N)\n\ndef reference(x, w):\n x.mul_(w).add_(1)\n return x.sum()\n"
     operation = problem(tmp_path, text)
