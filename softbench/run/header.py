@@ -43,6 +43,7 @@ def header(plan: Plan, request: RunRequest) -> JsonObject:
         "commits": _plugin_commits(plan.infos),
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
+        **({"problems": problems} if (problems := _problems(plan.cases)) else {}),
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
         **environments({plan.unit: {**plan.facts, **process_spread.facts(plan), **_operations(plan.cases)}}),
         "fingerprint": fingerprint(settings.measuring(), plan.facts, request.version, plan.cases, [info.name for info in plan.infos]),
@@ -62,6 +63,12 @@ def fingerprint(
 @lru_cache(maxsize=2)  # each card of a fleet asks
 def _hash(cases: tuple[Case, ...]) -> str:
     return hashlib.sha256(" ".join(case.key for case in cases).encode()).hexdigest()[:8]
+
+
+def _problems(cases: Sequence[Case]) -> JsonObject:
+    """By the name of a problem: the values of its parameters that names of cases leave out. Empty without problems."""
+    found = {op: registry.declared(op) for op in dict.fromkeys(case.operation for case in cases)}
+    return {op: {one.name: one.default for one in problem.parameters} for op, problem in found.items() if problem.whole}
 
 
 def _operations(cases: Sequence[Case]) -> dict[str, dict[str, str]]:

@@ -1,0 +1,215 @@
+"""Results in the words of other formats: KernelBench's results, kernelbot's lines, and the traces of FlashInfer-Trace.
+
+Sources: `KernelExecResult` and `fast_p` of https://github.com/ScalingIntelligence/KernelBench; `eval.py` of
+https://github.com/gpu-mode/reference-kernels; `Trace` of https://github.com/flashinfer-ai/flashinfer-bench. Each runs its own evaluator;
+softbench fills in what it measured, and leaves out what it did not.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+
+from softbench.core.case import REFERENCE, YARDSTICK, CaseKey, parse_op
+from softbench.core.errors import ResultsError, UsageError
+from softbench.core.json import JsonObject
+from softbench.core.outcome import FAILURES, Measured, Status
+from softbench.results.columns import Row
+from softbench.results.document import beside, load_header, stream
+from softbench.results.records import records_of
+
+THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0)
+"""The p of `fast_p`: the share of problems that are right and more than p times as fast as the reference."""
+LIBRARIES = ("torch", "triton", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """A cell of a solution, with the reference's cell of its case."""
+
+    row: Row
+    reference: Row | None
+    us: tuple[float, ...]
+    """All samples, microseconds a call."""
+    reference_us: tuple[float, ...]
+    values: JsonObject
+    """The parameters of the case."""
+
+    @property
+    def right(self) -> bool:
+        return self.row.status in (Status.OK, Status.CHECKED)
+
+    def speedup(self) -> tuple[float, float, float] | None:
+        """Speed-up over the reference, and the least and largest that the 95 % intervals of both times allow."""
+        row, other = self.row, self.reference
+        if other is None or not (row.median_us and other.median_us):
+            return None
+        low, high = row.low_us or row.median_us, row.high_us or row.median_us
+        return other.median_us / row.median_us, (other.low_us or other.median_us) / high, (other.high_us or other.median_us) / low
+
+
+def solved(file: Path, rows: Sequence[Row]) -> list[Solved]:
+    """The cells of solutions of a results file, each beside its reference.
+
+    Raises:
+        ResultsError: the JSON beside it, which has the samples, is missing or of another run.
+    """
+    path = beside(file)
+    if not path.is_file():
+        raise ResultsError(f"{file}: {path.name} is not in its folder, and that file has the samples")
+    document = stream(path)
+    if rows and document.get("run") != rows[0].run:
+        raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of another run; take both files of one run")
+    samples = {
+        (record.backend, record.case.identity, record.unit): tuple(us for batch in outcome.timing.batches for us in batch.samples_us)
+        for record in records_of(document, path)
+        if isinstance(outcome := record.outcome, Measured)
+    }
+    references = {(row.case, row.unit): row for row in rows if row.backend == REFERENCE}
+    found = []
+    for row in rows:
+        if row.backend == YARDSTICK or row.backend.partition(":")[0] == REFERENCE:
+            continue
+        other = references.get((row.case, row.unit))
+        name, given = parse_op(row.op)
+        values = {**((document.get("problems") or {}).get(name) or {}), **given} or {"M": row.M, "N": row.N}
+        found.append(Solved(row, other, _samples(samples, row), _samples(samples, other), values))
+    return found
+
+
+def _samples(samples: Mapping[tuple[str, CaseKey, str], tuple[float, ...]], row: Row | None) -> tuple[float, ...]:
+    return () if row is None else samples.get((row.backend, row.case, row.unit), ())
+
+
+def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
+    """JSON: a `KernelExecResult` for each case and solution, and `fast_p` of each solution over all cases of all files.
+
+    Times are milliseconds. Beside each share of `fast_p` stand the least and the largest that the intervals of the times allow.
+    """
+    results: dict[str, dict[str, JsonObject]] = {}
+    speeds: dict[str, list[tuple[float, float, float] | None]] = {}
+    for file, rows in files.items():
+        cells = solved(file, rows)
+        device = load_header(beside(file)).get("device_name", "")
+        for one in cells:
+            speed = one.speedup()
+            results.setdefault(_name(one.row), {})[one.row.backend] = {
+                "compiled": not one.row.reason.startswith(("import:", "build:")) if one.row.status in FAILURES else True,
+                "correctness": one.right,
+                "metadata": {"hardware": device, "run": one.row.run, "reason": one.row.reason, "class": one.row.grade},
+                "runtime": fmean(one.us) / 1e3 if one.us else -1.0,
+                "runtime_stats": _statistics(one.us),
+                "ref_runtime": fmean(one.reference_us) / 1e3 if one.reference_us else -1.0,
+                "ref_runtime_stats": _statistics(one.reference_us),
+                "speedup": list(speed) if speed else None,
+            }
+            speeds.setdefault(one.row.backend, []).append(speed if one.right else None)
+    shares = {
+        backend: {f"{p:g}": {name: _share(found, p, place) for place, name in enumerate(("share", "least", "most"))} for p in THRESHOLDS}
+        for backend, found in speeds.items()
+    }
+    return json.dumps({"results": results, "fast_p": shares}, indent=1, allow_nan=False) + "\n"
+
+
+def _share(found: Sequence[tuple[float, float, float] | None], p: float, place: int) -> float:
+    return sum(speed is not None and speed[place] > p for speed in found) / len(found)
+
+
+def _name(row: Row) -> str:
+    return str(row.case)
+
+
+def _statistics(us: Sequence[float]) -> JsonObject:
+    """KernelBench's: milliseconds."""
+    if not us:
+        return {}
+    ms = [one / 1e3 for one in us]
+    return {"mean": fmean(ms), "std": stdev(ms) if len(ms) > 1 else 0.0, "min": min(ms), "max": max(ms), "num_trials": len(ms)}
+
+
+def kernelbot(files: Mapping[Path, Sequence[Row]]) -> str:
+    """The lines that kernelbot reads from an evaluator: nanoseconds. The files must have one solution.
+
+    Raises:
+        UsageError: they have several.
+    """
+    found = [one for file, rows in files.items() for one in solved(file, rows)]
+    if len(names := {one.row.backend for one in found}) > 1:
+        raise UsageError(f"kernelbot's lines are of one solution, and there are {', '.join(sorted(names))}; choose with --backends")
+    lines = [f"benchmark-count: {len(found)}"]
+    for place, one in enumerate(found):
+        lines.append(f"benchmark.{place}.spec: {'; '.join(f'{name}: {value}' for name, value in one.values.items())}")
+        if not one.right or not one.us:
+            lines += [f"benchmark.{place}.status: fail", f"benchmark.{place}.error: {one.row.reason or one.row.status}"]
+            continue
+        ns = [us * 1e3 for us in one.us]
+        deviation = stdev(ns) if len(ns) > 1 else 0.0
+        for name, value in {
+            "runs": len(ns), "mean": fmean(ns), "std": deviation, "err": deviation / len(ns) ** 0.5, "best": min(ns), "worst": max(ns),
+        }.items():  # fmt: skip
+            lines.append(f"benchmark.{place}.{name}: {value}")
+    lines.append(f"check: {'pass' if found and all(one.right for one in found) else 'fail'}")
+    return "\n".join(lines) + "\n"
+
+
+def flashinfer(files: Mapping[Path, Sequence[Row]], workloads: Path | None = None) -> str:
+    """JSON lines, a trace for each cell. `workloads` is the file of the definition's workloads, which have the identifiers.
+
+    Raises:
+        ResultsError: `workloads` cannot be read.
+    """
+    known = list(_workloads(workloads)) if workloads else []
+    lines = []
+    for file, rows in files.items():
+        cells, header = solved(file, rows), load_header(beside(file))
+        about = header.get("environment") or {}
+        libraries = {name: str(about[name]) for name in LIBRARIES if about.get(name)}
+        for one in cells:
+            name, axes = parse_op(one.row.op)[0], {name: value for name, value in one.values.items() if isinstance(value, int)}
+            sizes = {"M": one.row.M, "N": one.row.N, **axes}
+            own = next((found for found in known if all(sizes.get(axis) == size for axis, size in found["axes"].items())), None)
+            workload = own or {"axes": axes, "inputs": {}, "uuid": str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name} {sorted(axes.items())}"))}
+            evaluation: JsonObject = {
+                "status": _status(one.row),
+                "environment": {
+                    "hardware": header.get("device_name", ""),
+                    "libs": libraries,
+                },
+                "timestamp": header.get("started", ""),
+                "log": one.row.reason,
+            }
+            if evaluation["status"] == "PASSED":
+                speed, reference = one.speedup(), one.reference
+                evaluation["correctness"] = {"extra": {"error_over_bound": one.row.error_over_bound, "class": one.row.grade}}
+                evaluation["performance"] = {
+                    "latency_ms": (one.row.median_us or 0.0) / 1e3,
+                    "reference_latency_ms": ((reference.median_us if reference else None) or 0.0) / 1e3,
+                    "speedup_factor": speed[0] if speed else 0.0,
+                }
+            lines.append(json.dumps({"definition": name, "workload": workload, "solution": one.row.backend, "evaluation": evaluation}))
+    return "\n".join(lines) + "\n"
+
+
+def _workloads(path: Path) -> Iterable[JsonObject]:
+    try:
+        for line in path.read_text().splitlines():
+            if line.strip():
+                found = dict(json.loads(line)["workload"])
+                yield {**found, "axes": dict(found["axes"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ResultsError(f"{path}: is no file of workloads: {type(error).__name__}: {error}") from None
+
+
+def _status(row: Row) -> str:
+    if row.status in (Status.OK, Status.CHECKED):
+        return "PASSED"
+    if row.status == Status.WRONG:
+        kinds = {"shape": "INCORRECT_SHAPE", "dtype": "INCORRECT_DTYPE"}
+        return next((kind for word, kind in kinds.items() if word in row.reason), "INCORRECT_NUMERICAL")
+    if row.status == Status.TIMEOUT:
+        return "TIMEOUT"
+    return "COMPILE_ERROR" if row.reason.startswith(("import:", "build:")) else "RUNTIME_ERROR"

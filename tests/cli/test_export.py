@@ -1,0 +1,93 @@
+"""`softbench export`: results of a problem in the words of other evaluators."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROBLEM = """
+import torch
+
+cases = [dict(rows=8, kind="plain"), dict(rows=9, kind="plain")]
+
+def inputs(rows, columns=64, kind="plain"):
+    return torch.randn(rows, columns)
+
+def reference(x):
+    return x.square().sum(1)
+"""
+SOLUTIONS = {"right": "(x * x).sum(1)", "wrong": "(x * x).sum(1) * 1.01", "broken": "x.nothing()"}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "squares.py").write_text(PROBLEM)
+    for name, text in SOLUTIONS.items():
+        (folder / f"{name}.py").write_text(f"def solution(x):\n    return {text}\n")
+    plugins = [word for name in SOLUTIONS for word in ("--plugin", f"{name}.py")]
+    command = [
+        sys.executable,
+        "-m",
+        "softbench",
+        "run",
+        "--problem",
+        "squares.py",
+        *plugins,
+        "--backends",
+        "reference,right,wrong,broken",
+        "--quick",
+    ]
+    subprocess.run(command, cwd=folder, capture_output=True, env={**os.environ, "SOFTBENCH_QUEUE": "off"}, timeout=200, check=False)
+    return folder / "results" / "latest.csv"
+
+
+def test_kernelbench_gets_times_and_shares(measured, main):
+    code, out, err = main("export", measured, "--to", "kernelbench")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    results = found["results"]["squares-forward-fp32-8x64"]
+    assert {name: (one["compiled"], one["correctness"]) for name, one in results.items()} == {
+        "right": (True, True), "wrong": (True, False), "broken": (False, False),
+    }  # fmt: skip
+    right = results["right"]
+    assert 0 < right["runtime_stats"]["min"] <= right["runtime"] <= right["runtime_stats"]["max"]
+    assert right["ref_runtime"] > 0 and results["wrong"]["runtime"] == -1.0
+    assert "1.01" in results["wrong"]["metadata"]["reason"] or "bound" in results["wrong"]["metadata"]["reason"]
+    assert found["fast_p"]["right"]["0"] == {"share": 1.0, "least": 1.0, "most": 1.0}
+    assert found["fast_p"]["wrong"]["0"]["most"] == 0.0
+
+
+def test_kernelbot_gets_lines_of_one_solution(measured, main):
+    code, out, _ = main("export", measured, "--to", "kernelbot", "--backends", "right")
+    lines = dict(line.split(": ", 1) for line in out.splitlines())
+    assert code == 0
+    assert (lines["benchmark-count"], lines["check"]) == ("2", "pass")
+    assert lines["benchmark.0.spec"] == "rows: 8; columns: 64; kind: plain"
+    assert float(lines["benchmark.1.best"]) <= float(lines["benchmark.1.mean"]) <= float(lines["benchmark.1.worst"])
+    code, out, _ = main("export", measured, "--to", "kernelbot", "--backends", "wrong")
+    assert "benchmark.0.status: fail" in out and out.endswith("check: fail\n")
+    code, _, err = main("export", measured, "--to", "kernelbot")
+    assert code == 2 and "choose with --backends" in err
+
+
+def test_flashinfer_gets_traces_with_the_workloads_identifiers(measured, main, tmp_path):
+    (tmp_path / "w.jsonl").write_text(json.dumps({"workload": {"uuid": "nine", "axes": {"rows": 9}, "inputs": {}}}) + "\n")
+    code, out, _ = main("export", measured, "--to", "flashinfer", "--workloads", tmp_path / "w.jsonl", "-o", tmp_path / "traces.jsonl")
+    assert (code, out) == (0, "")
+    traces = [json.loads(line) for line in (tmp_path / "traces.jsonl").read_text().splitlines()]
+    status = {(one["solution"], one["workload"]["axes"]["rows"]): one["evaluation"]["status"] for one in traces}
+    assert status == {
+        ("right", 8): "PASSED", ("right", 9): "PASSED", ("wrong", 8): "INCORRECT_NUMERICAL", ("wrong", 9): "INCORRECT_NUMERICAL",
+        ("broken", 8): "COMPILE_ERROR", ("broken", 9): "COMPILE_ERROR",
+    }  # fmt: skip
+    assert {one["workload"]["uuid"] for one in traces if one["workload"]["axes"]["rows"] == 9} == {"nine"}
+    assert all(one["evaluation"]["performance"]["latency_ms"] > 0 for one in traces if one["solution"] == "right")
+
+
+def test_a_file_without_samples_is_refused(measured, main, tmp_path):
+    (tmp_path / "alone.csv").write_bytes(measured.read_bytes())
+    code, _, err = main("export", tmp_path / "alone.csv", "--to", "kernelbench")
+    assert code == 2 and "alone.json.gz is not in its folder, and that file has the samples" in err
