@@ -195,7 +195,7 @@ class Judged:
     low_us: NotNegative | None = None
     high_us: NotNegative | None = None
     at_most_us: NotNegative | None = None
-    processor_us: NotNegative | None = None
+    least_us: NotNegative | None = None
     """None on a GPU."""
 
 

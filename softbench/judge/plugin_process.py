@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -128,6 +129,15 @@ class PluginProcess:
         found = [self.empty(drawn) for _ in range(count)]
         return [us for us, _ in found], max(gpu_us for _, gpu_us in found)
 
+    def touching(self, drawn: Challenge, count: int) -> tuple[float, float]:
+        """On a CPU: the medians of so many challenges that only read all inputs and write all outputs: microseconds, and processor time."""
+        found = []
+        for _ in range(count):
+            found.append((self._timed(drawn, touch=True)[0], self.processor_us))
+            self.release()
+        us, processor_us = map(statistics.median, zip(*found, strict=True))
+        return us, processor_us
+
     def challenge(self, drawn: Challenge) -> tuple[float, Accuracy]:
         """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process."""
         self._require_alone()
@@ -140,7 +150,7 @@ class PluginProcess:
         """Let the process free the outputs, between challenges: the judge's clock does not run then. Raises as `ask`."""
         self.ask(ReleaseOutputs(), "time")
 
-    def _timed(self, drawn: Challenge) -> tuple[float, Called, list[Tensors]]:
+    def _timed(self, drawn: Challenge, *, touch: bool = False) -> tuple[float, Called, list[Tensors]]:
         """Microseconds from the request to the end of the read, the reply with all places, and the chosen rows of the outputs."""
         gpu, reader = self.case.device == "cuda", self._reader()
         for _ in range(WAKING_REQUESTS):
@@ -151,7 +161,7 @@ class PluginProcess:
         self.worker.channel.outgoing = [drawn.inputs.descriptor]
         with paused():
             before, start = _processor_ns(self.worker.pid), CLOCK()
-            called = self.ask(MakeCalls(drawn.bytes), "time", busy=gpu)
+            called = self.ask(MakeCalls(drawn.bytes, touch), "time", busy=gpu)
             if elements is None or called.places:
                 places = (*places, *called.places)
                 if not reader.valid(places):

@@ -19,7 +19,7 @@ from softbench.core.text import micros, one_line
 JUDGED_TOLERANCE = 0.03
 """On a GPU: the fraction by which a judged cell's median may be below the judge's `low_us`."""
 JUDGED_FACTOR = 5.0
-"""On a CPU: so many times a judged cell's median the judge's times may be."""
+"""On a CPU: so many times a judged cell's median the judge's `least_us` may be."""
 SCHEMA = 1
 """Version of the run document."""
 OUTCOMES: dict[str, type[Outcome]] = {kind.__name__.lower(): kind for kind in (Measured, Checked, Skipped, Failed)}
@@ -51,18 +51,15 @@ def disputed(case: Case, outcome: Measured) -> Failed | None:
     """The failure of a judged cell whose median is far below what the judge found; None otherwise.
 
     On a GPU that is more than 3 % below `low_us`. On a CPU the inputs of a judged call are new in memory, and its outputs are copied. So a
-    cell is disputed only below a part of `low_us` and of `processor_us`, which other programs do not make longer. The timer `host` measures
-    something else.
+    cell is disputed only below a part of `least_us`. The timer `host` measures something else.
     """
     judged, us = outcome.judged, statistics.median_us(outcome.timing)
-    if judged is None or judged.us is None or judged.low_us is None or outcome.timing.kind == "host":
+    if judged is None or outcome.timing.kind == "host":
         return None
-    least = (1 - JUDGED_TOLERANCE) * judged.low_us
-    if case.device != "cuda":
-        least = min(judged.low_us, judged.processor_us or 0.0) / JUDGED_FACTOR
+    least = (1 - JUDGED_TOLERANCE) * (judged.low_us or 0.0) if case.device == "cuda" else (judged.least_us or 0.0) / JUDGED_FACTOR
     if us >= least:
         return None
-    reason = f"disputed: {micros(us)} a call by its worker's clock, {micros(judged.us)} by the judge's"
+    reason = f"disputed: {micros(us)} a call by its worker's clock, {micros(judged.us or judged.least_us or 0.0)} by the judge's"
     return Failed(Status.UNVERIFIED, "time", reason, outcome.build, outcome.accuracy)
 
 

@@ -58,7 +58,7 @@ class CellJudge:
                 found = self._ask(record)
             if failed := refused(found):
                 return replace(record, outcome=replace(failed, build=outcome.build, accuracy=outcome.accuracy))
-            times = (found.get(name) for name in ("us", "low_us", "high_us", "at_most_us", "processor_us"))
+            times = (found.get(name) for name in ("us", "low_us", "high_us", "at_most_us", "least_us"))
             outcome = replace(outcome, judged=Judged(number, *times))
             if not (failed := disputed(record.case, outcome)):
                 break

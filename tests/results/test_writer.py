@@ -584,7 +584,7 @@ def test_the_times_of_the_judge_stay_in_the_file(make_record):
     plain = make_record("ours", [10.0])
     record = replace(plain, outcome=replace(plain.outcome, judged=Judged(2, 9.5, 9.25, 10.0, 11.0, 12.0)))
     data = record_to_json(record)
-    times = {"us": 9.5, "low_us": 9.25, "high_us": 10.0, "at_most_us": 11.0, "processor_us": 12.0}
+    times = {"us": 9.5, "low_us": 9.25, "high_us": 10.0, "at_most_us": 11.0, "least_us": 12.0}
     assert data["outcome"]["judged"] == {"judgements": 2, **times}
     assert record_from_json(json.loads(json.dumps(data))) == record
     assert merge([record, plain]).outcome.judged == record.outcome.judged

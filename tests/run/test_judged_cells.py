@@ -58,9 +58,9 @@ def test_a_time_below_the_judges_clock_is_disputed(make_record):
     assert disputed(short.case, with_judged(short)) is None
     assert disputed(short.case, short.outcome) is None
     on_cpu = replace(short.case, device="cpu")  # where only several times the median are a reason
-    assert disputed(on_cpu, with_judged(short, us=900.0, low_us=900.0, processor_us=470.0)) is None
+    assert disputed(on_cpu, with_judged(short, us=900.0, low_us=900.0, least_us=470.0)) is None
     assert disputed(on_cpu, with_judged(short, us=900.0, low_us=900.0)) is None
-    assert disputed(on_cpu, with_judged(short, us=900.0, low_us=900.0, processor_us=490.0)).status is Status.UNVERIFIED
+    assert disputed(on_cpu, with_judged(short, us=900.0, low_us=900.0, least_us=490.0)).status is Status.UNVERIFIED
     assert disputed(short.case, replace(outcome, timing=replace(outcome.timing, kind="host"))) is None
 
 

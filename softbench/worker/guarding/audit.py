@@ -6,8 +6,10 @@ exception of the hook keeps it closed. A hook stays until the process ends. It d
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -62,6 +64,17 @@ def close() -> None:
             raise ForbiddenError(f"{what} shows what measures and checks a plugin, and is closed to plugins")
 
     sys.addaudithook(hook)
+    _signal.signal = _without_frames(_signal.signal)
+
+
+def _without_frames(real: Callable[..., object]) -> Callable[..., object]:
+    """`signal.signal` whose handlers get no frame: it is that of what a signal interrupts, which may be the caller of a plugin."""
+
+    def set_handler(number: int, handler: object) -> object:
+        plain = not callable(handler) or (isinstance(code := getattr(handler, "__code__", None), CodeType) and of_library(code))
+        return real(number, handler if plain else lambda number, frame: handler(number, None))  # type: ignore[operator]
+
+    return set_handler
 
 
 def of_library(code: CodeType) -> bool:

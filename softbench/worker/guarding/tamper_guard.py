@@ -72,7 +72,7 @@ CHECKS = tuple(
 )
 """The modules that time, and those that choose what is compared. A case's parameters, shape and rows are properties of
 `softbench.core.case`."""
-ANSWERS = ("softbench.worker.serve", "softbench.worker.server")
+ANSWERS = ("softbench.worker.guarding.tamper_guard", "softbench.worker.serve", "softbench.worker.server")
 """Modules that import this one, and answer requests."""
 USED = " ".join(name for module in OPERATIONS for name in getattr(module, "OPERATORS", ()))
 """The operators of torch that operations use, by their own word."""
@@ -81,7 +81,7 @@ FREE = {"print", "input", "open", "help", "exit", "quit", "copyright", "credits"
 PROTECTED: dict[ModuleType, str] = {
     builtins: " ".join(name for name in vars(builtins) if not name.startswith("_") and name not in FREE),
     time: "perf_counter perf_counter_ns monotonic monotonic_ns sleep time time_ns process_time process_time_ns thread_time thread_time_ns",
-    timeit: "default_timer Timer Timer.timeit",
+    timeit: "default_timer Timer Timer.__init__ Timer.timeit",
     json: "dumps loads JSONEncoder JSONEncoder.encode JSONEncoder.iterencode encoder.c_make_encoder encoder.encode_basestring_ascii",
     statistics: "median",
     random: "Random Random.random Random.randrange Random.uniform Random.sample Random.choice Random.choices Random.getrandbits",
@@ -97,7 +97,7 @@ PROTECTED: dict[ModuleType, str] = {
 """Names outside softbench that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL.
 Every name that a module of OPERATIONS or CHECKS defines or imports is protected too."""
 PROTECTED_TIMER = (
-    "Timer Timer.timeit Timer.blocked_autorange Timer._timeit Timer._timer_cls Timer._threaded_measurement_loop Measurement "
+    "Timer Timer.__init__ Timer.timeit Timer.blocked_autorange Timer._timeit Timer._timer_cls Timer._threaded_measurement_loop Measurement "
     "Measurement.times Measurement.median utils.timer.timer utils.timer.timeit utils.common.set_torch_threads"
 )
 """Protected names of `torch.utils.benchmark`. Importing that module calls the CUDA driver, and a process forked after that cannot use it.
@@ -115,6 +115,7 @@ OPTIONAL = frozenset(
     )
 )
 """Private names, which another version of torch may lack."""
+_all, _any, _map, _getattr, _isinstance = all, any, map, getattr, isinstance
 _remembered: list[ProtectedName] = []
 """In a process that the forkserver forked: what `remember` found."""
 
@@ -134,8 +135,9 @@ class ProtectedName:
 
     def replaced(self) -> bool:
         """True if it has another value or code now."""
-        now = self.owner.get(self.attribute) if isinstance(self.owner, dict) else getattr(self.owner, self.attribute, None)
-        return now is not self.value or getattr(_function(now), "__code__", None) is not self.code
+        owner: Any = self.owner
+        now = owner.get(self.attribute) if _isinstance(owner, dict) else _getattr(owner, self.attribute, None)
+        return now is not self.value or _getattr(_function(now), "__code__", None) is not self.code
 
 
 class TamperGuard:
@@ -163,16 +165,18 @@ class TamperGuard:
         """
         if left := self.active():
             return left
-        same = all(all(map(is_, map(getattr, owners, names, repeat(None)), values)) for owners, names, values in self._columns)
-        if not same or any(entry.replaced() for entry in self._entries):
+        same = True
+        for owners, names, values in self._columns:
+            same = same and _all(_map(is_, _map(_getattr, owners, names, repeat(None)), values))
+        if not same or _any([entry.replaced() for entry in self._entries]):
             label = next((name.label for name in self.names if name.replaced()), "a name for a moment")
             return f"replaced {label}, which measures or judges it"
         return self.persisting_l2.changed() if self.persisting_l2 else ""
 
 
-def _function(value: object) -> object:
+def _function(value: Any) -> Any:
     """The function of a property, else the value itself."""
-    return value.fget if isinstance(value, property) else value
+    return value.fget if _isinstance(value, property) else value
 
 
 def remember() -> None:

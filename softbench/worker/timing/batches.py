@@ -56,7 +56,8 @@ class Batches:
         synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced()
         if isinstance(body, TimedCalls):
-            return replace(found, made=body.turn, spent_us=body.spent_ns / 1e3)
+            us = body.samples_us(len(found.us), found.calls) if body.readings_ns else found.us
+            return replace(found, us=us, made=body.turn, spent_us=body.spent_ns / 1e3)
         probes = self.rotation.probes
         return replace(found, us=probes.without(found.us, found.calls, self.rotation.calls())) if probes else found
 

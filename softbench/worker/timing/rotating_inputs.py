@@ -55,6 +55,8 @@ class TimedCalls:
     def __init__(self, function: Call, sets: Sequence[Tensors], probes: Probes) -> None:
         self.function, self.sets, self.probes = function, sets, probes
         self.turn = self.spent_ns = 0
+        self.readings_ns: list[int] = []
+        """What the clock said each time. A timer reads it before and after each sample."""
 
     def __call__(self) -> object:
         turn, probes, clock = self.turn, self.probes, CLOCK_NS
@@ -69,7 +71,16 @@ class TimedCalls:
 
     def clock(self) -> float:
         """Seconds of all calls so far."""
+        self.readings_ns.append(self.spent_ns)
         return self.spent_ns / 1e9
+
+    def samples_us(self, count: int, calls: int) -> list[float]:
+        """Microseconds of a call in each of the last samples, which have so many calls, by the readings.
+
+        What a timer makes of them passes through functions that a plugin may replace for a moment.
+        """
+        begins, ends = self.readings_ns[-2 * count :: 2], self.readings_ns[1 - 2 * count :: 2]
+        return [max(round((end - begin) / calls / 1e3, 3), 1e-3) for begin, end in zip(begins, ends, strict=True)]
 
 
 class RotatingInputs:

@@ -263,14 +263,14 @@ def _cpu() -> Timer:
             return self.block
 
     def timer(call: Callable[[], object], warmup_ms: float, batch_ms: float, block: int) -> Samples:
-        end = clock() + warmup_ms / 1e3
-        while clock() < end:
-            call()
         # Left alone, the timer would measure on one thread; a user's call runs on as many as torch takes.
         # The clock of `TimedCalls` runs during the backend's calls only.
         spent = getattr(call, "clock", clock)
         blocks = FixedBlocks("call()", globals={"call": call}, timer=spent, num_threads=torch.get_num_threads())
         blocks.block = block
+        end = clock() + warmup_ms / 1e3
+        while clock() < end:
+            call()
         samples: list[float] = []
         while len(samples) < MIN_SAMPLES:
             samples += blocks.blocked_autorange(min_run_time=batch_ms / 1e3).times

@@ -134,6 +134,18 @@ def test_what_is_done_between_calls_takes_no_time_of_them(monkeypatch):
     assert min(found.us) < 1000
 
 
+def test_samples_are_those_of_the_calls_own_clock():
+    """A plugin may replace `round`, or what else a timer uses, until it was used."""
+
+    def timer(call, warmup_ms, batch_ms, block):
+        bind("cpu").by_name["torch.utils.benchmark", ""](call, 0.1, 0.1, 2)
+        return Samples([1e-3] * 3, 2, 2)
+
+    batches = made(lambda x: time.sleep(0.001) or torch.softmax(x, -1))
+    batches.renew()
+    assert min(batches.time(timer, 0, 0, 0).us) > 900
+
+
 def test_a_declared_overwriting_output_passes():
     buffer = torch.empty(64, 256)
     batches = made(lambda x: torch.softmax(x, -1, out=buffer), overwrites=True)

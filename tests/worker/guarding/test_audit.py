@@ -6,7 +6,7 @@ import sys
 import pytest
 
 PLUGIN = """
-import collections, ctypes, gc, inspect, logging, sys, traceback
+import collections, ctypes, gc, inspect, logging, signal, sys, traceback
 
 from softbench.worker.guarding import audit
 
@@ -18,6 +18,12 @@ def raised():
         raise ValueError
     except ValueError as error:
         return error
+
+
+def handled(seen=[]):
+    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(frame))
+    signal.raise_signal(signal.SIGUSR1)
+    return seen
 
 
 def generator():
@@ -44,6 +50,10 @@ def printed(folder, expression):
 )
 def test_the_ways_to_its_caller_are_closed(tmp_path, expression):
     assert "closed to plugins" in printed(tmp_path, expression).stderr
+
+
+def test_handlers_of_signals_get_no_frame(tmp_path):
+    assert printed(tmp_path, "handled()").stdout == "[None]\n"
 
 
 def test_libraries_may_look_for_the_line_of_their_caller(tmp_path):
