@@ -8,12 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from softbench.core import statistics
+from softbench.core.errors import ResultsError
 from softbench.core.files import replace_file
 from softbench.core.outcome import Measured, Record, Timing
 from softbench.core.statistics import SPREAD, SPREAD_FROM, default_spread
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.plan.plan import Plan
 from softbench.results.columns import Row
+from softbench.results.document import lines, load
 
 MIN_PROCESSES = 3
 MIN_US = 10.0
@@ -22,8 +24,8 @@ MIN_US = 10.0
 
 def facts(plan: Plan) -> dict[str, object]:
     """The facts `process_spread` and `process_spread_from` of a run's machine."""
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found = json.loads(_file(plan).read_text("utf-8"))
+    with suppress(ResultsError, ValueError, KeyError, TypeError):
+        found = load(_file(plan))
         sd, origin = float(found["sd"]), found["from"]
         if 0 < sd < 1 and isinstance(origin, str):
             return {SPREAD: sd, SPREAD_FROM: origin}
@@ -58,7 +60,7 @@ def keep(plan: Plan, name: str, measured: Iterable[tuple[Record, Row]]) -> dict[
     with suppress(OSError):
         file = _file(plan)
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, json.dumps(found))
+        replace_file(file, b"".join(lines(json.dumps(found)[:-1].encode(), ())))
     return {SPREAD: found["sd"], SPREAD_FROM: found["from"]}
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from documents import undigested
 from gating import dice, on_day, stored, write_run
 from sampled import sampled
 from simulate_gate import STORED, Noise, Stored, families
@@ -96,7 +97,7 @@ def test_a_stored_baseline_keeps_its_sittings(tmp_path):
     file, warnings = baselines.save([joined], "two", tmp_path)
     assert (baselines.open_baseline(str(file)).by_sitting, warnings) == (joined.by_sitting, [])
     text = file.read_text()
-    file.write_text(text.replace('"sittings": [[0', '"sittings": [["x"'))
+    file.write_text(undigested(text).replace('"sittings": [[0', '"sittings": [["x"'))
     with pytest.raises(Exception, match="is damaged"):
         baselines.open_baseline(str(file))
 

@@ -41,6 +41,12 @@ def test_a_run_of_several_processes_measures_its_card(plan, measured):
     assert found[SPREAD] == pytest.approx(0.02, rel=0.25)
     assert found[SPREAD_FROM] == "measured by run-1: 40 cells of 3 processes"
     assert process_spread.facts(plan) == found
+    [file] = process_spread._file(plan).parent.iterdir()
+    text = file.read_text()
+    file.write_text(text.replace(f'"sd":{found[SPREAD]}', '"sd":0.5').replace(f'"sd": {found[SPREAD]}', '"sd": 0.5'))
+    assert file.read_text() != text
+    assert process_spread.facts(plan)[SPREAD_FROM] == "default"  # a digit was changed
+    file.write_text(text)
     plan.unit = "node2/5/0000000a"
     assert process_spread.facts(plan) == found  # the same card in another host
     plan.unit = "node1/0/0000000b"
