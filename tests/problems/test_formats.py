@@ -1,6 +1,8 @@
 """Problems in the formats of others, written here in those formats: right, wrong and cheating solutions, and what is refused."""
 
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -174,3 +176,26 @@ def test_a_solution_that_cannot_be_loaded_is_refused(tmp_path):
         solution(solved(tmp_path, language="cuda"))
     with pytest.raises(UsageError, match=r"its entry point main\.py has no function walk"):
         solution(solved(tmp_path, entry_point="main.py::walk"))
+
+
+@pytest.mark.slow
+def test_softbench_can_be_the_evaluator_of_a_task(tmp_path):
+    task(tmp_path)
+    folder = tmp_path / "sums"
+    (folder / "utils.py").write_text(UTILS)
+    (folder / "eval.py").write_text("from softbench.problems.kernelbot_eval import main\nmain()\n")
+    (folder / "tests.txt").write_text("rows: 8; columns: 300; seed: 7\nrows: 5; columns: 64; seed: 7\n")
+    for factor, code in (("1", 0), ("1.1", 112)):
+        text = f"def custom_kernel(data):\n    x, out = data\n    out.copy_(x.float().sum(1) * {factor})\n    return out\n"
+        (folder / "submission.py").write_text(text)
+        read, write = os.pipe()
+        command = [sys.executable, "eval.py", "test", "tests.txt"]
+        environment = {**os.environ, "POPCORN_FD": str(write), "SOFTBENCH_QUEUE": "off"}
+        done = subprocess.run(command, cwd=folder, env=environment, pass_fds=[write], capture_output=True, text=True, check=False)
+        os.close(write)
+        with os.fdopen(read) as lines:
+            found = dict(line.rstrip().split(": ", 1) for line in lines)
+        assert done.returncode == code, (done.stderr, found)
+        assert found["test-count"] == "2" and found["test.0.spec"] == "rows: 8; columns: 300"
+        assert (found["test.1.status"], found["check"]) == (("pass", "pass") if code == 0 else ("fail", "fail"))
+    assert subprocess.run([sys.executable, "eval.py", "walk"], cwd=folder, capture_output=True, check=False).returncode == 2
