@@ -21,7 +21,7 @@ from softbench.core.text import unknown
 from softbench.plan.declare import HOW_LONG, RARE
 
 if TYPE_CHECKING:
-    from softbench.plan.plan import Plan, Stored
+    from softbench.plan.plan import IsStored, Plan
     from softbench.results.writer import Run
     from softbench.run.fleet.fleet import How
     from softbench.run.request import RunRequest
@@ -269,7 +269,7 @@ LISTED = 100
 """Cases of a plan that are listed without `--verbose`."""
 
 
-def _show_plan(plan: Plan, seconds: float, resumed: str, stored: Stored) -> None:
+def _show_plan(plan: Plan, seconds: float, resumed: str, stored: IsStored) -> None:
     from softbench.cli import output
     from softbench.core.text import count, duration, few, size
     from softbench.ops.registry import operation

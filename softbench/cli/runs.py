@@ -16,7 +16,7 @@ from softbench.core.text import count, printable
 
 if TYPE_CHECKING:
     from softbench.core.json import JsonObject
-    from softbench.results.runs import FoundRun, Tally, Unfinished
+    from softbench.results.runs import CellCounts, FoundRun, Unfinished
 
 Folders = Annotated[list[Path] | None, typer.Argument(metavar="DIR", help="Folders of results, or CSVs.", show_default="results")]
 Json = Annotated[Path | None, option(OUTPUT, "Write the list as JSON; - is stdout, without the table.", metavar="FILE|-")]
@@ -41,12 +41,12 @@ def runs(folders: Folders = None, json: Json = None) -> None:
     found, problems = results.find(places)
     left, more = results.unfinished(places)
     journals = {(one.file.parent, one.run) for one in left}
-    counted: list[tuple[FoundRun, Tally]] = []
+    counted: list[tuple[FoundRun, CellCounts]] = []
     for one in reversed(found):
         if (one.file.parent, one.run) in journals:
             continue
         try:
-            counted.append((one, results.tally(one.file)))
+            counted.append((one, results.cell_counts(one.file)))
         except ResultsError as error:
             problems.append(str(error))
     problems += more
@@ -62,7 +62,7 @@ def runs(folders: Folders = None, json: Json = None) -> None:
     warn(problems)
 
 
-def _document(counted: list[tuple[FoundRun, Tally]], left: list[Unfinished], problems: list[str]) -> JsonObject:
+def _document(counted: list[tuple[FoundRun, CellCounts]], left: list[Unfinished], problems: list[str]) -> JsonObject:
     finished = [
         {
             **{"file": str(one.file), "run": one.run, "started": one.started, "cards": [*tally.cards]},

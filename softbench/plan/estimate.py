@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from softbench.core.case import DTYPES, YARDSTICK, Case, Direction
 from softbench.ops.registry import operation
-from softbench.plan.plan import Plan, Stored, nothing_stored
+from softbench.plan.plan import IsStored, Plan, nothing_stored
 from softbench.plan.settings import WORKER
 from softbench.plugins.info import BackendInfo
 
@@ -170,7 +170,7 @@ def set_seconds(
     plan: Plan,
     supported: Supported | None = None,
     process: int = 0,
-    stored: Stored = nothing_stored,
+    stored: IsStored = nothing_stored,
     *,
     loaded: bool = False,
 ) -> list[tuple[Case, tuple[str, ...], Seconds]]:
@@ -197,7 +197,7 @@ def set_seconds(
     return found
 
 
-def run_seconds(plan: Plan, supported: Supported | None = None, stored: Stored = nothing_stored, *, loaded: bool = False) -> float:
+def run_seconds(plan: Plan, supported: Supported | None = None, stored: IsStored = nothing_stored, *, loaded: bool = False) -> float:
     """Wall time of what is left of a run; `supported`, `stored` and `loaded`: as in `set_seconds`."""
     sets = (set_seconds(plan, supported, process, stored, loaded=loaded) for process in range(plan.settings.processes))
     return sum(sum(seconds.values()) for one in sets for _, _, seconds in one)

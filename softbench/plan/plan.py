@@ -33,7 +33,7 @@ Inputs twice (copies or the second set), outputs of four calls (a probe holds on
 CHECK_BYTES = 640 * 2**20
 """The float64 temporaries of a check (`softbench.ops.check.CHUNK_BYTES`), with a margin."""
 
-Stored = Callable[[int, Sequence[str], Case], bool]
+IsStored = Callable[[int, Sequence[str], Case], bool]
 """Whether an interrupted run has the cells of these backends on a case, in a process set."""
 
 
@@ -85,7 +85,7 @@ class Plan:
         needed = operation(case.op).distinct_bytes(case)
         return f"its tensors need {size(needed)}; {size(self.free_bytes)} are free" if needed > self.free_bytes else ""
 
-    def left(self, stored: Stored = nothing_stored) -> dict[Case, int]:
+    def left(self, stored: IsStored = nothing_stored) -> dict[Case, int]:
         """The cases that are not `stored` in all process sets, with their number of cells to measure."""
         able = {info.name for info in self.infos if info.able}
         found: dict[Case, int] = {}
@@ -94,7 +94,7 @@ class Plan:
                 found[case] = found.get(case, 0) + (0 if self.too_large(case) else len(able.intersection(names)))
         return {case: found[case] for case in self.cases if case in found}
 
-    def document(self, estimate_seconds: float, run: str = "", stored: Stored = nothing_stored) -> JsonObject:
+    def document(self, estimate_seconds: float, run: str = "", stored: IsStored = nothing_stored) -> JsonObject:
         """The plan as JSON, with its estimated wall time. `run` is the interrupted run that it continues, if there is one.
 
         A cell's status is `planned`, `stored` in all process sets, or why it has no bandwidth.
@@ -153,7 +153,7 @@ def _largest_bytes(cases: tuple[Case, ...], operations: tuple[Operation, ...]) -
     return max((operation(case.op).largest_bytes(case) for case in cases), default=0)
 
 
-def grouped(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
+def in_groups(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:
     """The names in ordered groups of at most `most`. The last group also has the `idle` names, which never have a worker."""
     groups = [tuple(names[i : i + most]) for i in range(0, len(names), most)] or [()]
     return (*groups[:-1], (*groups[-1], *idle))
@@ -189,7 +189,7 @@ def make(
     exclusive = gpu is not None and gpu.exclusive
     most = 1 if exclusive else most_alive(cases, device, settings.memory_share * free)
     able = [info.name for info in infos if info.able]
-    groups = grouped(able, most, [info.name for info in infos if not info.able])
+    groups = in_groups(able, most, [info.name for info in infos if not info.able])
     notes = []
     if len(groups) > 1:
         why = "the GPU is in an exclusive compute mode" if exclusive else "memory holds no more workers"

@@ -19,7 +19,7 @@ from softbench.core.case import YARDSTICK
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import count, few
 from softbench.report import answer, axes, style
-from softbench.report.figure_data import ANY, POWER, WHOLE, Quantity, Slice, kinds, shape
+from softbench.report.figure_data import ANY, LEAP, POWER, WHOLE, Quantity, Slice, kinds, shape
 from softbench.report.standings import standings
 from softbench.report.style import DASHES, GREY, INK, MARKERS, OTHER, PAPER, Style
 from softbench.results.columns import Row, grouped
@@ -51,8 +51,6 @@ DODGE = 0.7  # of the room of a shape that forms no line, over which its points 
 ANSWERS = ("fastest", "speed-up", "of copy")
 """The lines of the answer that a figure has above it (`softbench.report.answer`)."""
 BAR = 22  # points; the length of the mark of the yardstick at a shape that forms no line
-LEAP = 8
-"""The largest factor between two places that a line of a kind joins. What lies between is another kind's."""
 Quantities = Callable[[Sequence[Row]], Sequence[Quantity]]
 """The quantities of some rows, the first of which a small panel shows."""
 

@@ -22,6 +22,8 @@ MIN_POINTS = 3  # fewer points make no line
 SHAPES = 24
 """The most shapes without a line that a panel holds."""
 KINDS = POWER, WHOLE, ANY = "powers of two", "other multiples of 16 bytes", "other lengths"
+LEAP = 8
+"""The largest factor between two places that a line of a kind joins. What lies between is another kind's."""
 VECTOR_BYTES = 16  # of the widest load of a thread
 
 

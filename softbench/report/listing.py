@@ -20,7 +20,7 @@ from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
 from softbench.results.columns import DOUBTFUL
 from softbench.results.costs import BackendCost
-from softbench.results.runs import FoundRun, Tally, Unfinished
+from softbench.results.runs import CellCounts, FoundRun, Unfinished
 
 FINE = ("ok", "checked", "skipped", "unavailable")
 """The statuses of cells that did not fail."""
@@ -160,7 +160,7 @@ def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> Ren
     return Group(*parts)
 
 
-def runs(found: Sequence[tuple[FoundRun, Tally]], left: Sequence[Unfinished], folders: Sequence[Path]) -> RenderableType:
+def runs(found: Sequence[tuple[FoundRun, CellCounts]], left: Sequence[Unfinished], folders: Sequence[Path]) -> RenderableType:
     """Two lines per run: file, start and card; then cells, failures, what was measured, and the backends. Unfinished runs come first.
 
     Files below the only folder are named relative to it. A terminal cuts the second line of a finished run.
@@ -190,7 +190,7 @@ def _progress(one: Unfinished) -> str:
     return f"{stored}; continue with: {one.resume}" if one.resume else f"{stored}; it cannot be continued, so measure again"
 
 
-def not_ok(tally: Tally) -> str:
+def not_ok(tally: CellCounts) -> str:
     """The cells of a run that failed, and those with a doubtful label: `1 wrong, 3 failed; 12 noisy`."""
     failed = [f"{number} {status}" for status, number in tally.status.items() if status not in FINE]
     doubtful = [f"{number} {label}" for label, number in tally.labels.items() if label in DOUBTFUL]
@@ -222,11 +222,11 @@ def costs(by_backend: Mapping[str, BackendCost]) -> RenderableType:
 
 def without_figures(by_backend: Mapping[str, BackendCost]) -> str:
     """The backends without a result, by status; empty if every backend has one."""
-    grouped: dict[str, list[str]] = {}
+    by_others: dict[str, list[str]] = {}
     for name, cost in by_backend.items():
         if not cost.cells:
-            grouped.setdefault(" and ".join(cost.others), []).append(name)
-    return "\n".join(f"{status}: {', '.join(names)}" for status, names in grouped.items())
+            by_others.setdefault(" and ".join(cost.others), []).append(name)
+    return "\n".join(f"{status}: {', '.join(names)}" for status, names in by_others.items())
 
 
 def cost_rows(by_backend: Mapping[str, BackendCost]) -> list[tuple[str, ...]]:

@@ -192,7 +192,8 @@ def _hosts(rows: Sequence[Row]) -> list[Text]:
     takes = [f"{name} {us_text(of_backend[name])} ({count(sum(row.backend == name for row in slow), 'cell')})" for name in longest[:HOSTS]]
     takes += [f"less for {count(len(longest) - HOSTS, 'backend')}"] if len(longest) > HOSTS else []
     found = [Text(f"host time, where it is longer than the GPU's and an eager program waits for it: {', '.join(takes)}")] if takes else []
-    waiting = Counter(row.backend for row in rows if row.timer == DO_BENCH) if any(row.timer == TIMERS[0] for row in rows) else Counter()
+    queued = {row.run for row in rows if row.timer == TIMERS[0]}  # other runs asked for do_bench
+    waiting = Counter(row.backend for row in rows if row.timer == DO_BENCH and row.run in queued)
     for name, cells in waiting.items():
         found.append(Text(f"{name}: timed by do_bench ({count(cells, 'cell')}), since its calls wait for the GPU; the host is in the time"))
     return found

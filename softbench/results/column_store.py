@@ -44,7 +44,7 @@ class _Coded(dict[Any, int]):
         return code
 
 
-class Columns(Sequence[Row]):
+class ColumnStore(Sequence[Row]):
     """Rows that are made when they are asked for."""
 
     def __init__(self, header: Sequence[str], keep: Collection[str] | None = None) -> None:
@@ -81,7 +81,7 @@ class Columns(Sequence[Row]):
             else:
                 self.coded[name].codes.extend(codes[name])
 
-    def close(self) -> Columns:
+    def close(self) -> ColumnStore:
         """Forget what only reading needs."""
         self._seen = set()
         for column in (self.cases, *self.coded.values()):
@@ -176,11 +176,11 @@ def _reader(name: str) -> Callable[[str], object]:
 
 
 class _View:
-    """A row of `Columns`. It is a Row for every reader, for `replace` and for ==, and has a tenth of its size."""
+    """A row of `ColumnStore`. It is a Row for every reader, for `replace` and for ==, and has a tenth of its size."""
 
     __slots__ = ("_at", "_rows")
 
-    def __init__(self, rows: Columns, at: int) -> None:
+    def __init__(self, rows: ColumnStore, at: int) -> None:
         self._rows, self._at = rows, at
 
     @property  # type: ignore[misc]

@@ -21,7 +21,7 @@ from softbench.results.columns import FIELDS, FORMULA, Row
 from softbench.results.document import CSV, GZIP, SUFFIXES, digests, new_digest
 
 if TYPE_CHECKING:
-    from softbench.results.column_store import Columns
+    from softbench.results.column_store import ColumnStore
 
 MAX_BYTES = MAX_CELLS * 2**15
 """A larger file is not read. A cell takes 270 bytes, and at most 32 KiB: its texts have 300 characters at most."""
@@ -59,7 +59,7 @@ def _text(value: str) -> str:
     return f"'{text}" if text.startswith(FORMULA) else text
 
 
-def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = True) -> tuple[Columns, list[str]]:
+def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = True) -> tuple[ColumnStore, list[str]]:
     """Rows of a results file, and warnings. A torn last line is dropped with a warning. `keep`: the fields that rows have; None for all.
 
     A `stored` file is compared with the digest in the JSON beside it. Without that JSON there is a warning.
@@ -113,9 +113,9 @@ def _unvouched(path: Path) -> list[str]:
     )
 
 
-def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool) -> tuple[Columns, list[str]]:
+def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool) -> tuple[ColumnStore, list[str]]:
     """`torn`: the last line has no end, so it may be a part of one."""
-    from softbench.results.column_store import Columns  # not to write a file
+    from softbench.results.column_store import ColumnStore  # not to write a file
 
     reader = csv.reader(text, strict=True)
     rows = None
@@ -125,7 +125,7 @@ def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool)
             raise ResultsError(f"{path}: is empty; give the .csv that softbench run wrote")
         if missing := [column for column in REQUIRED if column not in header]:
             raise ResultsError(f"{path}: line 1: not a softbench results file: column {', '.join(missing[:3])} is missing")
-        rows = Columns(header, keep)
+        rows = ColumnStore(header, keep)
         for lines in _chunks(reader):
             _add(rows, lines)
             if len(rows) > MAX_CELLS:
@@ -156,7 +156,7 @@ def _chunks(reader: Iterator[list[str]]) -> Iterator[list[list[str]]]:
         yield lines
 
 
-def _add(rows: Columns, lines: list[list[str]]) -> None:
+def _add(rows: ColumnStore, lines: list[list[str]]) -> None:
     """Add lines to the rows. Raises the ValueError of the first invalid line, when those before it are added."""
     try:
         rows.add(lines)

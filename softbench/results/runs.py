@@ -156,7 +156,7 @@ def _once(found: Sequence[FoundRun]) -> list[FoundRun]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class CellCounts:
     """How many cells a results CSV has, and of which kind."""
 
     cells: int
@@ -176,7 +176,7 @@ YOUNGER = {"op": "dtype", "unit": "device", "labels": "status"}
 """Columns that a file may lack, each with one whose values then do no harm."""
 
 
-def tally(file: Path) -> Tally:
+def cell_counts(file: Path) -> CellCounts:
     """Count the cells of a results CSV without reading their numbers.
 
     Raises:
@@ -203,7 +203,7 @@ def tally(file: Path) -> Tally:
         return tuple(dict.fromkeys(one_line(values[place], 120) for values in counts if values[3] not in UNTRIED or place))
 
     operations = several(5) if "op" in head else (OPERATION,)
-    return Tally(status.total(), several(0), operations, several(1), several(2), cards, status, labels)
+    return CellCounts(status.total(), several(0), operations, several(1), several(2), cards, status, labels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 LOOKS = 3
 """Quiet looks in a row. Between the kernels of a program a single look can find a GPU that does nothing."""
 BUSY_PERCENT = 5
-"""Utilization from which a GPU is in use; below it is a desktop."""
+"""Utilization from which a GPU is in use. A desktop that redraws some windows stays below; a kernel that runs again and again does not."""
 
 
 def wait(

@@ -51,6 +51,8 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     start = time.monotonic()
     if signum == signal.SIGINT:
         os.killpg(process.pid, signum)  # as a terminal does
+    elif signum == signal.SIGTERM:
+        os.kill(process.pid, signum)
     else:
         for pid in (*descendants(process.pid), process.pid):  # as Slurm does; the command itself may come last
             os.kill(pid, signum)

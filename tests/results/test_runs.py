@@ -9,7 +9,7 @@ import pytest
 from softbench.core.errors import ResultsError
 from softbench.results.csv import read_csv
 from softbench.results.document import load, load_header
-from softbench.results.runs import find, tally, unfinished
+from softbench.results.runs import cell_counts, find, unfinished
 
 EXHIBIT = Path(__file__).parents[2] / "results"
 ODD, MASKED = EXHIBIT / "h200" / "odd", EXHIBIT / "h200" / "masked"
@@ -101,7 +101,7 @@ def test_an_unfinished_run_says_how_far_it_is_and_how_to_continue(tmp_path):
 
 def test_a_tally_counts_what_the_rows_say(tmp_path):
     file = EXHIBIT / "h200" / "losses.csv"
-    rows, found = read_csv(file)[0], tally(file)
+    rows, found = read_csv(file)[0], cell_counts(file)
     assert found.cells == len(rows)
     assert found.status == Counter(row.status for row in rows)
     assert found.labels == Counter(label for row in rows for label in row.labels.split())
@@ -109,8 +109,8 @@ def test_a_tally_counts_what_the_rows_say(tmp_path):
     assert found.cards == ("NVIDIA H200",)
     two = tmp_path / "two.csv"
     two.write_text(file.read_text().replace("/0/ccbc9197", "/1/ccbc9198", 1))
-    assert tally(two).cards == ("2 x NVIDIA H200",)
+    assert cell_counts(two).cards == ("2 x NVIDIA H200",)
     torn = tmp_path / "torn.csv"
     torn.write_text(file.read_text()[:5000].rpartition(",")[0].rpartition("\n")[0] + "\ntorch,forward\n")
     with pytest.raises(ResultsError, match=r"torn\.csv: is damaged .*softbench show .*torn\.csv names the line"):
-        tally(torn)
+        cell_counts(torn)

@@ -17,7 +17,7 @@ from softbench.core.text import printable
 from softbench.gate.command_line import options, python_files, words
 from softbench.report import colours
 from softbench.report.assets.embedded import column
-from softbench.report.figure_data import kinds, shape, slices
+from softbench.report.figure_data import ANY, LEAP, POWER, WHOLE, kinds, shape, slices
 from softbench.report.page.source import Source
 from softbench.report.standings import standings
 from softbench.results.columns import Row
@@ -29,6 +29,8 @@ SAMPLES = 200_000
 """The most samples in a page. Each takes about three bytes."""
 FEWEST, QUANTILES = 5, 9
 SAMPLE_DIGITS = 4
+KIND_DASHES: dict[str, list[int]] = {POWER: [], WHOLE: [2, 3], ANY: [7, 4]}
+"""The dashes and gaps of a line by the kind of its lengths; a solid line has none."""
 COMMAND_FLAGS = ("--plugin", "--device", "--threads")
 """Options of the run that the command of one cell repeats."""
 
@@ -45,6 +47,8 @@ def data(sources: Sequence[Source], backends: Sequence[str]) -> JsonObject:
         "cells": {**_cells(sources), "case": [cases[row.case] for row in rows]},
         "cases": _cases(cases, sources[-1].rows, len(rows) - len(sources[-1].rows)),
         "lines": _lines(rows, cases),
+        "kinds": KIND_DASHES,
+        "leap": LEAP,
         "looks": {name: _look(name) for name in backends},
         **_records(sources),
     }

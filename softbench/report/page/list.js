@@ -4,7 +4,7 @@
  * A table in `root`. `columns` have name, text of a row, key to sort by, and may have number (right-aligned), term, title and widest (in letters).
  * `open` is called with the row that a click or Enter chooses, `kind` gives its class. Returns how to show some rows, and one row.
  */
-page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" }) => {
+page.list = (root, { label, columns, count, kind = () => "", open }) => {
   const MARGIN = 12;
   const table = page.make("table", "", { class: "list", "aria-label": label });
   const head = page.make("tr");
@@ -145,7 +145,6 @@ page.list = (root, { label, columns, count, kind = () => "", open, unit = "row" 
     /** Show these rows only, in the chosen order. */
     show(rows) { shown = rows; sort(); scroller.scrollTop = 0; render(); },
     every, go,
-    shows: (row) => shown.includes(row),
     rows: () => sorted,
   };
 };

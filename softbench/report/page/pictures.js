@@ -1,7 +1,6 @@
 // The figures of the overview and of the tabs of curves and maps, made from the page's data when they are first seen.
-page.pictures = (() => {
-  const KIND_DASH = { "powers of two": [], "other multiples of 16 bytes": [2, 3], "other lengths": [7, 4] };
-  const LEAP = 8, BARS = 10, FEW = 8, BRIGHT = 5;
+(() => {
+  const BARS = 10, FEW = 8, BRIGHT = 5;
   const FILE_DASH = [[6, 4], []];  // of two files, the older is dashed
 
   /** What can be drawn: a number of each cell. */
@@ -101,7 +100,7 @@ page.pictures = (() => {
             kind,
             label: backend,
             width: two ? (file ? 2 : 1.2) : 1.6,
-            dash: two ? FILE_DASH[file] : KIND_DASH[kind]?.length ? KIND_DASH[kind] : page.DASHES[page.dash(backend)],
+            dash: two ? FILE_DASH[file] : page.data.kinds[kind]?.length ? page.data.kinds[kind] : page.DASHES[page.dash(backend)],
             points: [],
           });
         found.get(key).points.push({ x: axis[number], y, cell, hollow: Boolean(page.data.cells.doubtful?.[cell]) });
@@ -113,7 +112,7 @@ page.pictures = (() => {
       if (one.kind === line.kinds[0]?.[0]) return [one];
       const split = [[]];
       one.points.forEach((point) => {
-        if (split.at(-1).length && point.x > LEAP * split.at(-1).at(-1).x) split.push([]);
+        if (split.at(-1).length && point.x > page.data.leap * split.at(-1).at(-1).x) split.push([]);
         split.at(-1).push(point);
       });
       return split.map((points) => ({ ...one, points }));
@@ -128,8 +127,8 @@ page.pictures = (() => {
 
   const keyOf = (lines) => {
     if (page.data.files.length > 1) return page.data.files.map((file, i) => [FILE_DASH[i], file.name]);
-    const kinds = [...new Set(lines.flatMap((line) => line.kinds.map(([kind]) => kind)))].filter((kind) => KIND_DASH[kind]);
-    return kinds.length > 1 ? kinds.map((kind) => [KIND_DASH[kind], `N: ${kind}`]) : [];
+    const kinds = [...new Set(lines.flatMap((line) => line.kinds.map(([kind]) => kind)))].filter((kind) => page.data.kinds[kind]);
+    return kinds.length > 1 ? kinds.map((kind) => [page.data.kinds[kind], `N: ${kind}`]) : [];
   };
   const legend = (root, lines) => {
     const seen = new Map();
@@ -240,7 +239,7 @@ page.pictures = (() => {
     const [quantity, chooseQuantity] = choice("quantity", kinds.map(({ name }) => name), 0, "bandwidth");
     const form = page.make("form", [shapes, quantity], { class: "controls" });
     form.addEventListener("submit", (event) => event.preventDefault());
-    const place = page.make("div", "", { class: "plot" }), named = page.make("div"), map = page.make("div", "", { class: "map-place" });
+    const place = page.make("div", "", { class: "plot" }), named = page.make("div"), map = page.make("div");
     root.append(form, place, named, map);
     let made = null;
     const draw = () => {
@@ -280,7 +279,7 @@ page.pictures = (() => {
     root.append(grid);
     const places = lines.map((line) => {
       const place = page.make("div", "", { class: "plot waiting" });
-      grid.append(page.make("figure", [page.make("figcaption", lineTitle(line)), place], { class: line.axis ? "" : "dots" }));
+      grid.append(page.make("figure", [page.make("figcaption", lineTitle(line)), place]));
       return place;
     });
     const made = new Map();
@@ -344,5 +343,4 @@ page.pictures = (() => {
   page.first.curves = curves;
   page.first.map = maps;
   page.first.overview = overview;
-  return { figure, legend };
 })();

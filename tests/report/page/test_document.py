@@ -435,7 +435,7 @@ def test_two_files_are_compared_and_more_are_a_trend(browser, main):
     )
     assert keys == [["losses.csv", "6 4"], ["losses-torch.csv", ""]]
     labels = browser.run("return page.all('#picture .legend button').map((button) => button.textContent)")
-    assert len(labels) == len(set(labels))
+    assert labels and len(labels) == len(set(labels))
     assert browser.all("#tab-trend") == browser.all("#tab-gate") == []
     assert main("report", *files, *files, "-o", "many.html")[0] == 0
     opened(browser, Path("many.html").resolve(), "trend")
