@@ -60,6 +60,14 @@ def test_results_of_older_runs_are_compared_without_the_drift_of_copy(board_of):
     assert fastest(board_of({"a": 22.0}, fast_machine))[-1][1] == ("b",)  # nothing tells the drift
 
 
+def test_a_share_of_copy_is_of_one_timer(board_of, make_row):
+    board = Board()
+    rows = [make_row("copy", 10.0, labels="", timer="queued"), make_row("a", 12.0, labels="", timer="do_bench", of_copy=0.8)]
+    board.add(found(1), [replace(rows[0], grade="yardstick"), rows[1]])
+    (case,) = board.groups[KEY].values()
+    assert [point.of_copy for point in case.series["a"]] == [None]
+
+
 def test_a_time_that_may_be_the_hosts_is_not_compared_with_queued_ones(board_of):
     runs = {"copy": 10.0, "a": 11.0, "c": 12.0}, {"copy": 10.0, "b": 12.0, "c": 12.5}
     assert [names for _, names in fastest(board_of(*runs))] == [("a",)]

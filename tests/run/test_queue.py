@@ -143,6 +143,7 @@ def test_a_real_run_waits_and_stops_on_ctrl_c(cli, folder):
     assert process.wait(120) in (0, NotMeasurableError.exit_code)  # the latter on a busy host
     process.communicate()
     assert cli.document()["seconds"]["queue"] > 0
+    assert {row["status"] for row in cli.rows()} == {"ok"}
     [file] = folder.glob("*.json")
     assert json.loads(file.read_text())["run"] == cli.document()["run"]
     with file.open() as free:

@@ -95,7 +95,8 @@ class BoardCase:
         point = Point(run, None, None, IMPLAUSIBLE if IMPLAUSIBLE in row.labels else row.status)
         if row.timed:
             self.in_l2 = row.in_l2
-            point = Point(run, row.median_us, row.of_copy, "doubtful" if row.doubtful else "")
+            alike = copy is None or copy.timer in (row.timer, "")  # a share of two timers is no speed
+            point = Point(run, row.median_us, row.of_copy if alike else None, "doubtful" if row.doubtful else "")
         self.series.setdefault(row.backend, []).append(point)
 
     def rank(self, run: int) -> None:
