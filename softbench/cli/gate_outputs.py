@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from softbench.gate.verdicts import GateReport
 
 
+LOG_WIDTH = 150
+"""Columns of the table in a log: reasons are wrapped, so that a reader of the log or of a comment sees all columns."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outputs:
     """The requested outputs of a report."""
@@ -56,7 +60,7 @@ class Outputs:
             note(text)
         if not wrote_to_stdout(report.document, self.json):
             shown = gate_report.conclusion(report) if self.quiet else gate_report.text(report, long=self.long)
-            output.show(shown, output.console(log_width=output.TABLE_WIDTH))
+            output.show(shown, output.console(log_width=LOG_WIDTH))
             if report.next_step:
                 typer.echo(printable(f"next: {report.next_step}"))  # rich would break the line, and the command could not be pasted
         for flag, file, make in (("--markdown", self.markdown, gate_report.markdown), ("--junit", self.junit, gate_report.junit)):
