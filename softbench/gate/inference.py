@@ -54,12 +54,6 @@ def robust_sd(values: Sequence[float]) -> float:
     return MAD_TO_SD * median(abs(value - centre) for value in values)
 
 
-def without_outliers(values: Sequence[float]) -> list[float]:
-    """The values without the outlying ones."""
-    dropped = outlying(values)
-    return [value for i, value in enumerate(values) if i not in dropped]
-
-
 def outlying(values: Sequence[float]) -> set[int]:
     """The indices of outlying values of processes: at most one of ten, and one of five to nine.
 

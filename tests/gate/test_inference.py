@@ -12,12 +12,12 @@ from softbench.gate import inference
 def test_only_few_and_far_values_are_outliers():
     rng = random.Random(5)
     values = [rng.gauss(0, 0.01) for _ in range(9)]
-    assert inference.without_outliers([*values, 0.7]) == values
-    assert inference.without_outliers([*values, 0.7, 0.7]) == [*values, 0.7]  # one of ten at most
-    assert len(inference.without_outliers([0.0] * 9 + [0.04])) == 10
-    assert len(inference.without_outliers([0.0, 0.0, 0.0, 0.7])) == 4
-    assert inference.without_outliers([0.0, 0.0, 0.0, 0.0, 0.7]) == [0.0] * 4
-    assert len(inference.without_outliers([0.0, 0.1] * 5)) == 10
+    assert inference.outlying([*values, 0.7]) == {9}
+    assert len(inference.outlying([*values, 0.7, 0.7])) == 1  # one of ten at most
+    assert inference.outlying([0.0] * 9 + [0.04]) == set()
+    assert inference.outlying([0.0, 0.0, 0.0, 0.7]) == set()
+    assert inference.outlying([0.0, 0.0, 0.0, 0.0, 0.7]) == {4}
+    assert inference.outlying([0.0, 0.1] * 5) == set()
 
 
 def test_adjusted_p_values_are_the_textbooks():
