@@ -7,6 +7,7 @@ from problem_files import cases, judged, problem
 from softbench.core.errors import UsageError
 from softbench.ops import registry
 from softbench.ops.declaration import from_json, to_json
+from softbench.worker.checking import probes
 
 NORM = '''
 """Rows over their root mean square, and the mean of all."""
@@ -52,7 +53,7 @@ WRONG = {
     "eps": (lambda x, w, eps: right(x, w, 0.0), "x the bound"),
     "zeros": (lambda x, w, eps: (torch.zeros_like(x), torch.zeros(())), "x the bound"),
     "its input": (lambda x, w, eps: (x, right(x, w, eps)[1]), "returned its input's memory"),
-    "by a few elements": (cached(), "on values that had just changed"),
+    "by a few elements": (cached([]), "on values that had just changed"),
 }
 
 
@@ -72,6 +73,14 @@ def test_a_wrong_solution_is_wrong(tmp_path, name):
     grade, detail = judged(problem(tmp_path, NORM), solution)
     assert grade == "wrong"
     assert why in detail
+
+
+def test_calls_are_checked_as_on_a_gpu_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(probes, "possible", lambda device: True)
+    operation = problem(tmp_path, NORM)
+    assert judged(operation, right, timed_on="cuda") == ("sampled", "")
+    grade, detail = judged(operation, cached([]), timed_on="cuda")
+    assert (grade, "in a timed call" in detail) == ("wrong", True)
 
 
 def test_another_tree_is_named(tmp_path):
@@ -100,7 +109,7 @@ def test_the_default_of_dtype_is_that_of_the_cases(tmp_path):
     assert problem(tmp_path, text).case_dtypes == ("bf16", "fp32", "fp16")
 
 
-def test_calls_in_place_and_the_state_after_them(tmp_path):
+def test_calls_in_place_and_the_state_after_them(tmp_path, monkeypatch):
     text = "def inputs(M=8, N=16):\n return torch.randn(M, N), torch.rand(N)\n\ndef reference(x, w):\n x.mul_(w).add_(1)\n return x.sum()\n"
     operation = problem(tmp_path, text)
     assert list(operation.outputs(cases(operation)[0])) == ["y", "x_after"]
@@ -109,7 +118,8 @@ def test_calls_in_place_and_the_state_after_them(tmp_path):
         x.copy_(x * w + 1)
         return x.sum()
 
-    assert judged(operation, inplace) == ("sampled", "")
+    monkeypatch.setattr(probes, "possible", lambda device: True)
+    assert judged(operation, inplace) == judged(operation, inplace, timed_on="cuda") == ("sampled", "")
     assert judged(operation, lambda x, w: (x * w + 1).sum())[0] == "wrong"
 
 

@@ -1,5 +1,6 @@
 """Problem files written for the tests, and what the worker's checks say of a solution."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import torch
@@ -8,7 +9,6 @@ from softbench.core.case import Case, Direction
 from softbench.ops import registry
 from softbench.problems.load import load
 from softbench.worker.callables import prepared
-from softbench.worker.checking import probes
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.timing.rotating_inputs import RotatingInputs
 
@@ -29,8 +29,8 @@ def cases(operation):
     return [Case(M, N, operation.case_dtypes[0], Direction.FORWARD, "cpu", op, shape) for op, M, N, shape in operation.cases]
 
 
-def judged(operation, solution, case=None):
-    """Class and detail of a solution: before timing, and of the calls of a batch."""
+def judged(operation, solution, case=None, *, timed_on="cpu"):
+    """Class and detail of a solution: before timing, and of the calls of a batch, which may change and be kept as on a GPU."""
     case = case or cases(operation)[0]
     backend = SimpleNamespace(name="user", prepare=lambda case: solution, supports=lambda case: None, operations=(operation.name,))
     given, call = registry.numerics(case.op).make(case, 0, CPU), prepared(backend, case)
@@ -38,7 +38,7 @@ def judged(operation, solution, case=None):
     found = PreCheck(case, call, given, backend, None).run(1)
     if found.grade not in ("sampled", "tolerance"):
         return found.grade, found.detail
-    made = RotatingInputs(case, given, call, overwrites=False)
+    made = RotatingInputs(replace(case, device=timed_on), given, call, overwrites=False)
     made.widen()
     for _ in range(2):
         body = made.renew()
@@ -46,12 +46,7 @@ def judged(operation, solution, case=None):
         for _ in range(CALLS):
             body()
         made.collect()
-        timed = made.verify(lambda *parts: verify_outputs(backend, *parts))
+        timed = made.verify(lambda _, *parts: verify_outputs(backend, case, *parts))
         if timed and timed.grade == "wrong":
             return timed.grade, timed.detail
     return found.grade, found.detail
-
-
-def on_gpu_probes(monkeypatch):
-    """Probes as a GPU has them, on the CPU."""
-    monkeypatch.setattr(probes, "possible", lambda device: True)
