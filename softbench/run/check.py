@@ -19,6 +19,7 @@ from softbench.ops import registry
 from softbench.plan import grammar, sweep
 from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
+from softbench.plugins.source import origins
 from softbench.plugins.static_scan import require_python
 from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.session import Session
@@ -194,7 +195,9 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
     done, total, interrupted = 0, 0, 0
     sanitizer = _sanitizer() if request.sanitize else None
     try:
-        with Session(settings.device, settings.timeout["import"], operations.sources(settings), sanitizer=sanitizer) as session:
+        with Session(
+            settings.device, settings.timeout["import"], operations.sources(settings, origins(settings.plugins)), sanitizer=sanitizer
+        ) as session:
             if sanitizer and session.gpu is None:
                 raise UsageError("--sanitize: compute-sanitizer looks at the memory of a CUDA GPU, and the backends run on the CPU")
             cases = [case for case in _cases(session.pool, request) if not (sanitizer and case[2])]  # those fill the GPU's memory

@@ -14,6 +14,7 @@ from softbench.core.messages import Failure, InspectCase, Skip
 from softbench.core.text import unknown
 from softbench.plan.settings import Settings
 from softbench.plugins.select import select
+from softbench.plugins.source import origins
 from softbench.plugins.static_scan import require_python
 from softbench.processes.session import Session
 from softbench.processes.worker_pool import Lost
@@ -30,7 +31,7 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         SoftbenchError: the worker failed, crashed or hung.
     """
     require_python(settings.plugins)
-    with Session(settings.device, settings.timeout["import"], operations.sources(settings)) as session:
+    with Session(settings.device, settings.timeout["import"], operations.sources(settings, origins(settings.plugins))) as session:
         opened = session.open_for([name])
         chosen = select([slot.info for slot in opened], [name], yardstick=False, flag="inspect")[-1]
         slot = next(slot for slot in opened if slot.info is chosen)

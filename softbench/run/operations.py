@@ -17,7 +17,7 @@ from softbench.ops.declaration import from_json
 from softbench.ops.operation import Operation
 from softbench.plan.grammar import DEFAULTS, parse_axis, parse_operation, parse_parameters, split
 from softbench.plan.settings import PHASES, Settings
-from softbench.plugins.source import PluginSource, origins
+from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Lost, Pool
 
 FORMATS = ("kernelbench", "kernelbot", "flashinfer")
@@ -131,12 +131,12 @@ def cases_of(given: Mapping[str, Any]) -> list[dict[str, Value]]:
     return [case for case in found if case]
 
 
-def sources(settings: Settings) -> tuple[PluginSource, ...]:
-    """Every plugin source of a command, with the reference of its problems. Raises as `softbench.plugins.source.origins`.
+def sources(settings: Settings, every: Sequence[PluginSource]) -> tuple[PluginSource, ...]:
+    """The plugin sources of a command, with the reference of its problems.
 
     No backend of softbench's own but the yardstick has a problem, so a run of problems alone loads no other.
     """
-    found = (*origins(settings.plugins), *baselines())
+    found = (*every, *baselines())
     ops = {op for sweep in settings.sweep for op in sweep.op}
     if not ops or len(problems(sorted(ops))) < len(ops):
         return found

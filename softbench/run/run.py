@@ -67,7 +67,7 @@ def dry_run(request: RunRequest) -> Plan:
     Without plugins and GPUs, what an earlier command found out suffices. The free memory of a GPU must be asked for.
     """
     settings = request.settings()
-    known = _known(settings, operations.sources(settings))
+    known = _known(settings, operations.sources(settings, origins(settings.plugins)))
     if known and not known.machine.gpus:
         device, gpu = choose_device(settings.device, known.machine)
         return plan_of(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
@@ -119,7 +119,7 @@ def open_session(settings: Settings, activity: Activity | None = None) -> Sessio
     Raises:
         UsageError: as `Session` and `origins`; also for an unknown backend, if an earlier command found out all that there are.
     """
-    sources = operations.sources(settings)
+    sources = operations.sources(settings, origins(settings.plugins))
     if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
         select(known.infos, names)
     return Session(settings.device, settings.timeout["import"], sources, settings.threads, activity)
