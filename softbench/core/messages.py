@@ -313,7 +313,7 @@ class MakeCalls(Request[Called], frozen=True, tag="calls_of_judge"):
 
     bytes: int
     touch: bool = False
-    """On a CPU such a request reads all inputs and writes all outputs: what memory costs that is new to a process."""
+    """On a CPU such a request uses each page of inputs and outputs: what memory costs that is new to a process."""
 
 
 class ReleaseOutputs(Request[Done], frozen=True, tag="release_of_judge"):

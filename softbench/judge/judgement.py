@@ -78,7 +78,7 @@ class Judgement:
     processor_us: list[float] = field(default_factory=list)
     """Processor time that the plugin's process took in each of these, microseconds."""
     touching_us: tuple[float, float] | None = None
-    """On a CPU: the time and the processor time of a challenge that only reads all inputs and writes all outputs."""
+    """On a CPU: the time and the processor time of a challenge that only uses each page of inputs and outputs."""
     confinement: dict[str, bool] = field(default_factory=dict)
 
     def document(self, case: Case) -> JsonObject:

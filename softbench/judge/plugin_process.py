@@ -130,7 +130,7 @@ class PluginProcess:
         return [us for us, _ in found], max(gpu_us for _, gpu_us in found)
 
     def touching(self, drawn: Challenge, count: int) -> tuple[float, float]:
-        """On a CPU: the medians of so many challenges that only read all inputs and write all outputs: microseconds, and processor time."""
+        """On a CPU: the medians of so many challenges that only use all pages of memory: microseconds, and processor time."""
         found = []
         for _ in range(count):
             found.append((self._timed(drawn, touch=True)[0], self.processor_us))
