@@ -15,7 +15,7 @@ from softbench.core.text import micros
 CLOCK = time.perf_counter
 FACTOR = 2.0
 """The time of a batch is at most so many times that of its calls, beside what follows."""
-GAP_US = 15.0
+GAP_US = 25.0
 """Microseconds between two calls."""
 BATCH_US = 40_000.0
 """Microseconds of a batch that are spent before and after its calls."""

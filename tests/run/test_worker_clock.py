@@ -10,7 +10,7 @@ from softbench.core.outcome import Failed, Measured, Status
 from softbench.run import worker_clock
 from softbench.run.worker_clock import Span, disputed
 
-HONEST, SLOW = Span(15_000, 12_000, 400), Span(400_000, 12_000, 4_000)
+HONEST, SLOW = Span(15_000, 12_000, 400), Span(400_000, 12_000, 8_000)
 
 
 def test_a_cell_is_disputed_if_most_batches_took_far_longer_than_their_calls():

@@ -45,8 +45,10 @@ KEPT_SAMPLES = 0.5
 """Samples of calls with a probe are dropped if this share of the samples remains."""
 MOST_COLUMNS = 16
 """Pairs of columns of a batch. A backend does not know them, so a few suffice."""
-PLACES = 16
-"""Places of a set of inputs, of which one changes before each call on a CPU."""
+LONGER_CALLS = 40
+"""On a CPU an output is held over so many more calls, at most: a backend cannot tell when its memory is free again."""
+SPLICED = 512
+"""Pairs of elements of a problem's tensor, of which one changes before a probe."""
 WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 """Types of an element by its bytes."""
 INDEXES = ("int64", "int32", "bool")
@@ -231,7 +233,7 @@ class Splices:
         self.sets, self.random = sets, source
         self.in_place = [form.becomes for form in due if form.becomes is not None]
         self.places = {
-            number: torch.tensor([source.choices(range(tensor.numel()), k=2) for _ in range(MOST_COLUMNS)], device=tensor.device)
+            number: torch.tensor([source.choices(range(tensor.numel()), k=2) for _ in range(SPLICED)], device=tensor.device)
             for number, tensor in enumerate(sets[0])
             if _is_spliced(tensor) and not _linked(self.other[number])
         }
@@ -242,7 +244,7 @@ class Splices:
 
     def write(self, place: int) -> None:
         """Change a set."""
-        self.place, self.pair = place, self.random.randrange(MOST_COLUMNS)
+        self.place, self.pair = place, self.random.randrange(SPLICED)
         for number in self.in_place if self.places else range(len(self.other)):
             self.sets[place][number].data.copy_(self.truth[place][number] if self.places else self.other[number])
         self._splice(self.sets[place], self.pair)
@@ -285,21 +287,31 @@ def _linked(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Change:
-    """Elements of inputs that change places, in the memory itself: torch's functions would take longer and leave traces."""
+class _Elements:
+    """The elements of an input with columns as an array of words: torch's functions would take longer and leave traces."""
 
-    row: int
-    pairs: tuple[tuple[Any, int, int], ...]
-    """Of each input with columns: its elements as an array of words, and the places of the two."""
+    words: Any
+    sizes: tuple[int, ...]
+    """Of its axes but that of the columns, the last one first."""
+    strides: tuple[int, ...]
+    step: int
+    """The stride of its columns."""
 
-    def make(self) -> None:
-        """Let them change places; once more, and they are back."""
-        for words, one, other in self.pairs:
-            words[one], words[other] = words[other], words[one]
+    def start(self, row: int) -> int:
+        """The place of a row's first element."""
+        place = 0
+        for size, stride in zip(self.sizes, self.strides, strict=True):
+            row, index = divmod(row, size)
+            place += index * stride
+        return place
 
-    def values(self) -> list[int]:
-        """The words at the first place of each."""
-        return [words[one] for words, one, _ in self.pairs]
+
+def _elements(tensor: torch.Tensor, dim: int) -> _Elements:
+    """Those of a tensor whose columns lie along `dim`."""
+    moved = tensor.data.movedim(dim, -1)
+    count = 1 + sum((size - 1) * stride for size, stride in zip(moved.shape, moved.stride(), strict=True))
+    words = (WORDS[tensor.element_size()] * count).from_address(tensor.data_ptr())
+    return _Elements(words, tuple(moved.shape[-2::-1]), tuple(moved.stride()[-2::-1]), moved.stride(-1))
 
 
 class EqualProbes(Probes):
@@ -315,6 +327,8 @@ class EqualProbes(Probes):
         """As `Probes`; `most` calls are compared."""
         super().__init__(case, sets, source, most, overwrites=overwrites, truth=truth)
         self.most, self.addresses = most, [tuple(map(torch.Tensor.data_ptr, tensors)) for tensors in sets]
+        self._next_turn = 0
+        """The number of the first call after one whose outputs are held."""
         self._now: tuple[int, int, Callable[[], None], Callable[[], object], object] | None = None
         """Set, row, what undoes the present change, and what tells changed values and told them before; None between calls."""
         if self.splices:
@@ -322,7 +336,10 @@ class EqualProbes(Probes):
         fixed = [spec for spec in self.specs if spec.has_rows and not spec.has_columns]  # sums of rows must stay right
         self._across = case.M > 1 and not any(spec.has_columns for spec in operation(case.op).outputs(case).values())
         self._across &= all(spec.dtype in INDEXES for spec in fixed)
-        self._choices = [[self._drawn(place) for _ in range(PLACES)] for place in range(len(sets))]
+        dim = case.dim if case.shape else -1
+        self._elements = [
+            [_elements(tensor, dim) for spec, tensor in zip(self.specs, tensors, strict=True) if spec.has_columns] for tensors in sets
+        ]
 
     def before(self, turn: int) -> None:
         """Let two values change places."""
@@ -332,9 +349,17 @@ class EqualProbes(Probes):
             self.splices.write(place)
             self._now = place, self.splices.pair, self.splices.restore, int, 0
             return
-        change = self._choices[place][int(self.random.random() * PLACES)]
-        change.make()
-        self._now = place, change.row, change.make, change.values, change.values()
+        row, pairs = self._drawn(place)
+
+        def exchange() -> None:
+            for words, one, other in pairs:
+                words[one], words[other] = words[other], words[one]
+
+        def values() -> list[int]:
+            return [words[one] for words, one, _ in pairs]
+
+        exchange()
+        self._now = place, row, exchange, values, values()
 
     def after(self, turn: int, outputs: object) -> bool:
         """Copy the row of some calls, and let the values change back. False: no time of a call has a part of this."""
@@ -345,11 +370,14 @@ class EqualProbes(Probes):
             return False
         if values() != before:
             self.broken = CHANGED
-        if self.held and turn == self.held[0] - HELD_CALLS + 1 and self._share(self.held[1], outputs):
+        if self.held and turn == self._next_turn and self._share(self.held[1], outputs):
             self.broken = SHARED
         if self.held and turn >= self.held[0]:
             self.release()
         if self.random.random() * (turn + 1) < self.most and (probe := self._copied(turn, place, row, outputs)):
+            if self.held and self.held[0] == turn + HELD_CALLS:
+                self.held = (self.held[0] + self.random.randrange(LONGER_CALLS), *self.held[1:])
+                self._next_turn = turn + 1
             if len(self.done) == self.most:
                 del self.done[self.random.randrange(self.most)]
             self.done.append(probe)
@@ -367,22 +395,25 @@ class EqualProbes(Probes):
             self.broken = CHANGED
         return bool(self.broken)
 
-    def _drawn(self, place: int) -> _Change:
-        """A random change, of a row that sees two columns at least."""
-        M, choice = self.case.M, self.random.randrange
-        row = next((row for row in (choice(M) for _ in range(4)) if self._seen(row) > 1), M - 1)
-        other = (row + choice(1, M)) % M if self._across else row
-        one, two = self.random.sample(range(self._seen(row)), 2) if self.case.N > 1 else (0, 0)
+    def _drawn(self, place: int) -> tuple[int, list[tuple[Any, int, int]]]:
+        """A random row, which sees two columns at least, and of each input with columns the places of two elements.
+
+        They hardly ever recur, so an output that was stored with its input is of no use.
+        """
+        M, uniform = self.case.M, self.random.random
+        row = next((row for row in (int(uniform() * M) for _ in range(4)) if self._seen(row) > 1), M - 1)
+        other, seen = row, self._seen(row)
+        one, two = int(uniform() * seen), int(uniform() * (seen - 1))
+        two += two >= one
+        if self._across:
+            other, two = (row + 1 + int(uniform() * (M - 1))) % M, one
+        if seen < 2:
+            two = one
         pairs = []
-        for spec, tensor in zip(self.specs, self.sets[place], strict=True):
-            if spec.has_columns:
-                rows = any_dim.rows(self.case, spec, tensor)
-                size, start, step = tensor.element_size(), tensor.data_ptr(), rows[row].stride(0)
-                elements = 1 + sum((count - 1) * stride for count, stride in zip(tensor.shape, tensor.stride(), strict=True))
-                words = (WORDS[size] * elements).from_address(start)
-                first, second = ((rows[number].data_ptr() - start) // size for number in (row, other))
-                pairs.append((words, first + one * step, second + (one if self._across else two) * step))
-        return _Change(row, tuple(pairs))
+        for elements in self._elements[place]:
+            first, second = elements.start(row), elements.start(other)
+            pairs.append((elements.words, first + one * elements.step, second + two * elements.step))
+        return row, pairs
 
     def _seen(self, row: int) -> int:
         """The columns that a row sees."""
