@@ -83,13 +83,13 @@ def rows_of(folder: Path) -> dict[str, dict[str, str]]:
         return {row["backend"]: row for row in csv.DictReader(file)}
 
 
-def measured(file: str, group) -> dict[str, str]:
+def measured(file: str, group, *rounds: str) -> dict[str, str]:
     """What run says of each backend: empty if it publishes a figure, else the reason."""
     shape = group[0].at
     sizes = ["--shape", shape["shape"]] if "shape" in shape else ["--M", shape["M"], "--N", shape["N"]]
     sizes += ["--dim", shape["dim"]] if "dim" in shape else []
     with tempfile.TemporaryDirectory() as folder:
-        words = [*common(file, group), *sizes, "--threads", "1", "--rounds", "3", "--profile", "off"]
+        words = [*common(file, group), *sizes, "--threads", "1", *rounds, "--profile", "off"]
         output = softbench("run", "-q", *words, "-o", folder, folder=Path(folder))
         rows = rows_of(Path(folder))
     if not rows:
@@ -98,12 +98,17 @@ def measured(file: str, group) -> dict[str, str]:
     return {name: "" if cell["status"] == "ok" else f"{cell['status']}: {cell['reason']}" for name, cell in cells.items()}
 
 
-def both(pool, file: str, backends) -> dict[str, tuple[str, str]]:
-    """Name -> what check and what run found."""
+def both(pool, file: str, backends, longer: bool = True) -> dict[str, tuple[str, str]]:
+    """Name -> what check and what run found. What a quick run did not find, a longer one gets."""
     checks = [pool.submit(checked, file, group) for group in chunks(backends, lambda b: (b.op, b.sets, b.direction, b.at["dtype"]), 10)]
-    runs = [pool.submit(measured, file, group) for group in chunks(backends, lambda b: (b.op, b.sets, b.direction, str(b.at)), 10)]
+    runs = [
+        pool.submit(measured, file, group, "--quick") for group in chunks(backends, lambda b: (b.op, b.sets, b.direction, str(b.at)), 10)
+    ]
     by_check = {name: text for job in checks for name, text in job.result().items()}
     by_run = {name: text for job in runs for name, text in job.result().items()}
+    passing = [b for b in backends if not by_check[b.name] and not by_run[b.name]] if longer else []
+    for job in [pool.submit(measured, file, [backend], "--rounds", "5") for backend in passing]:
+        by_run |= job.result()
     return {backend.name: (by_check[backend.name], by_run[backend.name]) for backend in backends}
 
 
@@ -120,7 +125,19 @@ def write_plugin(trick, folder: Path) -> Path:
 def figure_in_run(plugin: Path, twin: Path, judged: bool) -> tuple[float, str]:
     """How many times faster than its twin the run says it is; 0 and the reason if it publishes nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--plugin", str(plugin), "--plugin", str(twin), "--backends", f"{plugin.stem},{twin.stem}", "--threads", "1", *TRICK_CASE]
+        words = [
+            "--plugin",
+            str(plugin),
+            "--plugin",
+            str(twin),
+            "--backends",
+            f"{plugin.stem},{twin.stem}",
+            "--threads",
+            "1",
+            "--rounds",
+            "3",
+            *TRICK_CASE,
+        ]
         output = softbench("run", "-q", *words, *(["--judge", "separate"] if judged else []), "-o", folder, folder=Path(folder))
         rows = rows_of(Path(folder))
     if plugin.stem not in rows:
@@ -165,7 +182,7 @@ def tricked(pool, tricks, twin, folder: Path) -> dict[str, tuple[tuple[float, st
         for file in files
     }
     found = {name: tuple(job.result() for job in pair) for name, pair in jobs.items()}
-    again = {f.stem: pool.submit(gain, figure_in_run, f, honest, True) for f in files if found[f.stem][0][0] >= GAIN}
+    again = {f.stem: pool.submit(figure_in_run, f, honest, True) for f in files if found[f.stem][0][0] >= GAIN}
     return {name: (pair[0], again[name].result() if name in again else (0.0, ""), pair[1]) for name, pair in found.items()}
 
 
@@ -225,7 +242,7 @@ def main() -> int:
                 passed += report_tricks(f"set {name}", found, {t.__name__: t.__doc__.splitlines()[0] for t in chosen}, options.list)
         if "honest" in what:
             chosen = [b for b in honest.backends if wanted(b.name)]
-            found = both(pool, "honest.py", chosen)
+            found = both(pool, "honest.py", chosen, longer=False)
             wrong = {name: texts for name, texts in found.items() if any(texts)}
             refused = len(wrong)
             print(f"honest     {len(found):>5}   refused {refused}")
