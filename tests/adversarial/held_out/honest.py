@@ -18,15 +18,14 @@ from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parent))
 import making as right
-from making import attention, into, loss_gradient, loss_of, seen
+from making import attention, into, loss_gradient, loss_of, seen, top
 
 backends = []
 honest = into(backends)
 
 
 def exps(x):
-    z = x.float()
-    return (z - z.amax(-1, keepdim=True)).exp()
+    return (x.float() - top(x)).exp()
 
 
 # --- orders and precisions
@@ -42,21 +41,21 @@ def three_passes(x):
 @honest()
 def online_blocks(x):
     """Online softmax over blocks of 256 columns with a guard for -inf."""
-    top = torch.full_like(x[:, :1], -torch.inf, dtype=torch.float32)
-    total = torch.zeros_like(top)
+    most = torch.full_like(top(x), -torch.inf)
+    total = torch.zeros_like(most)
     for block in x.float().split(256, -1):
-        new = torch.maximum(top, block.amax(-1, keepdim=True))
+        new = torch.maximum(most, top(block))
         safe = torch.where(new == -torch.inf, 0.0, new)
-        total = total * (top - safe).exp() + (block - safe).exp().sum(-1, keepdim=True)
-        top = new
-    return ((x.float() - top).exp() / total).to(x.dtype)
+        total = total * (most - safe).exp() + (block - safe).exp().sum(-1, keepdim=True)
+        most = new
+    return ((x.float() - most).exp() / total).to(x.dtype)
 
 
 @honest()
 def sequential_sum(x):
     """The terms are added one after the other in float32."""
     e = exps(x)
-    return (e / e.cumsum(-1)[:, -1:]).to(x.dtype)
+    return (e / (e.cumsum(-1)[:, -1:] if x.shape[-1] else 1)).to(x.dtype)
 
 
 @honest()
@@ -87,7 +86,7 @@ def kahan(x):
 def base_two(x):
     """exp2 of the difference times log2(e)."""
     z = x.float()
-    e = torch.exp2((z - z.amax(-1, keepdim=True)) * 1.4426950408889634)
+    e = torch.exp2((z - top(z)) * 1.4426950408889634)
     return (e / e.sum(-1, keepdim=True)).to(x.dtype)
 
 
@@ -101,7 +100,7 @@ def by_reciprocal(x):
 @honest()
 def by_logsumexp(x):
     """exp(x - lse), with x shifted by its maximum first."""
-    z = x.float() - x.float().amax(-1, keepdim=True)
+    z = x.float() - top(x)
     return (z - z.logsumexp(-1, keepdim=True)).exp().to(x.dtype)
 
 
@@ -114,7 +113,7 @@ def as_log_softmax_exp(x):
 @honest()
 def eager_in_own_dtype(x):
     """Eager operators in the dtype of the input, which round to 16 bits."""
-    e = (x - x.amax(-1, keepdim=True)).exp()
+    e = (x - top(x).to(x.dtype)).exp()
     return e / e.sum(-1, keepdim=True)
 
 
@@ -308,7 +307,7 @@ def workspace(case):
         if kept[0].numel() < x.numel():
             kept[0] = torch.empty(x.numel(), device=x.device)
         e = kept[0][: x.numel()].view(x.shape)
-        torch.sub(x.float(), x.float().amax(-1, keepdim=True), out=e).exp_()
+        torch.sub(x.float(), top(x), out=e).exp_()
         return (e / e.sum(-1, keepdim=True)).to(x.dtype)
 
     return call
@@ -498,7 +497,7 @@ def dot_by_einsum(dy, y):
 @honest("log_softmax")
 def log_three_passes(x):
     """(x - max) - log(sum)."""
-    z = x.float() - x.float().amax(-1, keepdim=True)
+    z = x.float() - top(x)
     return (z - z.exp().sum(-1, keepdim=True).log()).to(x.dtype)
 
 
