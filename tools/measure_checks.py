@@ -215,7 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", help="bugs, tricks, honest; all by default")
     parser.add_argument("--set", choices=("A", "B"), help="one set only")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="names")
+    parser.add_argument("--only", default="*", metavar="PATTERNS", help="names, with commas between them")
     parser.add_argument("--list", action="store_true", help="what each was found by")
     parser.add_argument("--jobs", type=int, default=2, help="commands at once")
     options = parser.parse_args()
@@ -227,7 +227,7 @@ def main() -> int:
     what = options.what or ["bugs", "tricks", "honest"]
     sets = [options.set] if options.set else ["A", "B"]
     passed = refused = 0
-    wanted = lambda name: fnmatchcase(name, options.only)  # noqa: E731
+    wanted = lambda name: any(fnmatchcase(name, pattern) for pattern in options.only.split(","))  # noqa: E731
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         if "bugs" in what:
             print(f"{'bugs':<10} {'tried':>5} {'check':>6} {'run':>6} {'neither':>8}")

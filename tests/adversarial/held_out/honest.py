@@ -74,7 +74,7 @@ def in_double(x):
 def kahan(x):
     """Blocks of 64 columns, summed with compensation."""
     e = exps(x)
-    total, lost = torch.zeros_like(e[:, 0]), torch.zeros_like(e[:, 0])
+    total, lost = e.new_zeros(len(e)), e.new_zeros(len(e))
     for block in e.split(64, -1):
         term = block.sum(-1) - lost
         new = total + term
