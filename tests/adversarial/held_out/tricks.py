@@ -617,7 +617,7 @@ def dispatcher_fills_later():
 def method_of_the_clock():
     """The C method behind time.perf_counter is replaced, so the same function object runs at a tenth of the speed."""
     found = time.perf_counter
-    made = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)(lambda *_: time.monotonic() / 10)
+    made = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: time.monotonic() / 10)
     address = ctypes.c_void_p.from_address(id(found) + 16).value  # PyCFunctionObject.m_ml, whose second field is ml_meth
     ctypes.c_void_p.from_address(address + 8).value = ctypes.cast(made, ctypes.c_void_p).value
 
