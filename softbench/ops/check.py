@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 OVERRIDDEN = "torch computes the check otherwise than numpy: the plugin replaced operators that the check needs"
 MOST_NAMED = 3
 """Numbers of wrong rows in a message."""
+MOST_KINDS = 4
+"""Names of kinds of wrong rows in a message."""
 CHUNK_BYTES = {"cuda": 512 * 2**20, "cpu": 32 * 2**20}
 """Bytes of all float64 temporaries of one chunk of rows. On the CPU each stays below malloc's mmap threshold, because larger ones fault in
 their pages each time and made the check of a 4096 x 4096 case many times slower."""
@@ -259,7 +261,7 @@ def _told(kinds: Sequence[str], wrong: set[int], numbers: Sequence[int]) -> str:
     if not kinds:
         return ""
     bad, there = ({number % len(kinds) for number in some} for some in (wrong, numbers))
-    named = few([kinds[kind] for kind in sorted(bad)])
+    named = few([kinds[kind] for kind in sorted(bad)], MOST_KINDS)
     if len(wrong) < sum(number % len(kinds) in bad for number in numbers):
         first = sorted(wrong)[:MOST_NAMED]
         places = ", ".join(map(str, first)) + (f" and {len(wrong) - len(first)} others" if len(wrong) > len(first) else "")
