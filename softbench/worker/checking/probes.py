@@ -375,6 +375,7 @@ class EqualProbes(Probes):
         if self.held and turn >= self.held[0]:
             self.release()
         if self.random.random() * (turn + 1) < self.most and (probe := self._copied(turn, place, row, outputs)):
+            self.turns.append(turn)
             if self.held and self.held[0] == turn + HELD_CALLS:
                 self.held = (self.held[0] + self.random.randrange(LONGER_CALLS), *self.held[1:])
                 self._next_turn = turn + 1
