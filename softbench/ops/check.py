@@ -148,8 +148,8 @@ class _Comparison:
         part = of_rows(self.case, count)
         has_rows = [spec.has_rows for spec in op.inputs(self.case)]
         raw = [tensor.detach()[rows] if own else tensor.detach() for tensor, own in zip(self.inputs, has_rows, strict=True)]
-        bounds = self._bounds(part, raw, len(self.outputs))
-        for place, (name, output, bounded) in enumerate(zip(op.outputs(self.case), self.outputs, bounds, strict=True)):
+        found = zip(op.outputs(self.case), self.outputs, bounds(self.values, part, raw), strict=True)
+        for place, (name, output, bounded) in enumerate(found):
             got = bounded.counted(output.detach()[None] if op.whole else output.detach()[rows])
             _compare_shapes(name, got, bounded)
             if self.see is not None and got.is_floating_point() and got.element_size() > 1:
@@ -159,29 +159,6 @@ class _Comparison:
                 again = self.values.again(of_rows(self.case, 1), *map(second_opinion.wide, one))
                 if again is not None:
                     second_opinion.compare(again[place], *(second_opinion.wide(tensor[row : row + 1]) for tensor in compared))
-
-    def _bounds(self, part: Case, raw: Sequence[torch.Tensor], count: int) -> Sequence[Bounded]:
-        """The bounds of each output; they have the reference."""
-        given = [tensor.double() if tensor.is_floating_point() else tensor for tensor in raw]
-        all_found = tuple(self.values.bound(part, *given))
-        bounded = [one for one in all_found if isinstance(one, Bounded)]
-        if len(bounded) == len(all_found) > 0:
-            return bounded
-        found = [one for one in all_found if not isinstance(one, Bounded)]
-        if second_opinion.uses_numpy():
-            again = self.values.again(part, *map(second_opinion.wide, raw)) or ()
-            expected = tuple(torch.from_numpy(one.expected).to(raw[0].device) for one in again)
-        else:
-            expected = tuple(self.values.reference(part, *given))
-        if not len(expected) == len(found) == count:
-            raise TypeError(f"reference gives {len(expected)} tensors and bound {len(found)}; the pass has {count}")
-        loose = cache(lambda: self.values.low_precision(part, *given))
-
-        def loose_of(place: int) -> torch.Tensor | None:
-            return None if (all_loose := loose()) is None else all_loose[place]
-
-        pairs = enumerate(zip(expected, found, strict=True))
-        return [Declared(exact, one, one, low_precision=partial(loose_of, place)) for place, (exact, one) in pairs]
 
     def _output(
         self, start: int, name: str, first: torch.Tensor, got: torch.Tensor, bounded: Bounded
@@ -240,6 +217,30 @@ def _index(place: int, shape: Sequence[int]) -> list[int]:
     return found
 
 
+def bounds(values: Values, case: Case, inputs: Sequence[torch.Tensor]) -> Sequence[Bounded]:
+    """The bounds of each output of a pass, for these rows; they have the reference."""
+    given = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    all_found, count = tuple(values.bound(case, *given)), len(operation(case.op).outputs(case))
+    bounded = [one for one in all_found if isinstance(one, Bounded)]
+    if len(bounded) == len(all_found) > 0:
+        return bounded
+    found = [one for one in all_found if not isinstance(one, Bounded)]
+    if second_opinion.uses_numpy():
+        again = values.again(case, *map(second_opinion.wide, inputs)) or ()
+        expected = tuple(torch.from_numpy(one.expected).to(inputs[0].device) for one in again)
+    else:
+        expected = tuple(values.reference(case, *given))
+    if not len(expected) == len(found) == count:
+        raise TypeError(f"reference gives {len(expected)} tensors and bound {len(found)}; the pass has {count}")
+    loose = cache(lambda: values.low_precision(case, *given))
+
+    def loose_of(place: int) -> torch.Tensor | None:
+        return None if (all_loose := loose()) is None else all_loose[place]
+
+    pairs = enumerate(zip(expected, found, strict=True))
+    return [Declared(exact, one, one, low_precision=partial(loose_of, place)) for place, (exact, one) in pairs]
+
+
 def _filled(values: torch.Tensor, lost: torch.Tensor | None, value: float) -> torch.Tensor:
     """The values, with this one where an output is lost."""
     return values if lost is None else values.masked_fill(lost, value)
@@ -260,9 +261,9 @@ def _told(kinds: Sequence[str], wrong: set[int], numbers: Sequence[int]) -> str:
     """
     if not kinds:
         return ""
-    bad, there = ({number % len(kinds) for number in some} for some in (wrong, numbers))
-    named = few([kinds[kind] for kind in sorted(bad)], MOST_KINDS)
-    if len(wrong) < sum(number % len(kinds) in bad for number in numbers):
+    bad, there = ({kinds[number % len(kinds)] for number in some} for some in (wrong, numbers))
+    named = few([kind for kind in dict.fromkeys(kinds) if kind in bad], MOST_KINDS)
+    if len(wrong) < sum(kinds[number % len(kinds)] in bad for number in numbers):
         first = sorted(wrong)[:MOST_NAMED]
         places = ", ".join(map(str, first)) + (f" and {len(wrong) - len(first)} others" if len(wrong) > len(first) else "")
         told = f" (wrong structured rows: {len(wrong)} of {len(numbers)}, {'row' if len(wrong) == 1 else 'rows'} {places}"

@@ -38,6 +38,7 @@ u |max| more, because of a fused exponent. Products y dy are rounded, and below 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -319,7 +320,7 @@ class MaskedSoftmax(NormalValues):
         causal = "seen" in names(case)
         return {name: change for name, change in of_dy_and_y(case.dtype).items() if not (causal and name in NOT_FINITE)}
 
-    def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
+    def make_structured(self, given: Tensors, case: Case, seed: int, order: Sequence[str] = ()) -> list[str]:
         """As `structured_rows.make_structured`, and masks and sinks of many kinds. scale * x has the kinds of x."""
         rows, forward = split(case, [tensor.detach() for tensor in given]), case.direction is Direction.FORWARD
         places = Places(torch.Generator().manual_seed(seed), case.N, given[0].device)
@@ -331,11 +332,11 @@ class MaskedSoftmax(NormalValues):
             masks.vary(rows.sink, masks.of_sink(), places)
         scale = scale_of(case)
         if forward:
-            names = make_structured((rows.first,), case, seed, self.structured_rows(case))
+            names = make_structured((rows.first,), case, seed, self.structured_rows(case), order)
             shrink(rows.first, scale)
             return names
         assert rows.y is not None
-        names = make_structured((rows.first, rows.y), case, seed, self.structured_rows(case))
+        names = make_structured((rows.first, rows.y), case, seed, self.structured_rows(case), order)
         if case.dtype == "fp16":
             fit(rows.first, scale)
         return names

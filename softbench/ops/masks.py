@@ -14,7 +14,7 @@ from softbench.ops.lazy import torch
 from softbench.ops.parameters import Parameter
 from softbench.ops.registry import numerics, operation
 from softbench.ops.rowwise import CONTRACT
-from softbench.ops.structured_rows import Places, put
+from softbench.ops.structured_rows import MASSIVE, Places, put
 
 NONE, ADDITIVE, BOOLEAN = "none", "additive", "boolean"
 SCALE = Parameter("scale", "number", 1.0, "the factor of x, before the mask is added", least=1e-4, most=1e4)
@@ -34,7 +34,6 @@ MASK_AXES = Parameter(
 )
 CAUSAL = Parameter("causal", "bool", False, "a query sees no later key: query s sees its first s + 1 + max(0, N - S)")
 SINK = Parameter("sink", "bool", False, "a logit of each head joins the sum and has no output, as in gpt-oss")
-LARGE_SINK = 300.0
 LOWEST = {"fp32": -(2.0**127), "fp16": -65504.0, "bf16": -(2.0**127)}
 """What code adds in place of -inf. A sum with z overflows only in float16, to -inf, so each row has another element."""
 SHAPES = (
@@ -43,6 +42,7 @@ SHAPES = (
 )
 """B, H, S and N: one query, more queries than keys and fewer, odd numbers, and the longest rows."""
 SMALL = (2, 2, 24, 321)
+FEW = (1, 2, 33, 33)
 WIDE = (2, 8, 128, 4097)
 HUGE = (1, 33, 16384, 4096)
 """More than 2^31 elements."""
@@ -132,9 +132,11 @@ def of_sink() -> Mapping[str, Change]:
     """Changes of sinks, by name."""
     return {
         "as drawn": lambda sink, places: sink,
-        f"of {LARGE_SINK:g}": lambda sink, places: sink.fill_(LARGE_SINK),
-        f"of {-LARGE_SINK:g}": lambda sink, places: sink.fill_(-LARGE_SINK),
-    }
+    } | {f"of {value:g}": partial(_fill, value=value) for size in MASSIVE for value in (size, -size)}
+
+
+def _fill(values: torch.Tensor, places: Places, *, value: float) -> None:
+    values.fill_(value)
 
 
 def vary(values: torch.Tensor, changes: Mapping[str, Change], places: Places) -> None:
@@ -160,8 +162,8 @@ def _of_direction(op: str, direction: Direction) -> Iterator[CheckCase]:
         yield replace(normal, name=f"structured {name}", repeat="structured")
     for name, change in _values(op, direction):
         yield _case(name, op, direction, SMALL, change)
-    for name, repeat in CONTRACT.items():
-        one = _case(name, op, direction, WIDE if repeat == "streams" else SMALL)
+    for name, repeat in {**CONTRACT, "late calls": "late"}.items():
+        one = _case(name, op, direction, WIDE if repeat == "streams" else FEW if repeat == "late" else SMALL)
         yield replace(one, repeat=repeat, gpu_only="streams" if "stream" in repeat else "")
     huge = _case("over-2^31-elements", op, direction, HUGE)
     elements = math.prod(HUGE)
@@ -216,7 +218,7 @@ def _values(op: str, direction: Direction) -> Iterable[tuple[str, RowsChange]]:
         yield "NaN in later keys", lambda rows, places: rows.first[::2, -1].fill_(math.nan)
         yield "the maximum in later keys", lambda rows, places: rows.first.copy_(torch.linspace(-30, 30, places.N).expand(rows.first.shape))
     if "sink" in there:
-        for value in (90.0, 300.0, -300.0):
+        for value in (90.0, *MASSIVE, -MASSIVE[0]):
             yield f"a sink of {value:g}", partial(_sink, value=value)
         yield "x and sink at 100", partial(_sink, value=100.0, x=100.0 / _scale(op))
 

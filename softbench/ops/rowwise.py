@@ -6,7 +6,8 @@ The cases are those beside the tensor that a backend is timed on: shapes, values
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -19,7 +20,7 @@ from softbench.ops.lazy import torch
 from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
 from softbench.ops.parameters import Parameter
 from softbench.ops.registry import operation
-from softbench.ops.structured_rows import MAX_SHIFT
+from softbench.ops.structured_rows import MAX_SHIFT, Places
 from softbench.ops.values import Values
 
 ROWS = TensorSpec(("M", "N"))
@@ -74,8 +75,11 @@ OVER_INT32 = "over-2^31-elements"
 HUGE_TENSORS = 6
 """Tensors of the case over 2^31 elements that are in memory at once, at most: two inputs, an output, and three temporaries of `naive`."""
 
+LEAST_LONG, LONGEST = 4096, 2**18
 COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
 ROWS_OF_CASES = 16
+SMALL = (37, 33)
+"""M and N of the cases of very many calls."""
 CONTRACT = {
     "twice the same": "twice",
     "another stream": "stream",
@@ -84,11 +88,13 @@ CONTRACT = {
     "calls on two streams": "streams",
 }
 """Check cases of more than one call: name and `CheckCase.repeat`."""
-SHAPES = (
-    *((1, 1), (1, 7), (37, 33), (3, 1000), (64, 781), (5, 4097), (300, 64), (2, 20011)),
-    *((4, 32000), (3, 50257), (2, 128256), (2, 151936), (1, 201088), (1, 262144), (1823, 256), (65537, 9), (0, 16)),
+SHAPES = ((1, 1), (1, 7), (37, 33), (3, 1000), (64, 781), (300, 60), (0, 16))
+LONG_SHAPES = (
+    *((5, 4102), (2, 20011), (4, 32000), (3, 50257), (2, 128256), (2, 151936), (1, 201088), (1, 262144)),
+    *((1823, 256), (65537, 9)),
 )
-"""M and N of the check cases of other operations: odd and even, one row, many rows, and the vocabularies of models."""
+"""M and N of the check cases of other operations: odd and even, one row, many rows, and the vocabularies of models. LONG_SHAPES have
+structured rows only, and half of these are normal."""
 BEYOND_INT32 = (2**13 + 1, 2**18)
 """M and N of their check case beyond 2^31 elements."""
 ROWS_AT_ONCE = 4096
@@ -103,9 +109,9 @@ class NormalValues(Values):
     def drawn(self, given: Tensors) -> bool:
         return second_opinion.drawn(given)
 
-    def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
+    def make_structured(self, given: Tensors, case: Case, seed: int, order: Sequence[str] = ()) -> list[str]:
         rows = tuple(tensor for tensor, spec in zip(given, operation(case.op).inputs(case), strict=True) if spec.has_rows)
-        names = structured_rows.make_structured(rows, case, seed, self.structured_rows(case))
+        names = structured_rows.make_structured(rows, case, seed, self.structured_rows(case), order)
         self.derived(case, given)
         return names
 
@@ -121,11 +127,14 @@ class NormalValues(Values):
         return ()
 
     def _of_direction(self, op: str, direction: Direction) -> Iterator[CheckCase]:
-        for M, N in SHAPES:
+        for M, N in (*SHAPES, *LONG_SHAPES):
             normal = self._normal(f"shape {M}x{N}", op, direction, M, N)
-            yield normal
+            if (M, N) in SHAPES:
+                yield normal
             if M:
                 yield replace(normal, name=f"structured {M}x{N}", repeat="structured")
+            if (M, N) == SMALL:
+                yield replace(normal, name="late calls", repeat="late")
         yield from self.special_cases(op, direction)
         for name, repeat in CONTRACT.items():
             wide = (2048, LONG) if repeat == "streams" else (ROWS_OF_CASES, COLUMNS)
@@ -174,6 +183,13 @@ LAYOUTS: dict[str, tuple[Callable[[Draw], torch.Tensor], int]] = {
 }
 
 
+STRIDED = {1: (0,), 2: (-1, 0), 3: (0, 1, -1), 4: (1, -2, -1), 5: (0, -3, -1)}
+"""The axes over which tensors of so many axes have random strides."""
+MOST_LINES = {1: 1, 2: 40, 3: 9, 4: 4, 5: 3}
+"""The size of another axis, at most, by their number."""
+DRAWS = 4
+
+
 def one_hot(like: torch.Tensor) -> torch.Tensor:
     """Zeros, and a one in each row."""
     hot = torch.zeros_like(like)
@@ -196,7 +212,7 @@ class RowwiseCases:
         return [
             *(*self.shapes(forward), *self.values(), *self.contract(forward), *self.structured(forward), *self.layouts()),
             *(*self.shapes(backward), *gradients, *self.contract(backward), *self.structured(backward)),
-            *(*self.gradient_layouts(), *self.both()),
+            *(*self.strided(forward), *self.strided(backward), *self.both()),
         ]
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
@@ -220,12 +236,10 @@ class RowwiseCases:
         yield self.gradient("dy with a mean", lambda dy, y: (dy + 5, y))
 
     def shapes(self, direction: Direction) -> Iterable[CheckCase]:
-        small = [(37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1024, 1025)]
-        tiers = [(5, N) for N in (4095, 8193, 16385, 32769, 50257, 65535)]
-        for M, N in (*small, (1823, 781), *tiers, (1, 1000), (1, 131072), (3, 262145), (1, 2**19 + 6)):
+        small = [(37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1025)]
+        tiers = [(5, 4095), (6, 8196), (7, 16391), (5, 32777), (5, 50257), (6, 65532), (2, 262145), (1, 131072), (1, 2**19 + 6)]
+        for M, N in (*small, (128, 1024), (1823, 781), *tiers, (1, 1000), (65537, 9)):
             yield self.shape(f"{M}x{N}", direction, M, N)
-        for M in (65537, 2**17 + 5):
-            yield self.shape(f"{M}x9", direction, M, 9)
         for M, N in ((0, 16), (16, 0)):
             yield self.shape(f"{M}x{N}", direction, M, N)
         for N in (781, 1000):
@@ -236,7 +250,7 @@ class RowwiseCases:
         yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
 
     def shape(self, name: str, direction: Direction, M: int, N: int, *, offset: int = 0) -> CheckCase:
-        """Normal values. With an offset, x or dy begins so many elements after aligned memory, and y two elements later."""
+        """Normal values; long rows are uneven in turn. With an offset, x or y begins so many elements after aligned memory."""
 
         def normal(draw: Draw, rows: int, begin: int) -> torch.Tensor:
             return draw.normal(rows * N + begin)[begin:].view(rows, N) if begin else draw.normal(rows, N)
@@ -244,29 +258,39 @@ class RowwiseCases:
         def make(draw: Draw) -> Tensors:
             rows = draw.rows(M, N)
             x = normal(draw, rows, offset)
-            if direction is Direction.FORWARD:
-                return (x,)
             if direction is Direction.BOTH:
                 return x.requires_grad_(), draw.normal(rows, N)
-            return x, self.of(normal(draw, rows, 3 * offset))
+            if N > LEAST_LONG and (M > 1 or N < LONGEST):
+                self._unlike(x, draw)
+            if direction is Direction.FORWARD:
+                return (x,)
+            return normal(draw, rows, 3 * offset), self.of(x)
 
         return CheckCase(f"shape {name}", direction, make)
 
+    def _unlike(self, x: torch.Tensor, draw: Draw) -> None:
+        """Every second row, or the only one, has tiles of -inf, steps or large elements."""
+        places = Places(torch.Generator().manual_seed(int(draw.generator.initial_seed() % 2**31)), x.shape[1], x.device)
+        structured_rows.of_x(draw.dtype)[structured_rows.LONG_ROWS[0]](x[len(x) > 1 :: 2], places)
+
     def structured(self, direction: Direction) -> Iterable[CheckCase]:
-        """Every kind of structured row in one tensor, at lengths below and above tiles; one is 4k + 2."""
-        for M, N in ((64, 33), (64, 1000), (32, 4098), (32, LONG)):
+        """Structured rows at lengths below and above tiles; one is 4k + 2."""
+        for M, N in (SMALL, (37, 1002), (1, 1000), (2, 70), (3, 126), (2, LONG), (2**17 + 5, 9)):
             yield replace(self.shape("", direction, M, N), name=f"structured {M}x{N}", repeat="structured")
 
     def contract(self, direction: Direction) -> Iterable[CheckCase]:
-        normal = self.shape("", direction, ROWS_OF_CASES, COLUMNS)
-        yield replace(normal, name="outputs held over later calls", repeat="held")
-        yield replace(normal, name="many calls", repeat="many")
-        wide = self.shape("", direction, 2048, LONG)
-        yield replace(wide, name="calls on two streams", repeat="streams", gpu_only="streams")
+        for name, repeat, M, N in (
+            ("outputs held over later calls", "held", ROWS_OF_CASES, COLUMNS),
+            ("many calls", "many", ROWS_OF_CASES, COLUMNS),
+            ("late calls", "late", *SMALL),
+            ("calls on two streams", "streams", 2048, LONG),
+        ):
+            gpu_only = "streams" if repeat == "streams" else ""
+            yield replace(self.shape("", direction, M, N), name=name, repeat=repeat, gpu_only=gpu_only)
 
     def both(self) -> Iterable[CheckCase]:
-        yield from (replace(self.shape(f"{M}x{N}", Direction.BOTH, M, N), repeat="once") for M, N in ((37, 257), (5, 8193), (1, 1000)))
-        yield from self.contract(Direction.BOTH)
+        yield from (replace(self.shape(f"{M}x{N}", Direction.BOTH, M, N), repeat="once") for M, N in ((37, 257), (6, 8196), (1, 1000)))
+        yield from (item for item in self.contract(Direction.BOTH) if item.repeat != "many")
         yield from self.structured(Direction.BOTH)
 
     def values(self) -> Iterable[CheckCase]:
@@ -328,22 +352,38 @@ class RowwiseCases:
         for name, (make, dim) in LAYOUTS.items():
             yield CheckCase(f"layout {name}", Direction.FORWARD, partial(_alone, make), dim=dim)
 
-    def gradient_layouts(self) -> Iterable[CheckCase]:
-        def pair(make: Callable[[Draw], torch.Tensor], dim: int, draw: Draw) -> Tensors:
-            y = make(draw)
-            return draw.normal(*y.shape), self.forward(y.float(), dim=dim).to(y.dtype)
+    def strided(self, direction: Direction) -> Iterable[CheckCase]:
+        """Tensors of random strides, each with its own: over each axis of one to five."""
+        for rank, dims in STRIDED.items():
+            for dim in dims:
+                for draw in range(DRAWS):
+                    made = partial(self._strided, rank, dim, direction)
+                    yield CheckCase(f"strides {draw + 1} of {rank}-D, dim {dim}", direction, made, dim=dim)
 
-        def expanded(draw: Draw) -> Tensors:
-            return draw.normal(1, 1).expand(12, 100), self.of(draw.normal(12, 100))
+    def _strided(self, rank: int, dim: int, direction: Direction, draw: Draw) -> Tensors:
+        source = random.Random(draw.generator.initial_seed())
+        sizes = [source.randint(1, MOST_LINES[rank]) for _ in range(rank)]
+        sizes[dim] = source.choice((2, 17, 33, 65, 100))
+        given = [draw.normal(*sizes)]
+        if direction is Direction.BACKWARD:
+            given.append(self.forward(draw.normal(*sizes).float(), dim=dim).to(given[0].dtype))
+        return tuple(strided(tensor, source) for tensor in given)
 
-        def transposed(draw: Draw) -> Tensors:
-            return draw.normal(100, 12).t(), self.of(draw.normal(12, 100))
 
-        for name in ("1-D", "3-D, dim 1", "5-D, dim -3", "row stride over N", "offset by one element"):
-            make, dim = LAYOUTS[name]
-            yield CheckCase(f"layout {name}", Direction.BACKWARD, partial(pair, make, dim), dim=dim)
-        yield CheckCase("layout dy expanded", Direction.BACKWARD, expanded, dim=-1)
-        yield CheckCase("layout dy transposed", Direction.BACKWARD, transposed, dim=-1)
+def strided(values: torch.Tensor, source: random.Random) -> torch.Tensor:
+    """The values in other memory, whose gaps are NaN: axes in any order, steps, sizes over theirs, an offset, and expanded axes."""
+    sizes, axes = values.shape, range(values.dim())
+    for axis in axes:
+        if source.random() < 1 / 8:
+            values = values.narrow(axis, 0, 1)
+    order = source.choice([list(axes), list(axes)[::-1], source.sample(axes, len(axes))])
+    steps = [source.choice((1, 1, 1, 2, 3)) for _ in axes]
+    padded = [size * step + source.choice((0, 0, 1, 4)) for size, step in zip(values.shape, steps, strict=True)]
+    offset = source.choice((0, 0, 1, 3, 64))
+    flat = values.new_full((math.prod(padded) + offset,), math.nan)
+    places = flat[offset:].view([padded[axis] for axis in order]).permute([order.index(axis) for axis in axes])
+    places = places[tuple(slice(None, size * step, step) for size, step in zip(values.shape, steps, strict=True))]
+    return places.copy_(values).expand(sizes)
 
 
 def _alone(make: Callable[[Draw], torch.Tensor], draw: Draw) -> Tensors:

@@ -64,7 +64,7 @@ from softbench.ops.parameters import Parameter
 from softbench.ops.registry import operation
 from softbench.ops.rowwise import COLUMNS, NormalValues, RowwiseCases, one_hot
 from softbench.ops.second_opinion import FLUSHED, MAX_WIDER, WIDEST, Again, Array, exact
-from softbench.ops.structured_rows import LARGE_DY, Kinds, Places, first, fit, make_structured, of_dy, of_x, put, second, shrink
+from softbench.ops.structured_rows import LARGE_DY, LONG_ROWS, Kinds, Places, first, fit, make_structured, of_dy, of_x, put, second, shrink
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 """A number, one number a row as float64 of shape (rows, 1), or None for softmax without scale."""
@@ -101,7 +101,10 @@ LARGEST, LEAST = 2.0**3, 2.0**-3
 NEAR_ZERO = "1000 times as narrow"
 """Its products with a scale are small, and so are their errors: y has no error but its own rounding."""
 SMALL_DY = {"fp32": 1e-8, "fp16": 1e-4, "bf16": 1e-8}
-FLAT = ("constant", "stepping up", "stepping down", "all below -100", "with a dy of mean 5", "with a dy of ones", NEAR_ZERO)
+FLAT = (
+    *("constant", "of zeros", "stepping up", "stepping down", LONG_ROWS[0], "all below -100"),
+    *("with a dy of mean 5", "with a dy of ones", NEAR_ZERO),
+)
 """Kinds that `both` lacks in float16. There an eager gradient divides twice by the sum, and on flat rows the quotient is subnormal."""
 HUGE_DY = {"fp32": 1e30, "fp16": LARGE_DY, "bf16": 1e30}
 
@@ -295,10 +298,10 @@ class Softmax(NormalValues):
     def structured_rows(self, case: Case) -> Kinds:
         return kinds(case)
 
-    def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
+    def make_structured(self, given: Tensors, case: Case, seed: int, order: Sequence[str] = ()) -> list[str]:
         """With a scale above 1, x * scale has the kinds of x."""
         rows, scale = split(case, given)
-        names = make_structured(tuple(rows), case, seed, kinds(case))
+        names = make_structured(tuple(rows), case, seed, kinds(case), order)
         if case.direction is not Direction.BACKWARD:
             shrink(rows[0], scale)
         if case.direction is not Direction.FORWARD and case.dtype == "fp16":
@@ -371,6 +374,7 @@ def of_dy_and_y(dtype: str) -> dict[str, Callable[[torch.Tensor, torch.Tensor, P
         "with a one-hot y": lambda dy, y, places: one_hot(y, places),
         f"with a dy of size {SMALL_DY[dtype]:g}": partial(scaled, size=SMALL_DY[dtype]),
         "with a large dy and a one-hot y": partial(scaled, size=HUGE_DY[dtype]),
+        "with a y of zeros": lambda dy, y, places: y.zero_(),
         "with y = 0 first": lambda dy, y, places: y.masked_fill_(places.before(len(y)), 0),
         "with a y of wide rows": wide,
         "with infinities in dy": infinite,

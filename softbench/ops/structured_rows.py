@@ -7,7 +7,8 @@ NaN and infinities follow from IEEE arithmetic in any order. So infinities in `d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,10 +21,18 @@ FLOAT16 = 3e4
 """Below half of the largest float16: dx has a difference of two such numbers."""
 MAX_SHIFT = {"fp32": 1e7, "fp16": 1.5e3, "bf16": 1e3}
 """The largest shift of a row, by dtype, at which its elements still differ."""
+MASSIVE = (300.0, 3008.0, 29952.0)
+"""Single large elements, as the massive activations and sinks of language models; 16 bits hold them."""
 STEPS = (1e2, 1e3, 1e4)
 """Heights of steps. All exceed 88, where exp overflows float32. At larger ones a float32 exponent by one multiply-add is too inexact."""
 LEVELS = (100.0, 2e4)
 """Elements of all-negative rows lie below minus these numbers."""
+NORMAL = "of normal values"
+"""What rows are called that stay as they were drawn."""
+LONG_ROWS = ("with a large element or a step, and -inf", "with -inf first", "with one large element")
+"""Kinds that half of the structured rows have where there are few, because they are long: tiles of a row differ."""
+PRODUCT, EACH_ONCE = 2**18, 2**19
+"""Elements of all calls, at most, where each kind is in the first row, the last and all rows; and of rows that have each kind once."""
 LARGE_DY = 1e4
 """`dy` is at most 1.5 times as large: half the difference of two such values is a float16."""
 
@@ -66,9 +75,9 @@ class Places:
         return torch.Generator(self.device).manual_seed(seed)
 
 
-def put(rows: torch.Tensor, places: Places, value: float) -> None:
-    """Write `value` into one random column of each row."""
-    rows[torch.arange(len(rows), device=rows.device), places.columns(len(rows))] = value
+def put(rows: torch.Tensor, places: Places, *values: float) -> None:
+    """Write one of the values, in turn, into one random column of each row."""
+    rows[torch.arange(len(rows), device=rows.device), places.columns(len(rows))] = _levels(rows, values)[:, 0]
 
 
 def _levels(rows: torch.Tensor, levels: tuple[float, ...]) -> torch.Tensor:
@@ -95,6 +104,15 @@ def of_x(dtype: str) -> dict[str, Change]:
     def step(x: torch.Tensor, places: Places, *, up: bool) -> None:
         x.add_(torch.where(places.before(len(x)) != up, _levels(x, STEPS), 0))
 
+    def large(x: torch.Tensor, places: Places) -> None:
+        put(x, places, *MASSIVE)
+
+    def uneven(x: torch.Tensor, places: Places) -> None:
+        for number, change in enumerate((large, partial(step, up=True), partial(step, up=False))):
+            change(x[number::3], places)
+        for number, infinite in enumerate((places.before, places.some, lambda rows: places.before(rows).flip(1), places.before)):
+            x[number::4].masked_fill_(infinite(len(x[number::4])), -math.inf)
+
     return {
         "30 times as wide": lambda x, places: x.mul_(30),
         f"shifted by {MAX_SHIFT[dtype]:g}": lambda x, places: x.add_(MAX_SHIFT[dtype]),
@@ -104,7 +122,9 @@ def of_x(dtype: str) -> dict[str, Change]:
         "falling from 60": partial(ramp, falling=True),
         "stepping up": partial(step, up=True),
         "stepping down": partial(step, up=False),
-        "with one element of 300": lambda x, places: put(x, places, 300),
+        "with one large element": large,
+        LONG_ROWS[0]: uneven,
+        "of zeros": lambda x, places: x.zero_(),
         "all below -100": lambda x, places: x.abs_().neg_().sub_(_levels(x, LEVELS)),
         "with -inf first": lambda x, places: x.masked_fill_(places.before(len(x)), -math.inf),
         "with -inf last": lambda x, places: x.masked_fill_(places.before(len(x)).flip(1), -math.inf),
@@ -127,6 +147,7 @@ def of_dy(dtype: str) -> dict[str, Change]:
 
     return {
         "with a dy of ones": lambda dy, places: dy.fill_(1),
+        "with a dy of zeros": lambda dy, places: dy.zero_(),
         "with a one-hot dy": one_hot,
         "with a dy of mean 5": lambda dy, places: dy.add_(5),
         "with a dy of size 100": lambda dy, places: dy.mul_(100),
@@ -145,20 +166,61 @@ def second(change: Change, one: torch.Tensor, other: torch.Tensor, places: Place
     change(other, places)
 
 
-def make_structured(given: tuple[torch.Tensor, ...], case: Case, seed: int, kinds: Kinds) -> list[str]:
+def make_structured(given: tuple[torch.Tensor, ...], case: Case, seed: int, kinds: Kinds, order: Sequence[str] = ()) -> list[str]:
     """Structured rows in place of normal ones, in the same memory: what is right on normal rows alone is then wrong.
 
-    Rows of a kind are one in so many. In a case of fewer rows than kinds the seed chooses. Returns the kinds' names: that of a row is at
-    its number modulo their number.
+    `order` has the kinds of the rows, in turn. Without it, rows of a kind are one in so many; in a case of fewer rows the seed chooses.
+    Returns the kinds' names: that of a row is at its number modulo their number.
     """
-    made = list(kinds.items())
-    first = seed % len(made)
-    dealt = made[first:] + made[:first]
+    names = list(kinds)
+    first = seed % len(names)
+    dealt = list(order) or names[first:] + names[:first]
     places = Places(torch.Generator().manual_seed(seed), case.N, given[0].device)
-    for place, (_, change) in enumerate(dealt):
-        if views := [tensor.data[place :: len(dealt)] for tensor in given if place < case.M]:
-            change(*views, places)
-    return [name for name, _ in dealt]
+    return change_rows(given, [True] * len(given), dealt, case.M, kinds, places)
+
+
+def change_rows(
+    given: Sequence[torch.Tensor], has_rows: Sequence[bool], dealt: list[str], M: int, kinds: Kinds, *more: Places
+) -> list[str]:
+    """Change each of M rows as its kind in `dealt` says, which is returned. Tensors without rows stay."""
+    which: dict[str, list[int]] = {}
+    for place, name in enumerate(dealt[:M]):
+        which.setdefault(name, []).append(place)
+    for name, change in kinds.items():
+        if name not in which:
+            continue
+        alone = len(which[name]) == 1
+        rows = slice(which[name][0], None, len(dealt)) if alone else torch.tensor(which[name], device=given[0].device)
+        parts = [tensor.detach()[rows] if own else tensor.detach() for tensor, own in zip(given, has_rows, strict=True)]
+        change(*parts, *more)
+        for tensor, part, own in zip(given, parts, has_rows, strict=True):
+            if own and not alone:
+                tensor.data[rows] = part
+    return dealt
+
+
+def deal(kinds: Sequence[str], M: int, N: int, source: random.Random, most_calls: int) -> list[list[str]]:
+    """The kinds of the rows of each call on (M, N) tensors, in turn: a random product as large as its elements allow.
+
+    A backend may decide by its first row, or by its last, how it computes all: so each kind is there once, and once in all rows.
+    """
+    shuffled = source.sample(kinds, len(kinds))
+    others = [*kinds, *[NORMAL] * len(kinds)]
+    calls: list[list[str]] = []
+    if 2 * len(kinds) * M * N <= PRODUCT:
+        for kind, last in zip(shuffled, shuffled[1:] + shuffled[:1], strict=True):
+            calls += [[kind] * M] + ([[kind, *source.choices(others, k=M - 2), last]] if M > 1 else [])
+        return calls[:most_calls]
+    if len(others) <= M:
+        return [source.sample(others, len(others))]
+    if len(kinds) * N <= EACH_ONCE:
+        rows = shuffled
+    else:
+        preferred = [kind for kind in kinds if kind in LONG_ROWS] or shuffled
+        rows = [source.choice(preferred if source.random() < 0.5 else shuffled) for _ in range(M)]
+        rows = source.sample([*rows, *[NORMAL] * M], 2 * M)
+    rows = rows[: M * most_calls] + [NORMAL] * (-len(rows) % M)
+    return [rows[first : first + M] for first in range(0, min(len(rows), M * most_calls), M)]
 
 
 def shrink(tensor: torch.Tensor, scale: float | torch.Tensor | None) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops import registry
+from softbench.ops import registry, structured_rows
 from softbench.ops.check import Worst, check
 from softbench.ops.check_case import CheckCase, Draw, See, Tensors
 from softbench.ops.error_terms import Bounded
@@ -128,14 +128,14 @@ class Values(ABC):
         """The names of the kinds of structured rows."""
         return list(self.structured_rows(case))
 
-    def make_structured(self, given: Tensors, case: Case, seed: int) -> list[str]:
-        """Change normal rows into structured rows, in place. The kind of a row is at its number modulo the number of returned names."""
+    def make_structured(self, given: Tensors, case: Case, seed: int, order: Sequence[str] = ()) -> list[str]:
+        """Change normal rows into structured rows, in place. The kind of a row is at its number modulo the number of returned names.
+
+        `order` has the kind of each row.
+        """
         changes, specs = self.structured_rows(case), registry.operation(case.op).inputs(case)
         with torch.no_grad():
-            for kind, change in enumerate(changes.values()):
-                rows = slice(kind, None, len(changes))
-                change(*(tensor.detach()[rows] if spec.has_rows else tensor.detach() for tensor, spec in zip(given, specs, strict=True)))
-        return list(changes)
+            return structured_rows.change_rows(given, [spec.has_rows for spec in specs], list(order) or list(changes), case.M, changes)
 
     def estimate(self, case: Case, given: Tensors) -> Tensors:
         """The outputs for some rows of the inputs in float32. They choose rows to compare, and decide nothing."""

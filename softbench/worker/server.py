@@ -29,7 +29,7 @@ from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.compile_stats import CompilerCounts, Graphs
 from softbench.worker.failures import log, poisoned
-from softbench.worker.guarding import tamper_guard, triton_interpreter
+from softbench.worker.guarding import caller_state, tamper_guard, triton_interpreter
 from softbench.worker.guarding.tamper_guard import TamperGuard
 from softbench.worker.timing import telemetry
 from softbench.worker.timing.batches import Batches
@@ -74,6 +74,8 @@ class Server:
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
+        self.changed = ""
+        """How a first call changed its caller's state, in words."""
         self.late_work_checked = False
         """True once late work was looked for in this case (`softbench.worker.guarding.async_work.late_work`)."""
         self.guard: TamperGuard | None = None
@@ -139,7 +141,7 @@ class Server:
             raise RuntimeError("a check before a build")
         self.seed += REFILL  # buffers that are released and allocated again get the checked values
         pre_check = PreCheck(self._case(), self.call, self._inputs(), self.backend, self.guard)
-        accuracy = pre_check.run(self.seed, self.seed - REFILL)
+        accuracy = Accuracy.wrong(self.changed) if self.changed else pre_check.run(self.seed, self.seed - REFILL)
         self.peak_bytes = pre_check.peak_bytes
         return Graded(accuracy, self._untimed())
 
@@ -282,6 +284,7 @@ class Server:
         self.inputs = self.call = self.case = self.batches = None
         self.block = 0
         self.late_work_checked = False
+        self.changed = ""
         self.peak_bytes = None
         self._empty()
 
@@ -299,7 +302,9 @@ class Server:
 
     def _first_call(self) -> None:
         self.call = callables.prepared(self.backend, self._case())
+        before = caller_state.of_first(self._inputs())
         self.call(*self._inputs())
+        self.changed = self.changed or before.changed()
         synchronize(self.device)
 
     def _untimed(self) -> str:

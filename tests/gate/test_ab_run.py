@@ -74,7 +74,7 @@ def test_a_wrong_candidate_is_checked_with_the_printed_command(cli):
     assert done.returncode == 1, done.stderr
     words = shlex.split(done.stdout.splitlines()[-1].partition("measure again: ")[2].partition(";")[0])
     assert words[:5] == ["python", "-m", "softbench", "check", "--backends"]
-    checked = cli(*words[3:], "--case", "structured 64x1000")
+    checked = cli(*words[3:], "--case", "structured 37x1002")
     assert (checked.returncode, "twice is wrong" in checked.stderr) == (1, True)
 
 

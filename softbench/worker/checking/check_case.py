@@ -22,13 +22,15 @@ from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
 from softbench.worker.checking.contract_cases import WAYS, ContractCase
 from softbench.worker.checking.error_metrics import MetricsAccumulator
 from softbench.worker.checking.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, settled, shared, versions
-from softbench.worker.checking.pre_check import PreCheck, verify_outputs
+from softbench.worker.checking.pre_check import PreCheck, one_thread, vacuous_bound, verify_outputs
+from softbench.worker.checking.row_sample import of_check_case, rows_to_compare, suspects
+from softbench.worker.guarding import caller_state
 from softbench.worker.guarding.async_work import AsyncWorkWatch
 
 if TYPE_CHECKING:
     from softbench.worker.guarding.tamper_guard import TamperGuard
 
-MANY_CALLS = ("held", "many")
+MANY_CALLS = ("held", "many", "late")
 SLOW = "takes more calls than an interpreter can run"
 REUSES = "the next call overwrites its output, as it declares"
 VARIES = "varies from call to call, within the bound"
@@ -105,16 +107,18 @@ class CheckCaseRunner:
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
         due = forms(case) if item.case or (item.dim is None and (given[0].numel() or case.N)) else like(given[0], forms(case)[0].dtype)
         poison(due, given)
-        watch = AsyncWorkWatch(self.device.type)
+        before, watch = caller_state.of_first(given), AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
         late = watch.unfinished(out)
         results = as_tuple(out, due)
-        reason = breach(given, kept, results, due, written=written) or late
+        reason = breach(given, kept, results, due, written=written) or late or before.changed()
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
         return self._compared(item, case, call, given, settled(given, kept, results, due))
 
     def _compared(self, item: CheckCase, case: Case, call: Call, given: Tensors, results: Tensors) -> Accuracy:
+        if not item.repeat and case.M and case.N and (reason := vacuous_bound(case, given)):
+            return Accuracy(Grade.UNVERIFIED, float("nan"), reason)
         note, outputs = "", [results]
         if item.repeat == "twice":
             first = tuple(out.clone() for out in results)
@@ -139,6 +143,13 @@ class CheckCaseRunner:
             given, outputs = rows_of(case, given, slice(None)), rows_of_outputs(case, outputs, slice(None))
             return verify_outputs(self.backend, case.of_rows(case.M), given, outputs, self._metrics)
         rows = [*given, *outputs]
+        numbers = None if dim is not None else rows_to_compare(case, 0, at_most=of_check_case(case))
+        if numbers is not None:
+            with one_thread(case.device):
+                numbers = sorted({*numbers, *suspects(case, given, outputs)})
+            which = torch.tensor(numbers, device=self.device)
+            few = rows_of(case, given, which), rows_of_outputs(case, outputs, which)
+            return verify_outputs(self.backend, case.of_rows(len(numbers)), *few, self._metrics, numbers=numbers)
         if dim is not None:
             rows = [tensor.movedim(dim, -1).reshape(case.M, case.N) if tensor.dim() else tensor.reshape(1, 1) for tensor in rows]
         return verify_outputs(self.backend, case, tuple(rows[: len(given)]), tuple(rows[len(given) :]), self._metrics)
@@ -155,5 +166,5 @@ class CheckCaseRunner:
 
 def contract_case(backend: Any, case: Case, call: Call, given: Tensors, guard: TamperGuard | None, seed: int) -> ContractCase:
     """A contract case whose outputs are compared as before timing."""
-    pre_check = PreCheck(case, call, given, backend, guard)
-    return ContractCase(backend, case, call, given, guard, seed, pre_check.compared_once, verify_outputs)
+    pre_check = PreCheck(case, call, given, backend, guard, of_check_case(case))
+    return ContractCase(backend, case, call, given, guard, seed, pre_check)

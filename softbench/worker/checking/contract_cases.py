@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,13 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.plugins.traits import reuses_output
+from softbench.ops.registry import numerics
+from softbench.ops.structured_rows import deal
+from softbench.plugins.traits import interpreted, reuses_output
 from softbench.worker.checking import any_dim, output_checks
 from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
+from softbench.worker.checking.growth import Growth
+from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.checking.probes import OVERWRITTEN
 from softbench.worker.guarding import caller_state
 from softbench.worker.guarding.async_work import AsyncWorkWatch
@@ -28,11 +33,11 @@ HELD = 3
 """Outputs that are held."""
 LATER_CALLS = 40
 """Calls while outputs are held: a ring of so many buffers, less HELD, is found."""
-LEAKED = 0.5
-"""Share of the later calls whose memory is kept, from which on it is a leak. A backend may keep the last few outputs."""
-MANY_CALLS = 2000
-MANY_SECONDS = 0.25
-"""Calls of `many calls`, and seconds of its thread on the processor, at most."""
+MANY_CALLS, MANY_SECONDS = 1000, 0.25
+LATE_CALLS, LATE_SECONDS = 10_400, 0.25
+"""Calls of `many calls` and of `late calls`, and seconds of the thread on the processor, at most."""
+BETWEEN = 20
+"""Of `late calls` one in so many has an output that is compared."""
 MANY_WALL_SECONDS = 5.0
 """Seconds of `many calls`, at most: a call may sleep."""
 BUSY = 0.5
@@ -41,7 +46,6 @@ torch's other threads, and spins meanwhile."""
 STREAM_CALLS = 8
 EDGE_ROWS = 64
 """Rows at either end, and around the 2^31st element, of a huge tensor."""
-LEAKS = "keeps memory of every call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +58,29 @@ class ContractCase:
     given: Tensors
     guard: TamperGuard | None
     seed: int
-    compared_once: Callable[..., Accuracy]
-    """`softbench.worker.checking.pre_check.PreCheck.compared_once` of this callable."""
-    verify: Callable[..., Accuracy]
-    """`softbench.worker.checking.pre_check.verify_outputs`."""
+    pre_check: PreCheck
+    """Of this callable."""
 
     def judge(self, way: str) -> Accuracy:
         """The verdict on a way of calling, one of WAYS."""
+        before = caller_state.of_first(self.given)
         self.call(*self.given)  # a first call may compile, tune and draw random numbers
-        return WAYS[way](self)
+        found = Accuracy.wrong(reason) if (reason := before.changed()) else WAYS[way](self)
+        reason = before.changed() if found.grade is not Grade.WRONG else ""
+        return Accuracy.wrong(reason) if reason else found
 
     def once(self) -> Accuracy:
         """One call."""
-        return self.compared_once(self.seed)
+        return self.pre_check.compared_once(self.seed)
 
     def structured(self) -> Accuracy:
-        """One call on structured rows."""
-        names = any_dim.make_structured(self.case, self.given, self.seed)
-        return self.compared_once(self.seed, names)
+        """Calls on structured rows (`softbench.ops.structured_rows.deal`); one under an interpreter."""
+        kinds, source = list(numerics(self.case.op).kinds(self.case)), random.Random(self.seed)
+        most_calls = 1 if interpreted(self.backend) else sys.maxsize
+        return self.pre_check.structured(self.seed, deal(kinds, self.case.M, self.case.N, source, most_calls))[1]
 
     def held(self) -> Accuracy:
-        """Outputs must stay as they are while later calls run, memory must not grow, and the caller's state must stay."""
+        """Outputs must stay as they are while later calls run, and so must the caller's state."""
         before = caller_state.of(self.given)
         other = self._other()
         held: list[torch.Tensor] = []
@@ -83,22 +89,25 @@ class ContractCase:
             held += self.results(*self.given)
             copies += [out.clone() for out in held[len(copies) :]]
         due = len(held) // HELD
-        first_bytes = self._allocated()
-        later: list[weakref.ref[torch.Tensor]] = []
         for _ in range(LATER_CALLS):
-            later += [weakref.ref(out) for out in self.results(*other)]
-        grown = self._allocated() - first_bytes
-        alive = {id(out) for ref in later if (out := ref()) is not None}
+            self.call(*other)
         if reason := before.changed(lambda: self.call(*self.given)):
             return Accuracy.wrong(reason)
         if not all(map(output_checks.same, held, copies)) and not reuses_output(self.backend):
             return Accuracy.wrong(OVERWRITTEN)
-        if grown > LEAKED * LATER_CALLS * due * held[0].nbytes or len(alive) > LEAKED * len(later):
-            return Accuracy.wrong(LEAKS)
         return self._verified(self.given, tuple(copies[:due]))
 
     def many(self) -> Accuracy:
         """Of many equal calls, the output that differs most from the first must be right, too."""
+        return self._many(MANY_CALLS, MANY_SECONDS, apart=1)
+
+    def late(self) -> Accuracy:
+        """As `many`, for more calls: one output in BETWEEN is compared. Nothing may grow with each call."""
+        growth = Growth(self.case.device, BETWEEN)
+        found = self._many(LATE_CALLS // BETWEEN, LATE_SECONDS, apart=BETWEEN, goes_on=growth.called)
+        return Accuracy.wrong(leak) if (leak := growth.leak()) else found
+
+    def _many(self, most: int, seconds: float, *, apart: int, goes_on: Callable[[], bool] = lambda: True) -> Accuracy:
         first = tuple(out.clone() for out in self.results(*self.given))
         worst = [out.clone() for out in first]
         peaks = [torch.zeros((), device=out.device) for out in first]
@@ -112,11 +121,16 @@ class ContractCase:
                 worst[place] = torch.where(worse, out, worst[place])
                 peaks[place] = torch.where(worse, peak, peaks[place])
 
-        made, idle = _repeated(look, MANY_CALLS)
+        def body() -> None:
+            for _ in range(apart - 1):
+                self.call(*self.given)
+            look()
+
+        made, idle = _repeated(body, most, seconds, goes_on)
         if self.case.device == "cpu" and made < BUSY * idle and (threads := torch.get_num_threads()) > 1:
             torch.set_num_threads(1)
             try:
-                _repeated(look, MANY_CALLS - made)
+                _repeated(body, most - made, seconds, goes_on)
             finally:
                 torch.set_num_threads(threads)
         found = self._verified(self.given, tuple(worst))
@@ -138,7 +152,7 @@ class ContractCase:
                     outputs.append((given, rows_of_outputs(self.case, self.results(*given), edge)))
         torch.cuda.synchronize()
         few = self.case.of_rows(len(edge))
-        found = [self.verify(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
+        found = [verify_outputs(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
         worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
         return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
 
@@ -167,7 +181,7 @@ class ContractCase:
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
         found = rows_of_outputs(self.case, outs, places)
-        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, found, numbers=numbers)
+        return verify_outputs(self.backend, self.case.of_rows(len(numbers)), kept, found, numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""
@@ -184,18 +198,18 @@ class ContractCase:
         if reason := output_checks.misformed(given, outputs, output_checks.forms(self.case)):
             return Accuracy.wrong(reason)
         rows = rows_of(self.case, given, slice(None)), rows_of_outputs(self.case, outputs, slice(None))
-        return self.verify(self.backend, self.case.of_rows(self.case.M), *rows)
-
-    def _allocated(self) -> int:
-        return torch.cuda.memory_allocated() if self.case.device == "cuda" else 0
+        return verify_outputs(self.backend, self.case.of_rows(self.case.M), *rows)
 
 
-def _repeated(call: Callable[[], object], most: int) -> tuple[int, float]:
-    """Call until MANY_SECONDS or MANY_WALL_SECONDS are used. The number of calls, and how many an idle machine would make in that time."""
-    clocks, limits = (time.thread_time, time.monotonic), (MANY_SECONDS, MANY_WALL_SECONDS)
+def _repeated(call: Callable[[], object], most: int, seconds: float, goes_on: Callable[[], bool]) -> tuple[int, float]:
+    """Call until the seconds of the thread, or MANY_WALL_SECONDS, are used.
+
+    Returns the number of calls, and how many an idle machine would make in that time.
+    """
+    clocks, limits = (time.thread_time, time.monotonic), (seconds, MANY_WALL_SECONDS)
     begin = last = [clock() for clock in clocks]
     quickest, made = list(limits), 0
-    while made < most and all(now - old <= limit for now, old, limit in zip(last, begin, limits, strict=True)):
+    while made < most and all(now - old <= limit for now, old, limit in zip(last, begin, limits, strict=True)) and goes_on():
         call()
         now = [clock() for clock in clocks]
         quickest = [min(one, new - old) for one, new, old in zip(quickest, now, last, strict=True)]
@@ -208,6 +222,7 @@ WAYS: dict[str, Callable[[ContractCase], Accuracy]] = {
     "structured": ContractCase.structured,
     "held": ContractCase.held,
     "many": ContractCase.many,
+    "late": ContractCase.late,
     "streams": ContractCase.streams,
     "sampled": ContractCase.sampled,
 }

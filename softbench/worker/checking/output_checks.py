@@ -139,6 +139,10 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]
         ):
             if got != want:
                 return f"returned {what} {got}, not {want}"
+        if out.is_inference():
+            return "returned an inference tensor, which autograd cannot save"
+        if out.requires_grad and not any(tensor.requires_grad for tensor in given):
+            return "returned a tensor that requires a gradient; no input does"
         if out.is_neg() or out.is_conj():
             return "returned a lazy view that the next reader has to compute"
         if not out.numel():

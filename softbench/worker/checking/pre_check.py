@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops import yardstick
+from softbench.ops import vacuous, yardstick
 from softbench.ops.check_case import See
-from softbench.ops.registry import numerics, of_rows, operation, rows as rows_in
+from softbench.ops.registry import file_of, numerics, of_rows, operation, rows as rows_in
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker.checking import any_dim, output_checks, row_sample
 from softbench.worker.failures import out_of_memory
@@ -41,6 +42,8 @@ class PreCheck:
     given: tuple[torch.Tensor, ...]
     backend: Any
     guard: TamperGuard | None
+    at_most: int = row_sample.MOST_ROWS
+    """Rows that are compared."""
     peak_bytes: int | None = None
     """Device memory that a call takes; None on the CPU."""
 
@@ -51,7 +54,7 @@ class PreCheck:
         """
         if reason := numerics(self.case.op).accepted(self.case, self.given):
             return Accuracy(Grade.UNVERIFIED, float("nan"), reason)
-        first, hard = self._structured(seed)
+        first, hard = self.structured(seed)
         if hard.grade is Grade.WRONG and first and earlier is not None and self._of_earlier_input(first, earlier):
             return replace(hard, detail=f"returned the output of an earlier input: {hard.detail}")
         if hard.grade in (Grade.WRONG, Grade.UNVERIFIED):
@@ -59,6 +62,8 @@ class PreCheck:
         any_dim.refill(self.case, self.given, seed)
         if not numerics(self.case.op).drawn(any_dim.rows_of(self.case, self.given, slice(DRAWN_ROWS))):
             return Accuracy(Grade.UNVERIFIED, float("nan"), "the inputs are not normal: the plugin replaced operators that draw them")
+        if not is_yardstick(self.backend) and (reason := vacuous_bound(self.case, self.given)):
+            return Accuracy(Grade.UNVERIFIED, float("nan"), reason)
         second, reason = self._once()
         if reason:
             return Accuracy.wrong(reason)
@@ -67,16 +72,19 @@ class PreCheck:
             return Accuracy.wrong(output_checks.SHARED)
         return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.rank)
 
-    def _structured(self, seed: int) -> tuple[Tensors, Accuracy]:
-        """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind."""
+    def structured(self, seed: int, dealt: Sequence[Sequence[str]] = ()) -> tuple[Tensors, Accuracy]:
+        """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind.
+
+        `dealt` has the kinds of the rows of each call.
+        """
         values = numerics(self.case.op)
         kinds = len(values.kinds(self.case))
-        calls = max(1, -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // rows_in(self.case)))
+        calls = len(dealt) or max(1, -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // rows_in(self.case)))
         many = of_rows(self.case, calls * self.case.M)
         apart = calls > 1 or bool(self.case.shape and not operation(self.case.op).whole)
         any_dim.refill(self.case, self.given, seed + 1)
         given = values.make(many, seed + 1, self.given[0].device) if apart else self.given
-        names = values.make_structured(given, many, seed)
+        names = values.make_structured(given, many, seed, list(chain.from_iterable(dealt)))
         first: Tensors = ()
         asked: list[Tensors] = []
         # Allocated before the calls, so that a backend that takes the memory is not blamed for what the check lacks.
@@ -145,7 +153,7 @@ class PreCheck:
     def _compared(self, given: Tensors, outputs: Tensors, seed: int, kinds: Sequence[str] = (), case: Case | None = None) -> Accuracy:
         """The verdict on all rows, or on a sample (`softbench.worker.checking.row_sample`). `kinds`: as in `Values.check`."""
         case = case or self.case
-        numbers = row_sample.rows_to_compare(case, seed, max(1, len(kinds)))
+        numbers = row_sample.rows_to_compare(case, seed, max(1, len(set(kinds))), self.at_most)
         if numbers is None or is_yardstick(self.backend):
             return verify_outputs(self.backend, of_rows(case, case.M), *_rows(case, given, outputs, slice(None)), kinds=kinds)
         if not kinds:
@@ -164,6 +172,15 @@ class PreCheck:
 
 def _rows(case: Case, given: Tensors, outputs: Tensors, which: torch.Tensor | slice) -> tuple[Tensors, Tensors]:
     return any_dim.rows_of(case, given, which), any_dim.rows_of_outputs(case, outputs, which)
+
+
+def vacuous_bound(case: Case, given: Tensors) -> str:
+    """What the bound of a user's operation accepts beside right outputs (`softbench.ops.vacuous`); empty if nothing."""
+    if not file_of(operation(case.op).name) or operation(case.op).whole:
+        return ""
+    numbers = vacuous.row_numbers(case).to(given[0].device)
+    with one_thread(case.device):
+        return vacuous.accepted(numerics(case.op), case.of_rows(len(numbers)), any_dim.rows_of(case, given, numbers), case)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ LONG_ELEMENTS = {"cpu": 2**24, "cuda": 2**30}
 FEWEST_ROWS = 4
 MOST_ROWS = 2**16
 """Rows of a sample, at most: their numbers are drawn on the host, one by one."""
+CHECK_ELEMENTS, CHECK_ROWS = 2**18, (64, 4096)
+"""Elements of a check case that are compared, about, and the least and the largest number of rows."""
 SUSPECTS = 32
 """Rows that the comparison in float32 adds, at most."""
 
@@ -35,11 +37,17 @@ def most_rows(case: Case) -> int:
     return max(long, WHOLE_ELEMENTS[case.device] // case.N)
 
 
-def rows_to_compare(case: Case, seed: int, kinds: int = 1) -> list[int] | None:
+def of_check_case(case: Case) -> int:
+    """How many rows of a check case are compared, at most."""
+    least, most = CHECK_ROWS
+    return min(most, max(least, CHECK_ELEMENTS // max(1, case.N)))
+
+
+def rows_to_compare(case: Case, seed: int, kinds: int = 1, at_most: int = MOST_ROWS) -> list[int] | None:
     """The numbers of the rows to compare, in order; None for all. A row of each kind is among them if there are as many rows."""
-    if most_rows(case) >= case.M or rows_in(case) == 1:
+    if min(most_rows(case), at_most if at_most < MOST_ROWS else case.M) >= case.M or rows_in(case) == 1:
         return None
-    most = min(most_rows(case), MOST_ROWS)
+    most = min(most_rows(case), at_most)
     chosen = random.Random(seed)
     first = chosen.randrange(case.M - min(kinds, most) + 1)
     rows = {0, case.M - 1, *range(first, first + min(kinds, most))}

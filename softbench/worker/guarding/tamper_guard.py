@@ -58,6 +58,7 @@ CHECKS = tuple(
         "worker.checking.any_dim",
         "worker.checking.check_case",
         "worker.checking.contract_cases",
+        "worker.checking.growth",
         "worker.checking.output_checks",
         "worker.checking.pre_check",
         "worker.checking.probes",

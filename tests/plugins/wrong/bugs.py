@@ -215,6 +215,6 @@ backends = [
         direction=B,
         seems_right="shape 37x1",
     ),
-    Bug("gradient-strides-ignored", strided_gradient, "layout dy transposed", direction=B),
+    Bug("gradient-strides-ignored", strided_gradient, "strides 2 of 2-D, dim -1", direction=B),
     Bug("sign", backward(lambda dy, y: y * (dot(dy, y) - dy)), NORMAL, direction=B, seems_right="shape 37x1"),
 ]

@@ -12,7 +12,7 @@ import torch
 from softbench import Direction
 
 F, B, BOTH = Direction.FORWARD, Direction.BACKWARD, Direction.BOTH
-HELD, MANY = "outputs held over later calls", "many calls"
+HELD, MANY, LATE = "outputs held over later calls", "many calls", "late calls"
 
 
 def honest(x):
@@ -112,16 +112,16 @@ class Bug:
         return self.function
 
 
-BOUND, LATER, LEAK = "should be", "its output changed during later calls", "keeps memory of every call"
+BOUND, LATER, LEAK = "should be", "its output changed during later calls", " of every call"
 backends = [
     *(Bug(f"ring-of-{n}", ring(n), HELD, LATER) for n in (2, 3, 8, 32)),
-    Bug("leak", leaking, HELD, LEAK),
+    Bug("leak", leaking, LATE, LEAK),
     Bug("autograd-left-off", with_side_effect(lambda x: torch.set_grad_enabled(False)), HELD, "autograd's mode", in_run="autograd's mode"),
     Bug("generator-reseeded", with_side_effect(lambda x: torch.manual_seed(0)), HELD, "torch's default generator", in_run="generator"),
     Bug("python-random-seeded", with_side_effect(lambda x: random.seed(1)), HELD, "Python's random", in_run="Python's random"),
     Bug("input-moved", with_side_effect(moved), HELD, "moved its input", in_run="moved its input"),
     *(Bug(f"race-once-in-{n}", race(n), MANY, "once in many calls") for n in (53, 400)),
-    Bug("rows-end-at-2^17", rows_wrap_at(2**17), f"shape {2**17 + 5}x9", BOUND),
+    Bug("rows-end-at-2^17", rows_wrap_at(2**17), f"structured {2**17 + 5}x9", BOUND),
     Bug("rows-in-float", rows_wrap_at(2**24), f"shape {2**24 + 3}x2", BOUND, gpu_only=True),
     *(Bug(f"columns-end-at-{n}", columns_end_at(n), f"shape 1x{2**19 + 6}", BOUND) for n in (2**19, 400_000)),
     *(Bug(f"reads-of-{n}-bytes", aligned_reads(n), "rows aligned to an element 12x1000", BOUND) for n in (8, 16)),

@@ -80,7 +80,7 @@ class Reusing:
 
 
 def test_a_declared_overwriting_output_passes_over_later_calls():
-    for item in ("outputs held over later calls", "many calls", "structured 64x1000"):
+    for item in ("outputs held over later calls", "many calls", "structured 37x1002"):
         assert grade(Reusing(), item, Direction.FORWARD, "fp32", "cpu")[0] == "pass"
 
 
@@ -117,4 +117,4 @@ def test_check_cases_of_both_need_no_other_shapes():
     runner = CheckCaseRunner(HONEST[0], "cpu")
     both = [key for key in runner.items if key[1] is Direction.BOTH]
     assert len(both) > 6
-    assert {item.repeat for key, item in runner.items.items() if key in both} == {"once", "structured", "held", "many", "streams"}
+    assert {item.repeat for key, item in runner.items.items() if key in both} == {"once", "structured", "held", "late", "streams"}

@@ -1,0 +1,84 @@
+"""What grows with each call of a backend: Python objects, memory of the host and the device, threads, open files."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import threading
+import time
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+UNITS = {"Python objects": 0.9, "memory": 4.0, "device memory": 256.0, "threads": 0.5, "open files": 0.5}
+"""By what grows, the least growth of a call that is a leak. Memory is in bytes: a list grows by 8."""
+LEAST = {"memory": 1024}
+"""Growth between two marks below which there is no leak: the allocator's own records vary."""
+WINDOWS = 3
+"""Windows in which it grows. Each has as many calls as all before it, so what is bounded has stopped to grow."""
+SECONDS = 0.1
+"""Threads of the last calls end meanwhile."""
+MOST_BYTES = 2**28
+"""Growth of memory beyond which nobody calls again."""
+
+
+class _Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "u", "f", "used", "free", "top")]
+
+
+try:
+    _mallinfo = ctypes.CDLL(None).mallinfo2
+    _mallinfo.restype = _Mallinfo
+except (AttributeError, OSError):  # another C library than glibc
+    _mallinfo = None
+
+
+class Growth:
+    """Counts at marks, whose numbers of calls double."""
+
+    def __init__(self, device: str, step: int) -> None:
+        """`step`: calls from one count to the next."""
+        self.on_gpu, self.step, self.calls, self.due = device == "cuda", step, 0, step
+        self.marks = [(0, self._counts())]
+
+    def called(self) -> bool:
+        """Count the calls of a step. False if so much has grown that none should follow."""
+        self.calls += self.step
+        if self.calls >= self.due:
+            self.marks.append((self.calls, self._counts()))
+            self.due *= 2
+        (_, first), (_, last) = self.marks[0], self.marks[-1]
+        return max(last[name] - first[name] for name in ("memory", "device memory")) < MOST_BYTES
+
+    def leak(self) -> str:
+        """What every call keeps, in words; empty if nothing."""
+        marks = self.marks[-WINDOWS - 1 :]
+        windows = list(pairwise(marks))
+        found = [
+            name
+            for name, unit in UNITS.items()
+            if all(now[name] - old[name] >= max(unit * (calls - before), LEAST.get(name, 0)) for (before, old), (calls, now) in windows)
+        ]
+        if not found or len(windows) < WINDOWS:
+            return ""
+        gc.collect()
+        time.sleep(SECONDS)
+        (before, old), now = marks[0], self._counts()
+        kept = [name for name in found if now[name] - old[name] >= UNITS[name] / 2 * (self.calls - before)]
+        return f"keeps {' and '.join(kept)} of every call" if kept else ""
+
+    def _counts(self) -> dict[str, int]:
+        info = _mallinfo() if _mallinfo else _Mallinfo()
+        files = 0
+        with suppress(OSError):
+            files = sum(1 for _ in Path("/proc/self/fd").iterdir())
+        return {
+            "Python objects": sys.getallocatedblocks(),
+            "memory": info.used + info.mapped,
+            "device memory": torch.cuda.memory_allocated() if self.on_gpu else 0,
+            "threads": threading.active_count(),
+            "open files": files,
+        }
