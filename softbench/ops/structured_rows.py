@@ -48,9 +48,10 @@ class Places:
     def columns(self, rows: int) -> torch.Tensor:
         """A column for each row: one of the last two, a tile's edge, and two of any number, in turn."""
         random = torch.randint(self.N, (rows,), generator=self.generator)
-        edges = torch.tensor(self.edges())
-        random[1::4] = edges[torch.randint(len(edges), random[1::4].shape, generator=self.generator)]
-        random[0::4] = self.N - 1 - torch.randint(min(2, self.N), random[0::4].shape, generator=self.generator)
+        edges, turn = torch.tensor(self.edges()), int(torch.randint(4, (), generator=self.generator)) if rows < 4 else 0
+        at_edges, last = slice((1 - turn) % 4, None, 4), slice(-turn % 4, None, 4)
+        random[at_edges] = edges[torch.randint(len(edges), random[at_edges].shape, generator=self.generator)]
+        random[last] = self.N - 1 - torch.randint(min(2, self.N), random[last].shape, generator=self.generator)
         return random.to(self.device)
 
     def edges(self) -> list[int]:
@@ -108,10 +109,14 @@ def of_x(dtype: str) -> dict[str, Change]:
         put(x, places, *MASSIVE)
 
     def uneven(x: torch.Tensor, places: Places) -> None:
-        for number, change in enumerate((large, partial(step, up=True), partial(step, up=False))):
-            change(x[number::3], places)
-        for number, infinite in enumerate((places.before, places.some, lambda rows: places.before(rows).flip(1), places.before)):
-            x[number::4].masked_fill_(infinite(len(x[number::4])), -math.inf)
+        changes: tuple[Change, ...] = (large, partial(step, up=True), partial(step, up=False))
+        masks = (places.before, places.before, places.some, lambda rows: places.before(rows).flip(1))
+        turn = int(torch.randint(12, (), generator=places.generator))
+        for number, change in enumerate(changes):
+            change(x[(number - turn) % 3 :: 3], places)
+        for number, mask in enumerate(masks):
+            rows = x[(number - turn) % 4 :: 4]
+            rows.masked_fill_(mask(len(rows)), -math.inf)
 
     return {
         "30 times as wide": lambda x, places: x.mul_(30),

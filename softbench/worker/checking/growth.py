@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,11 +30,8 @@ class _Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "u", "f", "used", "free", "top")]
 
 
-try:
-    _mallinfo = ctypes.CDLL(None).mallinfo2
-    _mallinfo.restype = _Mallinfo
-except (AttributeError, OSError):  # another C library than glibc
-    _mallinfo = None
+_mallinfo: Any = getattr(ctypes.CDLL(None), "mallinfo2", _Mallinfo)  # another C library than glibc counts nothing
+_mallinfo.restype = _Mallinfo
 
 
 class Growth:
@@ -71,7 +69,7 @@ class Growth:
         return f"keeps {' and '.join(kept)} of every call" if kept else ""
 
     def _counts(self) -> dict[str, int]:
-        info = _mallinfo() if _mallinfo else _Mallinfo()
+        info = _mallinfo()
         files = 0
         with suppress(OSError):
             files = sum(1 for _ in Path("/proc/self/fd").iterdir())
