@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -26,11 +27,16 @@ PLUGINS = Path(__file__).parents[1] / "plugins"
 BATCHES = 12  # a fingerprint of few values misses some changes: with this many batches, one changes the values it reads
 
 
-def load(path):
+def module_of(path):
     spec = importlib.util.spec_from_file_location(f"plugin_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look it up
     spec.loader.exec_module(module)
-    return module.backends
+    return module
+
+
+def load(path):
+    return module_of(path).backends
 
 
 BUGS = load(PLUGINS / "wrong" / "bugs.py")
@@ -39,6 +45,7 @@ ARITHMETIC = load(PLUGINS / "correct" / "arithmetic.py")
 HABITS = load(PLUGINS / "correct" / "habits.py")
 VALUES = load(PLUGINS / "wrong" / "values.py")
 CALLS = load(PLUGINS / "wrong" / "calls.py")
+HIDDEN = module_of(PLUGINS / "wrong" / "hidden.py")
 BATCH_TRICKS = load(PLUGINS / "wrong" / "batch_tricks.py")
 TRICKS = load(PLUGINS / "wrong" / "tricks.py")
 WRONG_WAYS = load(PLUGINS / "wrong" / "operations.py")

@@ -28,6 +28,9 @@ SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 COLLECT_OTHERWISE = 11
 """Added to the first threshold of the garbage collector, so that a call which sets a usual one is noticed."""
 
+OF_COMPILERS = ("TORCHINDUCTOR_", "TRITON_")
+"""Variables that torch.compile sets when it compiles."""
+
 State = dict[str, Any]
 _before_first_call: State = {}
 
@@ -43,8 +46,12 @@ class Setting:
     """True if a first call must keep it, too."""
 
 
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(OF_COMPILERS)}
+
+
 def _write_environment(values: Mapping[str, str]) -> None:
-    for name in set(os.environ) - set(values):
+    for name in set(_environment()) - set(values):
         del os.environ[name]
     os.environ.update(values)
 
@@ -102,7 +109,7 @@ SETTINGS: dict[str, Setting] = {
         lambda: list(warnings.filters),
         lambda value: warnings.filters.__setitem__(slice(None), value),  # type: ignore[index]
     ),
-    "the environment": Setting(lambda: dict(os.environ), _write_environment),
+    "the environment": Setting(_environment, _write_environment),
     "the root logger": Setting(lambda: (logging.root.level, logging.root.disabled, logging.root.manager.disable)),
     "numpy's handling of errors": Setting(numpy.geterr, lambda value: numpy.seterr(**value)),
     "the options of printing": Setting(lambda: (repr(torch._tensor_str.PRINT_OPTS), repr(numpy.get_printoptions())), lasting=True),
