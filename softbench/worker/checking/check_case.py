@@ -167,4 +167,4 @@ class CheckCaseRunner:
 def contract_case(backend: Any, case: Case, call: Call, given: Tensors, guard: TamperGuard | None, seed: int) -> ContractCase:
     """A contract case whose outputs are compared as before timing."""
     pre_check = PreCheck(case, call, given, backend, guard, of_check_case(case))
-    return ContractCase(backend, case, call, given, guard, seed, pre_check)
+    return ContractCase(backend, case, call, given, guard, seed, pre_check, verify_outputs)

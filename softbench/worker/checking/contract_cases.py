@@ -19,12 +19,12 @@ from softbench.plugins.traits import interpreted, reuses_output
 from softbench.worker.checking import any_dim, output_checks
 from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
 from softbench.worker.checking.growth import Growth
-from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.checking.probes import OVERWRITTEN
 from softbench.worker.guarding import caller_state
 from softbench.worker.guarding.async_work import AsyncWorkWatch
 
 if TYPE_CHECKING:
+    from softbench.worker.checking.pre_check import PreCheck
     from softbench.worker.guarding.tamper_guard import TamperGuard
 
 Tensors = tuple[torch.Tensor, ...]
@@ -60,6 +60,8 @@ class ContractCase:
     seed: int
     pre_check: PreCheck
     """Of this callable."""
+    verify: Callable[..., Accuracy]
+    """`softbench.worker.checking.pre_check.verify_outputs`."""
 
     def judge(self, way: str) -> Accuracy:
         """The verdict on a way of calling, one of WAYS."""
@@ -152,7 +154,7 @@ class ContractCase:
                     outputs.append((given, rows_of_outputs(self.case, self.results(*given), edge)))
         torch.cuda.synchronize()
         few = self.case.of_rows(len(edge))
-        found = [verify_outputs(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
+        found = [self.verify(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
         worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
         return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
 
@@ -181,7 +183,7 @@ class ContractCase:
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
         found = rows_of_outputs(self.case, outs, places)
-        return verify_outputs(self.backend, self.case.of_rows(len(numbers)), kept, found, numbers=numbers)
+        return self.verify(self.backend, self.case.of_rows(len(numbers)), kept, found, numbers=numbers)
 
     def results(self, *given: torch.Tensor) -> Tensors:
         """The outputs of a call."""
@@ -198,7 +200,7 @@ class ContractCase:
         if reason := output_checks.misformed(given, outputs, output_checks.forms(self.case)):
             return Accuracy.wrong(reason)
         rows = rows_of(self.case, given, slice(None)), rows_of_outputs(self.case, outputs, slice(None))
-        return verify_outputs(self.backend, self.case.of_rows(self.case.M), *rows)
+        return self.verify(self.backend, self.case.of_rows(self.case.M), *rows)
 
 
 def _repeated(call: Callable[[], object], most: int, seconds: float, goes_on: Callable[[], bool]) -> tuple[int, float]:
