@@ -34,7 +34,7 @@ HELD = 3
 LATER_CALLS = 40
 """Calls while outputs are held: a ring of so many buffers, less HELD, is found."""
 MANY_CALLS, MANY_SECONDS = 1000, 0.25
-LATE_CALLS, LATE_SECONDS = 10_400, 0.25
+LATE_CALLS, LATE_SECONDS = 10_400, 0.2
 """Calls of `many calls` and of `late calls`, and seconds of the thread on the processor, at most."""
 BETWEEN = 20
 """Of `late calls` one in so many has an output that is compared."""
