@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import hashlib
-import inspect
 import os
 import signal
 import subprocess
@@ -146,7 +145,7 @@ def build(*sources: str | Path, flags: Sequence[str] = ("-O3",), seconds: float 
         FileNotFoundError: a source has no line break, and no file has this path.
         BuildError: by the first call: no GPU, no nvcc, or nvcc failed.
     """
-    folder = Path(inspect.stack()[1].filename).parent
+    folder = Path(sys._getframe(1).f_code.co_filename).parent
     texts: list[tuple[str, str, Path | None]] = []
     for number, given in enumerate(sources):
         if isinstance(given, str) and "\n" in given:

@@ -32,7 +32,7 @@ from softbench.ops.operation import Extent, WholeCase
 from softbench.ops.values import Change, Values
 from softbench.plugins.traits import is_yardstick
 from softbench.problems.layout import Layout, layout_of, op_of
-from softbench.problems.problem import SIZES, Problem, drawn
+from softbench.problems.problem import SIZES, Problem, Tolerance, drawn
 from softbench.problems.replay import in_float64, wide_module
 
 BASELINES = "softbench.problems.baselines"
@@ -48,17 +48,19 @@ FAR = 1e-3
 class ProblemValues(Values):
     """Inputs, reference and bound of a problem."""
 
-    __slots__ = ("layouts", "losses", "problem", "references", "written")
+    __slots__ = ("layouts", "losses", "problem", "references", "trusted", "written")
 
     problem: Problem
     layouts: dict[Extent, Layout]
     losses: dict[tuple[str, str], tuple[float, ...]]
     references: dict[tuple[str, bool], Callable[..., Any]]
+    trusted: dict[tuple[str, str], bool]
+    """By case and device: whether the problem's own tolerance counts."""
     written: dict[str, tuple[int, ...]]
     """By case: the inputs that the reference writes and does not read."""
 
     def __init__(self, problem: Problem) -> None:
-        for name, value in (("problem", problem), ("layouts", {}), ("losses", {}), ("references", {}), ("written", {})):
+        for name, value in (("problem", problem), ("layouts", {}), ("losses", {}), ("references", {}), ("written", {}), ("trusted", {})):
             object.__setattr__(self, name, value)
 
     def declare(self, values: Mapping[str, Value]) -> Layout:
@@ -162,10 +164,19 @@ class ProblemValues(Values):
             return layout.results(layout.called(self.callable(case.device, wide=wide), given), given)
 
     def bound(self, case: Case, *inputs: torch.Tensor) -> Sequence[torch.Tensor | Bounded]:
-        return list(self._bounds(case, inputs, self.reference(case, *inputs)))
+        return list(self._bounds(case, inputs, self.reference(case, *inputs), self._tolerance(case)))
 
-    def _bounds(self, case: Case, inputs: Sequence[torch.Tensor], all_exact: Sequence[torch.Tensor]) -> Iterator[Bounded]:
-        layout, own = self._layout(case), self.problem.tolerance(case.dtype)
+    def _tolerance(self, case: Case) -> Tolerance | None:
+        """The problem's own tolerance, unless it accepts an output that nothing computed."""
+        own, key = self.problem.tolerance(case.dtype), (case.key, case.device)
+        if own is not None and key not in self.trusted:
+            self.trusted[key] = not self._accepted(case, self.make(case, SEEDS[0], torch.device(case.device)), own)
+        return own if own is not None and self.trusted[key] else None
+
+    def _bounds(
+        self, case: Case, inputs: Sequence[torch.Tensor], all_exact: Sequence[torch.Tensor], own: Tolerance | None
+    ) -> Iterator[Bounded]:
+        layout = self._layout(case)
         narrow: Tensors = ()
         for place, (name, exact, loss) in enumerate(zip(layout.outputs, all_exact, self._losses(case), strict=True)):
             if not exact.is_floating_point():
@@ -218,9 +229,12 @@ class ProblemValues(Values):
         return self.make(replace(case, dtype=random.dtype), random.generator.initial_seed(), random.device)
 
     def accepted(self, case: Case, given: Tensors) -> str:
+        return self._accepted(case, given, self._tolerance(case))
+
+    def _accepted(self, case: Case, given: Tensors, own: Tolerance | None) -> str:
         wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in given]
         all_exact = self.reference(case, *wide)
-        for name, exact, bounded in zip(self._layout(case).outputs, all_exact, self._bounds(case, wide, all_exact), strict=True):
+        for name, exact, bounded in zip(self._layout(case).outputs, all_exact, self._bounds(case, wide, all_exact, own), strict=True):
             if not exact.is_floating_point() or not exact.numel():
                 continue
             candidates = {"zeros": torch.zeros_like(exact)}

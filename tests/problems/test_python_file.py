@@ -169,11 +169,24 @@ VACUOUS = {
 
 
 @pytest.mark.parametrize("what", VACUOUS)
-def test_a_problem_that_accepts_nothing_computed_is_refused(tmp_path, what):
+def test_a_tolerance_that_accepts_what_nothing_computed_does_not_count(tmp_path, what):
     text = f"tolerance = (1e-2, 3e-2)\n\ndef inputs(M=8, N=4096):\n return torch.randn(M, N)\n\n{VACUOUS[what]}"
+    operation = problem(tmp_path, text)
+    right = registry.numerics(operation.name).problem.reference("cpu")
+    assert judged(operation, right) == ("sampled", "")
+    for useless in (
+        lambda x: x.clone(),
+        torch.zeros_like,
+        lambda x: torch.full_like(x, right(x).mean().item()),
+        lambda x: right(x) * 1.001,
+    ):
+        assert judged(operation, useless)[0] == "wrong"
+
+
+def test_a_problem_of_zeros_is_refused(tmp_path):
+    text = "def inputs(M=8, N=64):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * 0\n"
     grade, detail = judged(problem(tmp_path, text), lambda x: x)
-    assert grade == "unverified"
-    assert what in detail
+    assert (grade, "accepts zeros" in detail) == ("unverified", True)
 
 
 INPUTS = "def inputs(M=4, N=5):\n return torch.randn(M, N)\n\n"

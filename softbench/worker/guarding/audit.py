@@ -23,7 +23,8 @@ GIVING = {"currentframe", "stack", "walk_stack", "walk_tb", "extract_stack", "pr
 """Functions of Python's library that give the frames they get to their caller; `<lambda>` is that of `logging`."""
 SYMBOLS = ("PyEval_", "PyFrame_", "PyThreadState_", "PyInterpreterState_", "PyGC_", "PyObject_GC_", "PyUnstable_")
 """Python's own functions in C that give them, by `ctypes.pythonapi`."""
-FOLDERS = {folder for file in (Path(os.__file__), Path(__file__).parents[1]) for folder in (file.parent, file.resolve().parent)}
+_HERE = Path(__file__)
+FOLDERS = {folder for one in (Path(os.__file__).parent, _HERE.parents[2], _HERE.parents[3] / "kernels") for folder in (one, one.resolve())}
 LIBRARIES = ("<frozen", *(f"{folder}{os.sep}" for folder in FOLDERS))
 PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """How files of Python's library and softbench begin, and what the paths of installed packages contain."""
