@@ -28,6 +28,8 @@ NOT_MEASURED = re.compile(r" (?:--output|-o|--shard) \S+| --resume| --force")
 """Options of a command line that change no measurement."""
 FRONTIER = (("forward", "bf16", 4096), ("backward", "bf16", 4096))
 """Sections of the frontier's tables: direction, dtype and M."""
+FRONTIER_COLUMNS = (1024, 4096, 16384, 65536, 131072, 262144, 781, 1000, 5003, 50257, 128256, 151936)
+"""Numbers of columns in the frontier's tables, of 17."""
 SWEEP = (256, 1024, 2048, 4096, 6272)
 """Numbers of columns in the tables of the default sweep."""
 README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
@@ -165,8 +167,8 @@ def training_steps() -> str:
 
 
 def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]], backends: Sequence[str]) -> str:
-    """Some of the tables that `softbench show` prints of these backends in a run."""
-    rows = [row for row in rows_of(name) if row.backend in backends]
+    """Lines of some of the tables that `softbench show` prints of these backends in a run."""
+    rows = [row for row in rows_of(name) if row.backend in backends and row.N in FRONTIER_COLUMNS]
     return shown([row for section in sections for row in rows if (row.direction, row.dtype, row.M) == section], legend=True)
 
 
@@ -201,7 +203,7 @@ def h200() -> str:
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
-        "One of the tables of `softbench show results/h200/frontier.csv --markdown`, without `triton-row`:",
+        "Lines of a table of `softbench show results/h200/frontier.csv --markdown`, without `triton-row`:",
         frontier_tables("h200/frontier", FRONTIER[:1], README_BACKENDS),
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
