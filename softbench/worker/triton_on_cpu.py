@@ -22,7 +22,7 @@ from softbench.plugins.source import PluginSource
 VARIABLE = "TRITON_INTERPRET"
 REASON = "Triton's interpreter, as there is no GPU"
 ROWS = 32  # the interpreter takes about a millisecond for each program
-IMPORTS = re.compile(r"^\s*(?:import|from)\s+triton\b", re.MULTILINE)
+IMPORTS = re.compile(r"(?:^|;)\s*(?:from\s+|import\s+(?:[^\n#;]*,\s*)?)triton\b", re.MULTILINE)
 DEVICE = {
     "multiprocessor_count": 132,
     "max_shared_mem": 232448,

@@ -8,11 +8,9 @@ import torch
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU no plugin is interpreted")
 
-PLUGIN = """import torch
-import triton
-import triton.language as tl
-from triton.runtime import driver
+PLUGIN = """import torch, triton, triton.language as tl
 
+driver = triton.runtime.driver
 SMS = driver.active.utils.get_device_properties(driver.active.get_active_torch_device().index)["multiprocessor_count"]
 
 @triton.autotune([triton.Config({}, num_warps=w) for w in (2, 4)], key=["N"])
