@@ -247,8 +247,7 @@ def plot(
 ) -> None:
     """Draw how close each backend comes to copy over N or M, or another kind of figure.
 
-    One M, dtype and direction is a large figure with the bandwidth below; several are small panels of one file. Of more than 14 backends,
-    the best, torch and compile have a colour; the others are grey. Hollow points are doubtful. A heat map says `tie` within noise.
+    Hollow points are doubtful. docs/results-format.md describes the figures.
     """
     from softbench.plan.grammar import split
     from softbench.report import plots
@@ -306,7 +305,7 @@ def compare(
 
     The first line is that drift. The table has the cells that changed most beyond it. A cell is faster or slower if the 95 % interval of
     its change does not contain 1, and the change is beyond the threshold. A doubtful cell is neither. Cells of two timers are not compared.
-    The last line counts all cells. softbench gate judges whether a backend became slower.
+    softbench gate judges whether a backend became slower.
     """
     from softbench.gate.unpaired import MARGIN
     from softbench.results.compare import ORDERS, READS, Tally, TwoFiles
