@@ -79,7 +79,7 @@ def test_a_slower_one_is_told_with_its_numbers(softbench, monkeypatch):
 
 
 def test_an_inconclusive_measurement_is_skipped(softbench, monkeypatch):
-    monkeypatch.setattr(run, "run", SyntheticRuns(softbench.folder, 2, slowdown=0.12, process_sd=0.1))
+    monkeypatch.setattr(run, "run", SyntheticRuns(softbench.folder, 2, slowdown=0.06, process_sd=0.2))
     with pytest.raises(pytest.skip.Exception, match=r"softbench: INCONCLUSIVE: 1 ambiguous cell .*repeat it: softbench gate"):
         softbench.assert_not_slower("new", "old", **ARGUMENTS)
 

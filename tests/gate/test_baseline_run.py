@@ -138,7 +138,7 @@ SLOWER = ["quiet", "tau 1 %", "slow batches", "machine 4 %", "bad process", "sit
 
 @pytest.mark.parametrize("noise", sampled(SLOWER, lambda noise: noise in MOST_UNLIKE))
 def test_slower_cells_are_found(noise):
-    result = families(40, STORED[noise], 20, 0.10, 3, RULES.margin, 14, Stored)
+    result = families(80, STORED[noise], 20, 0.10, 3, RULES.margin, 4, Stored)
     assert proportion_bounds(result.found, result.slow)[0] >= 0.95
     assert result.others == 0
 
