@@ -14,7 +14,7 @@ from pathlib import Path
 
 from softbench.core.case import NAME
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.files import not_written, replace_file, replacing
+from softbench.core.files import not_written, reject_folder, replace_file, replacing
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, percent, unknown
@@ -97,9 +97,11 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
         return read(path)
     if not path.name.endswith(SUFFIXES):
         if path.name != name_or_file:
-            raise UsageError(f"--baseline {name_or_file}: give a name, or a file that ends in .json or .csv")
+            reject_folder(path)
+            raise UsageError(f"{name_or_file}: give a name, or a file that ends in .json or .csv")
         path = path_of(name_or_file, folder)
         if not path.exists():
+            reject_folder(Path(name_or_file))
             raise UsageError(f"{folder}: {unknown(name_or_file, [file.stem for file in saved(folder)], 'baseline')}")
     document = stream(path)
     return stored(_parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path)), path)
