@@ -67,7 +67,7 @@ def error_of(*parts: Part) -> tuple[float, float]:
 
 
 def estimate(cells: Sequence[Cell]) -> Sittings | None:
-    """How much the sittings of a side differ; None if no cell has two sittings on a side and a process more."""
+    """How much the sittings of a side differ; None if no cell has two sittings on a side."""
     sides = [_Side(usable) for side in zip(*cells, strict=True) if (usable := _usable(side))]
     if not sides:
         return None
@@ -76,8 +76,8 @@ def estimate(cells: Sequence[Cell]) -> Sittings | None:
 
 
 def _usable(side: Sequence[Sequence[Sequence[float]]]) -> list[Sequence[Sequence[float]]]:
-    """The cells that have values in every sitting, and two in one of them."""
-    return [groups for groups in side if len(groups) > 1 and all(groups) and sum(map(len, groups)) > len(groups)]
+    """The cells that have values in every sitting."""
+    return [groups for groups in side if len(groups) > 1 and all(groups)]
 
 
 def _pooled(parts: Sequence[Part]) -> Part:
@@ -117,6 +117,6 @@ class _Side:
 
 
 def _within(groups: Sequence[Sequence[float]]) -> float:
-    """The variance between the processes of a sitting."""
+    """The variance between the processes of a sitting; 0 if no sitting has two, and then all of it counts as that between sittings."""
     df = sum(len(values) - 1 for values in groups)
-    return sum(variance(values) * (len(values) - 1) for values in groups if len(values) > 1) / df
+    return sum(variance(values) * (len(values) - 1) for values in groups if len(values) > 1) / (df or 1)

@@ -16,13 +16,16 @@ alike, or if only other copies slowed down. It is also ambiguous if all copies c
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
 from softbench.core.case import YARDSTICK
 from softbench.core.errors import InconclusiveError
+from softbench.gate import command_line
 from softbench.gate.inference import (
     Moderated,
     moderate,
@@ -146,8 +149,11 @@ def _machine_note(machine: float, rules: Rules) -> tuple[str, ...]:
 def add_sitting(base: RunSamples, name: str) -> str:
     """The commands that add a sitting to a saved baseline."""
     hours = f"{SITTING_S / 3600:.0f} hours"
-    save = f"softbench baseline save {name} results/latest.csv --name {name} --force"
-    return f"measure the same code after {hours} or more, best on another day: {base.more_processes(MIN_BASE)} && {save}"
+    measure = base.more_processes(MIN_BASE)
+    given = command_line.options(command_line.words(measure), ("-o", "--output"))
+    latest = Path(given[-1].removeprefix("--output=") if given else "results") / "latest.csv"
+    save = f"softbench baseline save {name} {shlex.quote(str(latest))} --name {name} --force"
+    return f"measure the same code after {hours} or more, best on another day: {measure} && {save}"
 
 
 def require_base(base: RunSamples) -> None:
@@ -274,7 +280,7 @@ class _Between(NamedTuple):
         several = max(map(len, sides)) > 1
         at_once = not several and None not in (sides[0][0].times, sides[1][0].times) and sides[0][0].near(sides[1][0])
         known = sittings or assumed(ASSUMED_SD)
-        most = known if sittings or several or at_once else assumed(MOST_SD)
+        most = known if sittings or at_once else assumed(MOST_SD)
         shared = sittings and sittings.common.variance > sittings.cell.variance and len(log_ratios) >= MIN_CELLS
         common = median(log_ratios) if shared else None
         return cls(known, most, 1 / len(sides[0]) + 1 / len(sides[1]), common, looks, "" if sittings else ", assumed")
@@ -289,8 +295,8 @@ class _Between(NamedTuple):
         if self.most is self.sittings:
             return []
         return [
-            f"the baseline has one sitting: intervals assume a standard deviation of {self.sittings.sd:.1%} between sittings, and no cell "
-            f"is called slower that one of {self.most.sd:.1%} explains"
+            f"no cell has two sittings of the baseline: intervals assume a standard deviation of {self.sittings.sd:.1%} between "
+            f"sittings, and no cell is called slower that one of {self.most.sd:.1%} explains"
         ]
 
     def interval(self, log_ratio: float, processes: Part, limit: float) -> tuple[float, float]:

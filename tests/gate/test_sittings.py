@@ -54,7 +54,7 @@ def test_the_variance_between_sittings_is_recovered_with_its_degrees_of_freedom(
     assert (few.cell.df, few.common.df) == (0, 1)
     assert sittings.error_of(few.cell, few.common)[1] == 1
     assert sittings.estimate([[[[0.0, 0.1]]]]) is None
-    assert sittings.estimate([[[[0.0], [0.1]]]]) is None
+    assert sittings.estimate([[[[0.0], [0.1]]]]).sd > 0.07  # a process each: what they differ by counts as that of the sittings
 
 
 def slow_cell(base, times):
@@ -68,7 +68,7 @@ def test_against_one_sitting_a_slowdown_that_sittings_explain_is_no_regression()
     (cell,) = [verdict for verdict in report.verdicts if verdict.state is not State.SAME]
     assert (cell.state, report.exit_code) == (State.AMBIGUOUS, 3)
     assert (
-        "the baseline has one sitting: intervals assume a standard deviation of 0.3% between sittings, and no cell is called"
+        "no cell has two sittings of the baseline: intervals assume a standard deviation of 0.3% between sittings, and no cell is called"
         in report.notes[0]
     )
     assert slow_cell(one, (on_day(1)[1] + 60, on_day(1)[1] + 90)).exit_code == 1  # at the same time
@@ -80,6 +80,18 @@ def test_against_one_sitting_a_slowdown_that_sittings_explain_is_no_regression()
 @pytest.mark.parametrize("noise", sampled([one for one in STORED if one.endswith("2 %")], lambda one: one.endswith("ng 2 %")))
 def test_sittings_raise_no_alarm(noise):
     assert proportion_bounds(families(60, STORED[noise], 20, 0.0, 3, RULES.margin, 3, Stored).exits[1], 60)[0] <= 0.05
+
+
+def test_a_process_of_each_of_ten_sittings_raises_no_alarm():
+    noise = Noise(sitting=0.04, common_sitting=0.02, sittings=10)
+    assert proportion_bounds(families(60, noise, 20, 0.0, 3, RULES.margin, 1, Stored).exits[1], 60)[0] <= 0.05
+
+
+def test_cells_of_one_sitting_each_do_not_show_how_sittings_differ():
+    runs = [run_at(1, on_day(1)), run_at(2, on_day(2))]
+    parts = [replace(run, cells={key: one for key, one in run.cells.items() if i == key.N % 2}) for i, run in enumerate(runs)]
+    report = slow_cell(join(parts), on_day(9))
+    assert (report.exit_code, "no cell has two sittings" in report.notes[0]) == (3, True)
 
 
 def simulated(sitting, runs):
@@ -113,3 +125,9 @@ def test_a_baseline_of_one_sitting_says_how_to_add_one(main, tmp_path):
     found = baselines.open_baseline("h200")
     assert (found.processes, len(found.by_sitting)) == (10, 2)
     assert "80 cells, 10 processes, 2 sittings on NVIDIA H200" in main("baseline", "list")[1]
+
+
+@pytest.mark.parametrize("output", ["-o out/h200", "--output=out/h200", "--output out/h200"])
+def test_the_commands_that_add_a_sitting_save_what_they_measure(output):
+    commands = unpaired.add_sitting(replace(run_at(1, on_day(1)), command=f"softbench run {output} --M 4"), "h200")
+    assert commands.endswith(" && softbench baseline save h200 out/h200/latest.csv --name h200 --force")
