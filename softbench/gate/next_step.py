@@ -113,7 +113,7 @@ def _another_sitting(report: GateReport, base: RunSamples) -> str:
     if report.exit_code != 3 or not slow:
         return ""
     name, again = Path(base.source).stem, f"softbench gate FIRST.csv SECOND.csv --baseline {shlex.quote(Path(base.source).stem)}"
-    if len(base.by_sitting) == 1:
+    if any(unpaired.NO_SECOND_SITTING in note for note in report.notes):
         return f"if the code of the baseline is still there, add a sitting to it: {unpaired.add_sitting(base, shlex.quote(name))}"
     sittings = unpaired.between_sittings(base)
     if sittings is None or sittings.sd < SITTINGS_DIFFER:

@@ -230,7 +230,7 @@ def _report_on(
 
     first = measured(cases, plan[0].pairs)
     report = fresh_pairs.compare(first, measured, CANDIDATE, reference, rules, plan[:1])
-    slower = any((verdict.ratio or 1) > 1 + rules.margin for verdict in report.verdicts if verdict.may_be_slower)
+    slower = any(one.fails or (one.gated and one.may_be_slower and (one.ratio or 1) > 1 + rules.margin) for one in report.verdicts)
     return slower, fresh_pairs.compare(first, measured, CANDIDATE, reference, rules, plan)
 
 
@@ -284,14 +284,12 @@ def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Ru
     """Judge each run against the baseline, and estimate the variance between all sittings.
 
     Raises:
-        InconclusiveError: a run has too few processes, or all runs are of one sitting, or the sittings have one process each.
+        InconclusiveError: a run has too few processes, or all runs are of one sitting.
     """
     reports = [unpaired.compare(family, base, rules) for family in families]
     estimate = unpaired.between_sittings(join([base, *families]))
     if estimate is None:
-        raise InconclusiveError(
-            f"{base.source}: all runs are of one sitting, or no sitting has two processes: nothing shows how sittings differ"
-        )
+        raise InconclusiveError(f"{base.source}: no cell was measured in two sittings, so that nothing shows how sittings differ")
     codes = [report.exit_code for report in reports]
     outcomes = tuple(f"{family.source}: {report.summary}" for family, report in zip(families, reports, strict=True))
     return SittingTest(

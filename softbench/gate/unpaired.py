@@ -53,6 +53,8 @@ MIN_BASE = 5
 RECOMMENDED_BASE = 10
 MIN_NEW = 3
 MARGIN = 0.05
+NO_SECOND_SITTING = "no cell has two sittings of the baseline"
+"""How the note on assumed sittings begins."""
 SAME_CHANGE = 0.01
 """A case's own copy and all copies changed alike if their log changes differ by at most this. A larger change of the machine is noted."""
 
@@ -295,7 +297,7 @@ class _Between(NamedTuple):
         if self.most is self.sittings:
             return []
         return [
-            f"no cell has two sittings of the baseline: intervals assume a standard deviation of {self.sittings.sd:.1%} between "
+            f"{NO_SECOND_SITTING}: intervals assume a standard deviation of {self.sittings.sd:.1%} between "
             f"sittings, and no cell is called slower that one of {self.most.sd:.1%} explains"
         ]
 

@@ -64,7 +64,7 @@ def test_only_a_copy_slower_in_all_processes_is_an_alarm():
     once = self_test.analyse(self_test_samples(dice(3), 12, 8, realised={}, alarm={2}), "torch", RULES)
     assert (once.flagged, once.alarms) == (6, 0)  # six repetitions have this set in their first look
     always = self_test.analyse(self_test_samples(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
-    assert (always.alarms, always.passed, always.exit_code) == (6, 0, 1)
+    assert (always.flagged, always.alarms, always.passed, always.exit_code) == (6, 6, 0, 1)
 
 
 def test_an_always_inconclusive_gate_fails_its_self_test():
