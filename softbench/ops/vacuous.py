@@ -33,6 +33,8 @@ def row_numbers(case: Case) -> torch.Tensor:
 
 def accepted(values: Values, case: Case, given: Tensors, whole: Case) -> str:
     """What the bound of an output accepts in these normal rows of a whole case, in words; empty if nothing."""
+    if case.M * case.N == 1:
+        return ""  # chance decides for one element
     given = tuple(tensor.detach() for tensor in given)
     for (name, spec), bounded in zip(operation(case.op).outputs(case).items(), bounds(values, case, given), strict=True):
         exact = bounded.expected.reshape(case.M, -1)
