@@ -6,7 +6,7 @@ import json
 import linecache
 import sys
 from collections.abc import Mapping
-from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.abc import ExecutionLoader, MetaPathFinder
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
@@ -55,16 +55,14 @@ def solution(path: Path) -> ModuleType:
 def module_of(path: Path, texts: Mapping[str, str], main: str) -> ModuleType:
     """The module of this name among source texts that import each other. Raises UsageError if there is none."""
 
-    class Source(InspectLoader):
-        def get_source(self, fullname: str) -> str:
-            return texts[fullname]
+    class Source(ExecutionLoader):
+        def get_filename(self, fullname: str) -> str:
+            return f"{path}:{fullname}.py"
 
-        def exec_module(self, module: ModuleType) -> None:
-            name = f"{path}:{module.__name__}.py"  # compilers of kernels ask for the lines of a function
-            text = texts[module.__name__]
-            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-            module.__file__ = name
-            exec(compile(text, name, "exec"), vars(module))
+        def get_source(self, fullname: str) -> str:
+            text, name = texts[fullname], self.get_filename(fullname)
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)  # compilers of kernels ask for lines
+            return text
 
     class Finder(MetaPathFinder):
         def find_spec(self, name: str, place: Any, target: Any = None) -> Any:

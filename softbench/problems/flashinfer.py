@@ -7,7 +7,9 @@ A definition has named axes, inputs, outputs, and `run` in Python as its referen
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ class FlashInfer(Problem):
         self._kind = str(found.get("op_type", ""))
         self._inputs, self._outputs = found["inputs"], found["outputs"]
         self._constants = {name: axis["value"] for name, axis in found["axes"].items() if axis.get("type") == "const"}
-        self._constraints = [str(one) for one in found.get("constraints") or ()]
+        self._constraints = _constraints(path, [str(one) for one in found.get("constraints") or ()], [*found["axes"], *self._inputs])
         free = [name for name, axis in found["axes"].items() if axis.get("type") == "var"]
         for name, spec in {**self._inputs, **self._outputs}.items():
             if spec.get("dtype") not in NAMES:
@@ -77,10 +79,11 @@ class FlashInfer(Problem):
             else:
                 found.append(_random([_extent(axis, axes) for axis in spec["shape"]], NAMES[spec["dtype"]], device))
                 if self._kind == "sampling" and name == "probs":
-                    found[-1] = torch.softmax(found[-1].float(), -1).to(found[-1].dtype)
+                    wide = found[-1].float().exp()
+                    found[-1] = (wide / wide.sum(-1, keepdim=True)).to(found[-1].dtype)
         known = {**axes, **dict(zip(self._inputs, found, strict=True))}
-        for one in self._constraints:
-            if not eval(one, {"__builtins__": {"len": len, "int": int}}, known):
+        for one, holds in self._constraints.items():
+            if not holds(**{name: known[name] for name in signature(holds).parameters}):
                 raise UsageError(f"the constraint {one} does not hold for {', '.join(f'{k}={v}' for k, v in values.items())}")
         return tuple(found)
 
@@ -166,6 +169,16 @@ class _Stored:
             raise UsageError(f"a workload has a tensor in {self.places[0].name}, and there is no such file")
         with safe_open(place, "pt", device=str(device)) as file:
             return file.get_tensor(self.key)
+
+
+def _constraints(path: Path, texts: list[str], names: list[str]) -> dict[str, Callable[..., bool]]:
+    """Each constraint as a function of the axes and inputs that it names."""
+    found: dict[str, Callable[..., bool]] = {}
+    for place, text in enumerate(texts):
+        used = ", ".join(name for name in names if re.search(rf"\b{re.escape(name)}\b", text))
+        name = f"{path.stem}_constraint{place}"
+        found[text] = vars(module_of(path, {name: f"def holds({used}):\n    return ({text})\n"}, name))["holds"]
+    return found
 
 
 def _extent(axis: object, axes: Mapping[str, Any]) -> int:

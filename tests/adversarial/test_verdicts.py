@@ -82,7 +82,7 @@ def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
     assert names
     reasons = [reason for name in names for verdict, reason in [grade(bug, name, bug.direction, bug.dtype, "cpu")] if verdict == "wrong"]
     assert reasons
-    assert all("should be" in reason for reason in reasons)
+    assert all("should be" in reason or "gives NaN in rows that hold -inf" in reason for reason in reasons)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_kept_output_is_told_from_a_wrong_one():
     for kept, told in ((torch.softmax(given[0], -1), True), (torch.zeros_like(given[0]), False)):
         found = PreCheck(case, lambda x, kept=kept: kept, given, object(), None).run(9, earlier=3)
         assert found.grade is Grade.WRONG
-        assert found.detail.endswith("; the output is that of an earlier input") is told
+        assert found.detail.startswith("returned the output of an earlier input: ") is told
 
 
 def test_the_bugs_are_right_on_normal_values():

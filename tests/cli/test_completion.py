@@ -33,7 +33,7 @@ def softmax(x): pass
 
 COMPLETED = {
     "softbench ": [
-        *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge"),
+        *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge", "export"),
         *("gate", "baseline", "judge", "list", "doctor", "inspect"),
     ],
     "softbench run --dev": ["--device", "--devices"],

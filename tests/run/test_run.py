@@ -129,9 +129,9 @@ def test_other_processes_on_the_gpu_are_noted():
 
 
 def test_workers_that_cannot_be_alive_together_are_grouped():
-    assert planning.grouped(["a", "b", "c"], 2) == (("a", "b"), ("c",))
-    assert planning.grouped(["a", "b"], 2, ["has-no-worker"]) == (("a", "b", "has-no-worker"),)
-    assert planning.grouped([], 2, ["has-no-worker"]) == (("has-no-worker",),)
+    assert planning.in_groups(["a", "b", "c"], 2) == (("a", "b"), ("c",))
+    assert planning.in_groups(["a", "b"], 2, ["has-no-worker"]) == (("a", "b", "has-no-worker"),)
+    assert planning.in_groups([], 2, ["has-no-worker"]) == (("has-no-worker",),)
     big = [Case(2**15, 2**15, "fp32", Direction.FORWARD)]
     assert planning.most_alive(big, "cuda", 52 * 2**30) == 4
     assert planning.most_alive(big, "cuda", 2**30) == 1

@@ -273,7 +273,7 @@ EFFECTS = {
     "flush-denormal": lambda *_: torch.set_flush_denormal(True),
     "warnings": lambda *_: warnings.filterwarnings("ignore"),
     "simplefilter": lambda *_: warnings.simplefilter("ignore"),
-    "environment": lambda *_: os.environ.__setitem__("OMP_NUM_THREADS", "1"),
+    "environment": lambda *_: os.environ.__setitem__("OMP_NUM_THREADS", "77"),
     "environment-removed": lambda *_: os.environ.pop("HOME", None),
     "default-dtype": lambda *_: torch.set_default_dtype(torch.float64),
     "default-device": lambda *_: torch.set_default_device("meta"),

@@ -340,7 +340,7 @@ backends = [
         "replaced softbench.ops.check.excess",
     ),
     Trick("hides-a-method", plain(hiding), "hid is_neg of its output"),
-    Trick("leaves-autocast", lambda: entering(lambda: torch.autocast("cpu")), "left autocast active"),
+    Trick("leaves-autocast", lambda: entering(lambda: torch.autocast("cpu")), ("left autocast active", "changed torch's autocast")),
     Trick("leaves-a-mode-when-unwatched", lambda: entering(lambda: torch.device("cpu"), 40), "left a torch function mode", stage="time"),
     Trick("patches-round", patching("builtins", "round", lambda *_: 1e-3), "replaced builtins.round"),
     Trick("patches-samples", patching("torch.utils.benchmark", "Measurement", Fast), "replaced torch.utils.benchmark.Measurement"),
