@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -150,6 +151,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # the parent signals a hanging worker to get its stack
     os.environ.update(order["env"])
+    tempfile.tempdir = None  # torch's import made it that of the forkserver's TMPDIR; a judged plugin may write only in its own
     from softbench.core.channel import Channel
     from softbench.worker.serve import serve
 
