@@ -196,7 +196,10 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
     sanitizer = _sanitizer() if request.sanitize else None
     try:
         with Session(
-            settings.device, settings.timeout["import"], operations.sources(settings, origins(settings.plugins)), sanitizer=sanitizer
+            settings.device,
+            settings.timeout["import"],
+            operations.sources([parse_op(request.op)[0]], origins(settings.plugins)),
+            sanitizer=sanitizer,
         ) as session:
             if sanitizer and session.gpu is None:
                 raise UsageError("--sanitize: compute-sanitizer looks at the memory of a CUDA GPU, and the backends run on the CPU")

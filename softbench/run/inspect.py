@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from softbench.core.case import Case
+from softbench.core.case import Case, parse_op
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.files import not_written
 from softbench.core.inspection import KINDS, Artifact, Inspection
@@ -31,7 +31,9 @@ def inspect(settings: Settings, name: str, case: Case) -> Inspection:
         SoftbenchError: the worker failed, crashed or hung.
     """
     require_python(settings.plugins)
-    with Session(settings.device, settings.timeout["import"], operations.sources(settings, origins(settings.plugins))) as session:
+    with Session(
+        settings.device, settings.timeout["import"], operations.sources([parse_op(case.op)[0]], origins(settings.plugins))
+    ) as session:
         opened = session.open_for([name])
         chosen = select([slot.info for slot in opened], [name], yardstick=False, flag="inspect")[-1]
         slot = next(slot for slot in opened if slot.info is chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from softbench.ops import registry
 from softbench.ops.declaration import from_json
 from softbench.ops.operation import Operation
 from softbench.plan.grammar import DEFAULTS, parse_axis, parse_operation, parse_parameters, split
-from softbench.plan.settings import PHASES, Settings
+from softbench.plan.settings import PHASES
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Lost, Pool
 
@@ -131,14 +131,13 @@ def cases_of(given: Mapping[str, Any]) -> list[dict[str, Value]]:
     return [case for case in found if case]
 
 
-def sources(settings: Settings, every: Sequence[PluginSource]) -> tuple[PluginSource, ...]:
-    """The plugin sources of a command, with the reference of its problems.
+def sources(ops: Collection[str], every: Sequence[PluginSource]) -> tuple[PluginSource, ...]:
+    """The plugin sources of a command with these operations, with the reference of its problems.
 
     No backend of softbench's own but the yardstick has a problem, so a run of problems alone loads no other.
     """
     found = (*every, *baselines())
-    ops = {op for sweep in settings.sweep for op in sweep.op}
-    if not ops or len(problems(sorted(ops))) < len(ops):
+    if not ops or len(problems(list(ops))) < len(ops):
         return found
     return tuple(source for source in found if not source.own or source.label in (YARDSTICK, REFERENCE))
 

@@ -67,7 +67,7 @@ def dry_run(request: RunRequest) -> Plan:
     Without plugins and GPUs, what an earlier command found out suffices. The free memory of a GPU must be asked for.
     """
     settings = request.settings()
-    known = _known(settings, operations.sources(settings, origins(settings.plugins)))
+    known = _known(settings, operations.sources(_operations(settings), origins(settings.plugins)))
     if known and not known.machine.gpus:
         device, gpu = choose_device(settings.device, known.machine)
         return plan_of(request, replace(known.machine, cpu_free_bytes=free_memory()), device, gpu, known.infos)
@@ -113,13 +113,17 @@ def finish(kept: writer.Run, observer: Observer) -> None:
         observer.note("nothing was measured, so latest.csv and latest.json.gz stay those of an earlier run")
 
 
+def _operations(settings: Settings) -> set[str]:
+    return {op for sweep in settings.sweep for op in sweep.op}
+
+
 def open_session(settings: Settings, activity: Activity | None = None) -> Session:
     """A session with the plugin sources of these settings.
 
     Raises:
         UsageError: as `Session` and `origins`; also for an unknown backend, if an earlier command found out all that there are.
     """
-    sources = operations.sources(settings, origins(settings.plugins))
+    sources = operations.sources(_operations(settings), origins(settings.plugins))
     if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
         select(known.infos, names)
     return Session(settings.device, settings.timeout["import"], sources, settings.threads, activity)
