@@ -54,6 +54,10 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     if files := [file for file, known in found.items() if not known]:
         with Pool() as pool:
             found |= {file: _read(pool, file, at, seconds, cases) for file in files}
+    for word in words:
+        if word not in found and word.partition("(")[0] not in registry.names() and Path(word).exists():
+            folder = f"; write kernelbot:{word} for a task of kernelbot" if Path(word).is_dir() else ""
+            raise UsageError(f"{at} {word}: is neither an operation nor a file of one ({', '.join(SUFFIXES)}){folder}")
     ops = [found.get(word, word) for word in words]
     for before, op in zip(written, ops, strict=True):
         if before.startswith("kernelbench:") and registry.declared(op).solution != "ModelNew":

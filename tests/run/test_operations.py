@@ -122,6 +122,11 @@ def test_a_worker_names_what_is_invalid_in_a_file(file, what, monkeypatch):
     assert message.removeprefix("TypeError: ") in str(error.value)
 
 
+def test_a_path_that_is_no_file_of_an_operation_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"is neither an operation nor a file of one \(.py, .json, .yml\); write kernelbot:"):
+        operations.names([str(tmp_path)])
+
+
 @pytest.mark.slow
 def test_a_file_that_hangs_is_ended_by_its_deadline(file):
     with pytest.raises(UsageError, match=r"took longer than 3 s \(in <module>, layer.py:1: while True: pass\)"):
