@@ -23,6 +23,8 @@ VARIABLE = "TRITON_INTERPRET"
 REASON = "Triton's interpreter, as there is no GPU"
 ROWS = 32  # the interpreter takes about a millisecond for each program
 IMPORTS = re.compile(r"(?:^|;)\s*(?:from\s+|import\s+(?:[^\n#;]*,\s*)?)triton\b", re.MULTILINE)
+KERNEL = re.compile(r"\bjit\b")
+"""Without it a file only asks whether Triton is there, or calls kernels of a package, which need a GPU."""
 DEVICE = {
     "multiprocessor_count": 132,
     "max_shared_mem": 232448,
@@ -40,14 +42,15 @@ LAUNCHED = SimpleNamespace(
 
 
 def prepare(source: PluginSource) -> tuple[str, int] | None:
-    """Select the interpreter if a plugin's file, or one beside it, imports Triton, and there is no GPU. Before the import of the plugin.
+    """Select the interpreter if a plugin's file, or one beside it, has Triton kernels, and there is no GPU. Before the plugin's import.
 
     Returns what `softbench.plugins.traits.interpreted` says of its backends, or None if it is not selected.
     """
     if torch.cuda.is_available() or (file := source.file) is None or os.environ.get(VARIABLE, "1") != "1" or "triton" in sys.modules:
         return None
     with suppress(OSError):
-        if not any(IMPORTS.search(one.read_text(errors="replace")) for one in [file, *_imported(file)]):
+        texts = [one.read_text(errors="replace") for one in [file, *_imported(file)]]
+        if not any(IMPORTS.search(text) and KERNEL.search(text) for text in texts):
             return None
     os.environ[VARIABLE] = "1"
     try:

@@ -61,8 +61,15 @@ def test_right_kernels_are_checked_and_wrong_ones_found(cli):
     assert reasons == {"on 32 rows under Triton's interpreter, as there is no GPU, not timed"}
 
 
+def test_a_plugin_that_only_asks_for_triton_is_timed(cli):
+    asks = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
+    (cli.folder / "asks.py").write_text(f"import torch\n{asks}\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
+    cli("run", "--plugin", "asks.py", "--backends", "asks", "--M", "40", "--N", "33", "--quick")
+    assert {row["status"] for row in cli.rows()} == {"ok"}
+
+
 def test_conversions_to_bfloat16_round_as_torch(tmp_path):
-    (tmp_path / "rows.py").write_text("import triton\n")
+    (tmp_path / "rows.py").write_text("import triton\n\n@triton.jit\ndef nothing(x):\n    pass\n")
     (tmp_path / "convert.py").write_text(ROUND)  # Triton reads a kernel's source in its file
     done = subprocess.run([sys.executable, "convert.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

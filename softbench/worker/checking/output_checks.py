@@ -140,7 +140,7 @@ def misformed(given: tuple[torch.Tensor, ...], results: Any, due: Sequence[Form]
             if got != want:
                 return f"returned {what} {got}, not {want}"
         if out.is_inference():
-            return "returned an inference tensor, which autograd cannot save"
+            return "returned an inference tensor, which autograd cannot save; use torch.no_grad()"
         if out.requires_grad and not any(tensor.requires_grad for tensor in given):
             return "returned a tensor that requires a gradient; no input does"
         if out.is_neg() or out.is_conj():

@@ -129,6 +129,14 @@ class CallerState:
     present: State
     """The settings that were changed for the call, as they were before."""
 
+    def __del__(self) -> None:
+        """The call raised, so nobody asked what it changed."""
+        self._put_back()
+
+    def _put_back(self) -> None:
+        _write(self.present)
+        self.present.clear()
+
     def changed(self, again: Callable[[], object] = lambda: None) -> str:
         """A message about the first difference now, or an empty text.
 
@@ -136,7 +144,7 @@ class CallerState:
         same. So if a generator has changed, `again` calls once more, after other numbers were drawn.
         """
         now = _read(self.settings)
-        _write(self.present)
+        self._put_back()
         if _places(self.given) != self.places:
             return "moved its input to other memory"
         if name := next((name for name, value in self.settings.items() if now[name] != value), ""):

@@ -1,6 +1,8 @@
 """A call leaves its caller's inputs in place, and torch's settings as they were."""
 
+import gc
 import random
+from contextlib import suppress
 
 import pytest
 import torch
@@ -55,3 +57,15 @@ def test_a_call_may_draw_random_numbers(draw):
         return torch.softmax(x, -1)
 
     assert PreCheck(CASE, call, NUMERICS.make(CASE, 0, torch.device("cpu")), object(), None).run(0).grade is Grade.PASS
+
+
+def test_a_call_that_raises_leaves_the_collector_as_it_was():
+    x, enabled, thresholds = torch.ones(2), gc.isenabled(), gc.get_threshold()
+
+    def check():
+        before = caller_state.of((x,))
+        raise ValueError(before)
+
+    with suppress(ValueError):
+        check()
+    assert (gc.isenabled(), gc.get_threshold()) == (enabled, thresholds)
