@@ -62,7 +62,7 @@ class Sweep:
         (OPERATION,),
         parse_operations,
         "Operations, by name or Python file; softbench list --ops has the names. "
-        "Or --problem: FILE.py, or kernelbench:FILE.py[,SOLUTION.py].",
+        "Or --problem: FILE.py, kernelbench:FILE.py[,SOLUTION.py], kernelbot:FOLDER[,...] or flashinfer:FILE.json.",
         words=BUILT_IN,
         also=("--problem",),
         commands=EVERY,

@@ -45,7 +45,10 @@ class Kernelbot(Problem):
         self.summary = str(task.get("description") or "").strip().partition("\n")[0]
         files = _files(folder, task)
         sys.meta_path.insert(0, _Finder(files))
-        module = __import__("reference")
+        try:
+            module = __import__("reference")
+        except ModuleNotFoundError as error:
+            raise UsageError(f"reference.py imports {error.name}: name it in files of {TASK}, or install it") from None
         self._generate = _function(module, "generate_input")
         check = _function(module, "check_implementation")
         reference = getattr(module, "ref_kernel", None) or _closed_over(check).get("reference")
@@ -121,7 +124,7 @@ def _files(folder: Path, task: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _benchmarks(task: Mapping[str, Any]) -> list[dict[str, Any]]:
-    given = task.get("benchmarks") or task.get("tests")
+    given = task.get("benchmarks")
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
         raise UsageError(f"{TASK}: benchmarks must be a list of the parameters of generate_input")
     found = [{str(name): value for name, value in one.items() if name != "seed"} for one in given]

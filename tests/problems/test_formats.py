@@ -113,7 +113,8 @@ def test_a_task_of_kernelbot_comes_in_as_it_is(tmp_path):
     [
         (('lang: "py"', "lang: cu"), "task.yml: lang is cu"),
         (("../utils.py", "../absent.py"), "files has the source ../absent.py, and there is no such file"),
-        (("benchmarks:", "nothing:"), "benchmarks must be a list of the parameters"),
+        (("benchmarks:", "tests:"), "benchmarks must be a list of the parameters"),
+        (('"name": "utils.py"', '"name": "others.py"'), "reference.py imports utils: name it in files of task.yml"),
         (("files:", "files: ["), "task.yml: while parsing"),
         (('reference.py", "source', 'other.py", "source'), "files has no reference.py"),
     ],
