@@ -1,5 +1,6 @@
 """`compare`, `run_gate` and `check` from Python: the results of the command line, and nothing is left behind."""
 
+import gc
 import json
 import shlex
 import sys
@@ -30,7 +31,8 @@ def wrong(x):
 
 
 def kept():
-    """What a measurement may leave behind: open files, threads and temporary folders."""
+    """What a measurement may leave behind: open files, threads and temporary folders. Garbage of earlier tests may hold files."""
+    gc.collect()
     return len([*Path("/proc/self/fd").iterdir()]), threading.active_count(), [*Path(tempfile.gettempdir()).iterdir()]
 
 

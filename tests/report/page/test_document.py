@@ -250,9 +250,12 @@ def test_legend_hides_a_line_in_every_figure(browser, page):
 
 
 def test_terms_tell_their_meaning_to_the_keyboard(browser, page):
+    from selenium.webdriver.support.wait import WebDriverWait
+
     opened(browser, page("odd"), "cells")
     browser.run("page.all('#cell-list thead button').find((head) => head.dataset.term === 'fraction of copy').focus()")
-    assert browser.find("#tip").text.startswith("fraction of copy: The median of copy over")
+    told = WebDriverWait(browser.driver, 10).until(lambda _: browser.find("#tip").text)  # the page gets an event
+    assert told.startswith("fraction of copy: The median of copy over")
     browser.click("tr[data-row='0'] button")
     named = {*browser.run("return page.all('[data-term]').map((term) => term.dataset.term)")}
     assert {"round", "doubtful", "class"} <= named
