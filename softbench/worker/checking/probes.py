@@ -385,6 +385,13 @@ class EqualProbes(Probes):
         undo()
         return False
 
+    def release(self) -> None:
+        """As `Probes.release`. The rows are compared now, because a later probe may displace this one."""
+        probe = self.held[2] if self.held else None
+        super().release()
+        if probe and not all(map(same, probe.later, probe.outputs)):
+            self.broken = self.broken or OVERWRITTEN
+
     def _share(self, held: Tensors, outputs: object) -> bool:
         """True if these outputs share memory with held ones."""
         results = as_tuple(outputs, self.due_outputs)
