@@ -127,7 +127,7 @@ def build_once(folder_name: str, library_name: str, what: str, compile_to: Calla
     return library
 
 
-def build(*sources: str | Path, flags: Sequence[str] = ("-O3",), seconds: float = 300) -> CudaLibrary:
+def build(source: str | Path, *more: str | Path, flags: Sequence[str] = ("-O3",), seconds: float = 300) -> CudaLibrary:
     """A library of CUDA C++ for the current device: `library.NAME(...)` calls its function `extern "C" void NAME(...)`.
 
     Each source is a text, or the path of a file. A relative path starts at the folder of the calling file. The first call of a function
@@ -147,7 +147,7 @@ def build(*sources: str | Path, flags: Sequence[str] = ("-O3",), seconds: float 
     """
     folder = Path(sys._getframe(1).f_code.co_filename).parent
     texts: list[tuple[str, str, Path | None]] = []
-    for number, given in enumerate(sources):
+    for number, given in enumerate((source, *more)):
         if isinstance(given, str) and "\n" in given:
             texts.append((f"source{number}.cu", given, None))
         elif (file := folder / given).is_file():
@@ -188,7 +188,7 @@ class CudaLibrary:
         assert compiler is not None
         architecture = architecture or architecture_of(torch.cuda.get_device_capability())
         texts = [*(text for _, text, _ in self._sources), *(file.read_text() for file in self.files()), *self._flags, ERRORS]
-        name = Path(self._sources[0][0]).stem if self._sources else "empty"
+        name = Path(self._sources[0][0]).stem
 
         def compile_to(library: Path) -> str:
             common = [compiler, *self._flags, *target(compiler, architecture)]
@@ -203,7 +203,7 @@ class CudaLibrary:
                 printed = list(pool.map(lambda line: run_compiler(line, self._seconds), lines))
             return "".join([*printed, run_compiler([*common, *SHARED, "-o", str(library), *objects], self._seconds)])
 
-        what = f"{self._sources[0][0] if self._sources else name} for {architecture} with {compiler}"
+        what = f"{self._sources[0][0]} for {architecture} with {compiler}"
         return build_once(key(compiler, architecture, texts), f"{name}.so", what, compile_to)
 
     def __getattr__(self, name: str) -> Callable[..., None]:

@@ -97,7 +97,7 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
         device = load_header(beside(file)).get("device_name", "")
         for one in cells:
             speed = one.speedup()
-            results.setdefault(_name(one.row), {})[one.row.backend] = {
+            results.setdefault(str(one.row.case), {})[one.row.backend] = {
                 "compiled": not one.row.reason.startswith(("import:", "build:")) if one.row.status in FAILURES else True,
                 "correctness": one.right,
                 "metadata": {"hardware": device, "run": one.row.run, "reason": one.row.reason, "class": one.row.grade},
@@ -117,10 +117,6 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
 
 def _share(found: Sequence[tuple[float, float, float] | None], p: float, place: int) -> float:
     return sum(speed is not None and speed[place] > p for speed in found) / len(found)
-
-
-def _name(row: Row) -> str:
-    return str(row.case)
 
 
 def _statistics(us: Sequence[float]) -> JsonObject:
@@ -152,7 +148,7 @@ def kernelbot(files: Mapping[Path, Sequence[Row]]) -> str:
             "runs": len(ns), "mean": fmean(ns), "std": deviation, "err": deviation / len(ns) ** 0.5, "best": min(ns), "worst": max(ns),
         }.items():  # fmt: skip
             lines.append(f"benchmark.{place}.{name}: {value}")
-    lines.append(f"check: {'pass' if found and all(one.right for one in found) else 'fail'}")
+    lines.append(f"check: {'pass' if found and all(one.right and one.us for one in found) else 'fail'}")
     return "\n".join(lines) + "\n"
 
 
