@@ -599,13 +599,3 @@ def test_an_invalid_judgement_is_refused(make_record, judged):
     data["outcome"]["judged"] = judged
     with pytest.raises((TypeError, ValueError)):
         record_from_json(data)
-
-
-@pytest.mark.parametrize("content", ["hello", "{}", "[1]", '{"a": 2}'])
-def test_a_json_of_another_program_vouches_for_nothing(tmp_path, make_row, content):
-    file = tmp_path / "run.csv"
-    file.write_text(csv.to_csv([make_row("torch")]))
-    (tmp_path / "run.json").write_text(content)
-    rows, warnings = read_csv(file)
-    assert len(rows) == 1
-    assert len(warnings) == 1 and warnings[0].endswith("so a changed number in run.csv is not noticed")
