@@ -1,8 +1,8 @@
 """The values of a problem: its inputs, the reference replayed in float64, and a bound sampled from what the reference itself loses.
 
 The reference runs twice: in the case's dtypes, and in float64. An element's error is measured in units of its size n, which is its float64
-value plus the root mean square of its row. The largest of all elements of SEEDS draws is what the reference loses. Another right kernel may
-lose FACTOR times as much, and always what one float32 sum in any order loses:
+value plus the root mean square of its row, or of the whole output if a row is one element. The largest of all elements of SEEDS draws is
+what the reference loses. Another right kernel may lose FACTOR times as much, and always what one float32 sum in any order loses:
 
     |out - exact| <= FACTOR loss n + u (16 + 2 log2 R + sqrt R) n + u_o |exact| + eta
 
@@ -302,9 +302,9 @@ def _sizes(exact: torch.Tensor) -> torch.Tensor:
     finite = torch.where(exact.isfinite(), exact, 0.0)
     if not finite.numel():
         return finite
-    rows = finite if finite.dim() > 2 else finite.reshape(1, -1)
+    rows = finite if finite.dim() > 2 and finite.shape[-1] > 1 else finite.reshape(1, -1)  # a sum that cancels is no measure of itself
     of_rows = rows.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(FAR * finite.square().mean().sqrt())
-    return finite.abs() + (of_rows if finite.dim() > 2 else of_rows.reshape([1] * finite.dim()))
+    return finite.abs() + (of_rows if rows is finite else of_rows.reshape([1] * finite.dim()))
 
 
 def _lost(got: torch.Tensor, exact: torch.Tensor) -> float:
