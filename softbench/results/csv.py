@@ -62,7 +62,7 @@ def _text(value: str) -> str:
 def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = True) -> tuple[ColumnStore, list[str]]:
     """Rows of a results file, and warnings. A torn last line is dropped with a warning. `keep`: the fields that rows have; None for all.
 
-    A `stored` file is compared with the digest in the JSON beside it. Without that JSON there is a warning.
+    A `stored` file is compared with the digest in the JSON beside it. Without that digest there is a warning.
 
     Raises:
         ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason. Or the JSON
@@ -79,7 +79,7 @@ def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = 
             torn = file.read() != b"\n"
         with path.open(encoding="utf-8-sig", newline="") as text:
             rows, warnings = _read(path, text, keep, torn=torn)
-        return rows, [*warnings, *(_unvouched(path) if stored else ())]
+        return rows, [*warnings, *(unvouched(path) if stored else ())]
     except OSError as error:
         hint = "softbench run writes it" if path.name == LATEST else f"softbench runs {path.parent} lists what is there"
         raise ResultsError(f"{path}: {error.strerror}{f'; {hint}' if isinstance(error, FileNotFoundError) else ''}") from None
@@ -92,8 +92,12 @@ def digest_of(content: bytes) -> str:
     return str(new_digest(content).hexdigest())
 
 
-def _unvouched(path: Path) -> list[str]:
-    """Warnings if the JSON beside a CSV cannot tell whether it is as its run wrote it. Raises ResultsError if it tells that it is not."""
+def unvouched(path: Path) -> list[str]:
+    """Warnings if the JSON beside a CSV cannot tell whether it is as its run wrote it.
+
+    Raises:
+        ResultsError: it tells that the CSV was changed.
+    """
     documents = [file for suffix in SUFFIXES if (file := path.with_suffix(suffix)).exists()]
     if not documents:
         unfinished = path.with_suffix(".jsonl").exists()
@@ -104,8 +108,12 @@ def _unvouched(path: Path) -> list[str]:
             stored = digests(documents[0]).get(CSV)
         except ResultsError as error:
             return [f"{error}; so a changed number in {path.name} is not noticed"]
+        if stored is None:
+            return [
+                f"{path}: {documents[0].name} has no digest of it, as an earlier softbench wrote it, so a changed number is not noticed"
+            ]
         with path.open("rb") as content:
-            if stored is None or hashlib.file_digest(content, new_digest).hexdigest() == stored:
+            if hashlib.file_digest(content, new_digest).hexdigest() == stored:
                 return []
     raise ResultsError(
         f"{path}: is not the table that {documents[0].name} belongs to: it was changed, or is of another run; copy both files again; "

@@ -21,7 +21,7 @@ from softbench.core.json import JsonObject
 from softbench.core.outcome import UNTRIED
 from softbench.core.text import count, one_line
 from softbench.results.columns import LABELS
-from softbench.results.csv import REQUIRED
+from softbench.results.csv import REQUIRED, unvouched
 from softbench.results.document import STAMP, beside, load_header, order, units_of
 
 
@@ -180,8 +180,9 @@ def cell_counts(file: Path) -> CellCounts:
     """Count the cells of a results CSV without reading their numbers.
 
     Raises:
-        ResultsError: it is not a results file, or a line is damaged.
+        ResultsError: it is not a results file, was changed after its run, or a line is damaged.
     """
+    unvouched(file)
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines)

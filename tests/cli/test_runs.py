@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import vouch
+
 EXHIBIT = Path(__file__).parents[2] / "results" / "h200"
 HEADER = {"run": "run-20261129-020812", "started": "2026-11-29T02:08:12+00:00", "device_name": "card", "backends": ["copy"]}
 
@@ -32,6 +34,10 @@ def test_runs_are_listed_newest_first_with_what_is_left_and_unreadable(main, tmp
     for name in ("losses", "odd"):
         copy(name, folder)
     (folder / "binary.csv").write_bytes(b"\xff\x00")
+    shutil.copy(EXHIBIT / "masked.csv", folder / "latest.csv")
+    vouch(folder / "latest.csv")
+    with (folder / "latest.csv").open("a") as edited:
+        edited.write("\n")
     journal = {**HEADER, "command": "softbench run --M 8", "fingerprint": {"cases": "12 (hash 1)"}}
     (folder / "run-20261129-020812.jsonl").write_text(json.dumps(journal) + "\n{}\n")
     code, out, err = main("runs")
@@ -42,11 +48,12 @@ def test_runs_are_listed_newest_first_with_what_is_left_and_unreadable(main, tmp
     assert lines[2].endswith("2026-11-29 01:03  NVIDIA H200")
     assert lines[3].startswith("  96 cells (2 noisy): softmax forward,backward bf16,fp32; copy, torch, cuda")
     assert lines[5].startswith("  195 cells (3 failed, 1 wrong; 42 noisy, 10 launch-bound): cross_entropy,logprob ")
-    assert err.startswith("softbench: results/binary.csv: is not text") and err.count("\n") == 1
+    texts = ("results/binary.csv: is not text", "results/latest.csv: is not the table that latest.json.gz belongs to: it was changed")
+    assert [line.startswith(f"softbench: {text}") for line, text in zip(err.splitlines(), texts, strict=True)] == [True, True]
     document = json.loads(main("runs", "results", "--json")[1])
     assert [one["file"] for one in document["runs"]] == ["results/odd.csv", "results/losses.csv"]
     assert document["runs"][1]["status"]["failed"] == 3
-    assert (document["unfinished"][0]["resume"], len(document["unreadable"])) == ("softbench run --M 8 --resume", 1)
+    assert (document["unfinished"][0]["resume"], len(document["unreadable"])) == ("softbench run --M 8 --resume", 2)
 
 
 def test_an_empty_folder_and_a_missing_one_are_one_line(main, tmp_path):

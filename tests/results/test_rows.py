@@ -129,7 +129,6 @@ COMMITTED = sorted(str(file.relative_to(RESULTS)) for file in RESULTS.glob("h*/*
 @pytest.mark.parametrize("name", sampled(COMMITTED, lambda name: (RESULTS / name).stat().st_size < 50_000))
 def test_a_committed_csv_has_the_rows_of_its_document(name):
     file = RESULTS / name
-    assert read_csv(file)[1] == []
     document = load(beside(file))
     found = list(results.rows_of_run([records.record_from_json(cell) for cell in document["cells"]], document))
     assert to_csv(found) == file.read_text()

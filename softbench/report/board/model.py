@@ -20,7 +20,7 @@ from softbench.gate.unpaired import MARGIN
 from softbench.report.standings import standing
 from softbench.results.columns import IMPLAUSIBLE, Row, grouped
 from softbench.results.compare import FASTER, SLOWER, Pair, pairs
-from softbench.results.csv import read_csv
+from softbench.results.csv import read_csv, unvouched
 from softbench.results.runs import FoundRun, find
 from softbench.results.select import apart
 
@@ -196,7 +196,8 @@ def collect(places: Sequence[Path], threshold: float = MARGIN) -> tuple[Board, l
     found, problems = find(places)
     for run in found:
         try:
-            rows, warnings = read_csv(run.file)
+            unvouched(run.file)
+            rows, warnings = read_csv(run.file, stored=False)
         except ResultsError as error:
             problems.append(str(error))
             continue
