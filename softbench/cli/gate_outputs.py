@@ -59,7 +59,7 @@ class Outputs:
         for text in report.notes:
             note(text)
         if not wrote_to_stdout(report.document, self.json):
-            shown = gate_report.conclusion(report) if self.quiet else gate_report.text(report, long=self.long)
+            shown = gate_report.brief(report) if self.quiet else gate_report.text(report, long=self.long)
             output.show(shown, output.console(log_width=LOG_WIDTH))
             if report.next_step:
                 typer.echo(printable(f"next: {report.next_step}"))  # rich would break the line, and the command could not be pasted

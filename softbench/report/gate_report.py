@@ -48,6 +48,16 @@ def text(report: GateReport, *, long: bool) -> RenderableType:
     return Group(*parts, conclusion(report))
 
 
+def brief(report: GateReport) -> RenderableType:
+    """The summary, and the worst cell of those that fail: verdicts begin with it."""
+    if not (failing := [verdict for verdict in report.verdicts if verdict.fails]):
+        return conclusion(report)
+    worst = failing[0]
+    ratio = f", new/old {worst.ratio:.3f}" if worst.ratio is not None else ""
+    named = f"worst: {worst.cell.backend} {worst.cell.case}: {worst.state}{ratio}: {worst.reason}"
+    return Group(conclusion(report), Text(named, no_wrap=True, overflow="ignore"))
+
+
 def conclusion(report: GateReport) -> RenderableType:
     """The summary, in one line of a log."""
     style = {0: "bold green", 1: "bold red"}.get(report.exit_code, "bold yellow")

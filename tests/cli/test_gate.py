@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -72,6 +73,14 @@ def test_an_injected_slowdown_is_exit_1_in_every_output(main, files, tmp_path, m
     assert markdown.startswith("### ❌ softbench gate: FAIL: 2 cells slower, 38 cells same")
     assert (tmp_path / "summary.md").read_text() == "before\n" + markdown
     assert (tmp_path / "forest.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_quiet_report_names_the_worst_cell(main, files):
+    code, out, _ = main("gate", files(slower()), "--baseline", "h200", "-q")
+    summary, worst, step = out.splitlines()
+    assert (code, summary) == (1, "FAIL: 2 cells slower, 38 cells same")
+    assert re.match(r"worst: ours forward-bf16-4096x\d+: slower, new/old 1\.\d\d\d: slower by more than the margin of 5\.0%", worst), worst
+    assert step.startswith("next: ")
 
 
 def test_the_next_command_repeats_the_options_that_were_given(main, files):
