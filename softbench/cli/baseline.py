@@ -40,11 +40,15 @@ def save(
     name: Annotated[str, typer.Option(help="Name of the baseline; the file is FOLDER/NAME.json.")],
     folder: Folder = BASELINES,
     force: Annotated[bool, typer.Option("--force", help="Replace a baseline of that name.")] = False,
+    allow_busy: Annotated[bool, typer.Option("--allow-busy", help="Also save runs that ended with exit code 5.")] = False,
 ) -> None:
     """Save runs (at least 5 processes, 10 recommended) as a baseline: softbench baseline save results/latest.csv --name h200."""
     from softbench.gate import baselines
 
-    file, warnings = baselines.save([baselines.open_baseline(str(path), folder) for path in files], name, folder, force=force)
+    parts = [baselines.open_baseline(str(path), folder) for path in files]
+    for path in [] if allow_busy else files:
+        baselines.reject_not_measurable(path)
+    file, warnings = baselines.save(parts, name, folder, force=force)
     warn(warnings)
     typer.echo(printable(str(file)))
 

@@ -24,8 +24,11 @@ from softbench.gate.run_files import cells_of, environment_and_units, from_docum
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting, join, merged
 from softbench.gate.unpaired import MARGIN, MIN_BASE, MIN_NEW, RECOMMENDED_BASE, add_sitting
 from softbench.gate.verdicts import Rules
+from softbench.results.columns import Row
+from softbench.results.csv import read_csv
 from softbench.results.document import SUFFIXES, lines, stream
-from softbench.results.records import SCHEMA
+from softbench.results.records import SCHEMA, records_of
+from softbench.results.rows import rows_of_run
 
 FOLDER = Path("results") / "baselines"
 FORMAT = "softbench baseline"
@@ -71,6 +74,26 @@ def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[
         except OSError as error:
             raise not_written(previous, error) from None
     return _write(baseline, name, target), previous, warnings
+
+
+def reject_not_measurable(file: Path) -> None:
+    """Check that a run of a file did not end with exit code 5. A name of a baseline passes.
+
+    Raises:
+        InconclusiveError: it did.
+        ResultsError: the file is damaged.
+    """
+    from softbench.run.quiet import not_measurable  # not to compare
+
+    if file.suffix == ".csv":
+        rows: Sequence[Row] = read_csv(file)[0]
+    elif file.name.endswith(SUFFIXES) and (document := stream(file)).get("format") != FORMAT:
+        with reading(str(file)):
+            rows = [*rows_of_run(records_of(document, file), document)]
+    else:
+        return
+    if why := not_measurable(rows):
+        raise InconclusiveError(f"{file}: {why}; --allow-busy saves it all the same")
 
 
 def path_of(name: str, folder: Path = FOLDER) -> Path:

@@ -64,6 +64,15 @@ def test_too_few_processes_end_with_3_and_a_command(main, run):
     assert "10 are recommended" in err
 
 
+def test_a_run_of_a_busy_device_is_saved_only_on_request(main, run):
+    disturbed = run(1, 10, slowdown=lambda i: -0.6)  # copy takes twice as long as what it judges
+    for file in (disturbed, disturbed.with_suffix(".json.gz")):
+        code, out, err = main("baseline", "save", file, "--name", "h200")
+        assert (code, out, len(err.splitlines())) == (3, "", 1)
+        assert f"{file}: not measurable now: copy was slower than what it judges in 4 of 4 cases" in err
+    assert main("baseline", "save", disturbed, "--name", "h200", "--allow-busy")[:2] == (0, "results/baselines/h200.json\n")
+
+
 def test_runs_of_two_machines_and_one_run_twice_are_refused(main, run):
     a, b = run(1, 5, name="a"), run(2, 5, name="b", environment={**GPU, "gpu": "NVIDIA B200"})
     code, _, err = main("baseline", "save", a, b, "--name", "both")
