@@ -117,7 +117,7 @@ def _judged(plan: Plan, case: Case, cells: int) -> float:
 def case_seconds(plan: Plan, case: Case, names: Iterable[str], *, first: bool, process: int = 0) -> Seconds:
     """The phases of one case with these backends; `first`: none of its dtype and direction was built before in these workers.
 
-    The judge judges the cells of the first process set.
+    The judge judges the cells of the first process set, which alone is profiled.
     """
     return _seconds(plan, case, _able(plan, names), first=first, process=process)
 
@@ -153,7 +153,7 @@ def _seconds(plan: Plan, case: Case, able: Sequence[BackendInfo], *, first: bool
         "check": check,
         "time": rounds * (cells * batch + each),
     }
-    if plan.device == "cpu" or settings.profile == "on":
+    if process == 0 and (plan.device == "cpu" or settings.profile == "on"):
         found["profile"] = rates["profile"].seconds(cells, elements)
     if settings.judge != WORKER and process == 0:
         found["judge"] = _judged(plan, case, sum(info.name != YARDSTICK for info in able))
