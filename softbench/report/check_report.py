@@ -45,7 +45,8 @@ def table(findings: Sequence[Finding]) -> RenderableType:
             grid.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
         parts += [Text(f"{section[0].of_pass}: {', '.join(dtypes)}", style="bold"), grid, Text()]
     found = {finding.verdict for finding in findings}
-    legend = "; ".join(f"{sign} {verdict}" for verdict, sign in SIGNS.items() if verdict in found or verdict not in OF_PROBLEMS)
+    shown = grouped((verdict for verdict in SIGNS if verdict in found or verdict not in OF_PROBLEMS), SIGNS.__getitem__)
+    legend = "; ".join(f"{sign} {' or '.join(verdicts)}" for sign, verdicts in shown.items())
     return Group(*parts, Text(legend, style="dim"), *_counts(findings, names), *_reasons(findings))
 
 

@@ -1,7 +1,7 @@
 """The journal of an unfinished run: its lines, where its records are, and how it is read to continue the run.
 
 Each line ends with its number and its digest, so that a line that was changed, moved or taken out is known. It is left out, and what it had
-is measured again.
+is measured again. A run that continues has such lines in a file of their own.
 
 Records stay on disk, because the samples of a million cells need more memory than a host has. `Cells` says where each one is.
 """
@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 from softbench.core.case import Case
 from softbench.core.errors import ResultsError
-from softbench.core.files import lock, no_link, replace_file
+from softbench.core.files import lock, no_link, replace_file, replacing
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Measured, Profile, Record, Status
 from softbench.core.text import count, one_line
@@ -36,6 +36,8 @@ LINE_END = re.compile(rb',"line":([0-9]{1,15}),"digest":"([0-9a-f]{16})"\}\n')
 """What follows the fields of an entry. Its digest is that of the text before it, with the number."""
 ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, check_circular=False)
 READ_BYTES = 2**20
+DAMAGED = ".damaged"
+"""The suffix of the file with the damaged lines of a journal."""
 
 
 class Stored(NamedTuple):
@@ -169,12 +171,14 @@ class Journal:
     """The number of its last line."""
     lost: str
     """What was left out, for the user; empty if nothing was."""
+    damaged: frozenset[int] = frozenset()
+    """The damaged lines, counted from 1."""
 
 
 def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, look: bool) -> Journal | str:
     """The newest journal in `folder` that fits the header, or why there is none.
 
-    A journal that does not fit stays unchanged. With `look` none changes; else a torn last line is removed.
+    A journal that does not fit stays unchanged. With `look` none changes; else a torn last line is removed, and damaged lines are moved.
     """
     reason = ""
     for path in sorted(folder.glob("run-*.jsonl"), key=lambda path: order(path.stem), reverse=True):
@@ -194,9 +198,30 @@ def newest(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, 
             if not look:
                 file.seek(size)
                 file.truncate()
-            return replace(found, locked=locked)
+            if look or not found.damaged or not (aside := _set_aside(path, file, found.damaged)):
+                return replace(found, locked=locked)
+            file.close()
+            again = newest(folder, header, cases, look=False)
+            return again if isinstance(again, str) else replace(again, lost=f"{found.lost}; the damaged text is in {aside}")
         file.close()
     return reason or f"nothing to resume in {folder}: no interrupted run there"
+
+
+def _set_aside(path: Path, file: IO[bytes], damaged: Collection[int]) -> Path | None:
+    """Move these lines of a journal into a file beside it, and number the others anew. None if the disk refuses: nothing changed then."""
+    aside, number = path.with_suffix(DAMAGED), 0
+    file.seek(0)
+    try:
+        with replacing(path, durable=True) as kept, open(aside, "ab", opener=no_link) as moved:
+            for place, line in enumerate(_lines(file), 1):
+                if place in damaged:
+                    moved.write(line)
+                else:
+                    number += 1
+                    kept.write(line_of(_entry_of(line)[0], number))
+    except OSError:
+        return None
+    return aside
 
 
 def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *, look: bool) -> Journal | str:
@@ -259,7 +284,7 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
     if difference is not None:
         advice = "; a run with --devices continues on any card of the model" if difference == "unit" else ""
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}{advice}")
-    size, place, right, damaged = len(first_line), 1, 1, list[str]()
+    size, place, right, damaged = len(first_line), 1, 1, dict[int, str]()
     for place, line in enumerate(lines, 2):
         at, size = size, size + len(line)
         try:
@@ -276,13 +301,13 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
                 cells.put(process, record, Stored(at, len(line), digest_of(line), record.status, record.source))
             last, right = number, right + 1
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            damaged.append(f"line {place} is damaged ({one_line(str(error), 120)})")
-    lost = damaged[:1] + ([f"{count(len(damaged) - 1, 'more line')} too"] if len(damaged) > 1 else [])
+            damaged[place] = f"line {place} is damaged ({one_line(str(error), 120)})"
+    lost = [*damaged.values()][:1] + ([f"{count(len(damaged) - 1, 'more line')} too"] if len(damaged) > 1 else [])
     lost += [f"{count(missing, 'line')} missing"] if (missing := last - right - len(damaged)) > 0 else []
     lost += ["the last line is torn"] if file.seek(0, os.SEEK_END) > size else []
     text = f"{path}: {', '.join(lost)}: left out, and what was there is measured again" if lost else ""
     units = environments({**facts, **units_of(header)}) if header.get("spread") else {}
-    return Journal(path.stem, file, True, {**header, **kept, **units}, cells, max(last, place), text), size
+    return Journal(path.stem, file, True, {**header, **kept, **units}, cells, max(last, place), text, frozenset(damaged)), size
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -306,16 +306,19 @@ def test_another_sweep_is_another_run_and_its_journal_stays(tmp_path, make_recor
 
 
 @pytest.mark.parametrize("line", [b"garbage", b"5", b"[]", b'{"process": 0}', b"[" * 50000])
-def test_a_damaged_line_of_a_journal_is_named_and_left_out(tmp_path, make_record, line):
+def test_a_damaged_line_of_a_journal_is_named_and_moved(tmp_path, make_record, line):
     before = journal_of(tmp_path, make_record)
     path = tmp_path / f"{before.name}.jsonl"
     path.write_bytes(path.read_bytes() + line + b"\n")
+    lost = f"{path}: line 4 is damaged (its digest shows a change): left out, and what was there is measured again"
+    assert writer.resume(tmp_path, header(), look=True)[0].lost == lost
     run, _ = writer.resume(tmp_path, header())
-    assert run.lost == f"{path}: line 4 is damaged (its digest shows a change): left out, and what was there is measured again"
+    aside = path.with_suffix(".damaged")
+    assert (run.lost, aside.read_bytes()) == (f"{lost}; the damaged text is in {aside}", line + b"\n")
     run.add(0, [make_record("ours", [20.0], N=512)])
     run.journal.close()
     again, _ = writer.resume(tmp_path, header())
-    assert (len(again.cells), again.lost) == (3, run.lost)
+    assert (len(again.cells), again.lost) == (3, "")
 
 
 @pytest.mark.parametrize(
