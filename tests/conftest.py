@@ -10,11 +10,13 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
-from forks import INDUCTORS, Command, Forks, start_forkserver
+from forks import IMPORTS, INDUCTORS, Command, Forks, Imports, start_forkserver
 from interpreted import interpreted
 from on_gpus import gpus
 
@@ -76,13 +78,18 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before anything imports torch."""
     if hasattr(config.option, "loadscopereorder"):  # pytest-xdist would start files of few tests last, and those are the slow ones
         config.option.loadscopereorder = False
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    if worker:  # with a thread per core each, the processes would wait for each other
-        share = len(os.sched_getaffinity(0)) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, share)))
+    worker, devices = os.environ.get("PYTEST_XDIST_WORKER"), gpus()
+    count = 0 if worker else len(getattr(config.option, "tx", None) or ())
+    if count:  # with a thread per core each, the processes would wait for each other
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
     os.environ["SOFTBENCH_QUEUE"] = "off"  # tests share a device; their runs would wait for each other
-    if worker and len(devices := gpus()) > 1:
+    if count and len(devices) <= 1 and not config.option.collectonly:
+        shared = Imports(os.environ)
+        os.environ[IMPORTS] = shared.address
+        config.add_cleanup(shared.close)
+    if worker and len(devices) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
+    gc.disable()  # until all is collected: no module of the tests' imports is garbage
 
 
 def choose(interpreter: str | None) -> None:
@@ -110,6 +117,7 @@ def _without_interpreter() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     SEARCHED[:] = sys.path
+    gc.enable()
     gc.freeze()  # each full collection of garbage would look at all modules and tests again
     generic = sys.modules.get("softbench.kernels.triton.generic")
     if generic is not None and (CHOSEN == "1") != generic.INTERPRETED:
@@ -218,16 +226,14 @@ class Cli:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Callable[[], Forks]]:
     """The process from which commands are forked; it starts when it is needed."""
-    started: list[Forks] = []
+    with ExitStack() as end:
 
-    def running() -> Forks:
-        if not started:
-            started.append(Forks())
-        return started[0]
+        @cache
+        def running() -> Forks:
+            address = os.environ.get(IMPORTS) or end.enter_context(closing(Imports(os.environ))).address
+            return end.enter_context(closing(Forks(address)))
 
-    yield running
-    for one in started:
-        one.close()
+        yield running
 
 
 @pytest.fixture

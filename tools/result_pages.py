@@ -6,9 +6,8 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
-
-from scipy.stats import gmean
 
 from softbench.api.result import Result
 from softbench.core.outcome import Grade
@@ -116,7 +115,7 @@ def averages(names: Sequence[str], backends: Sequence[str], by: Sequence[str]) -
     for name in names:
         for keys, group in with_shares(name).groupby(list(by), sort=False):
             shares = {backend: some["share"] for backend, some in group.groupby("backend")}
-            cells = [f"{gmean(shares[one]):.1%} ({shares[one].min():.1%})" if one in shares else "" for one in backends]
+            cells = [f"{geometric_mean(shares[one]):.1%} ({shares[one].min():.1%})" if one in shares else "" for one in backends]
             lines.setdefault(keys, (*(f"`{key}`" if key == group["op"].iloc[0] else str(key) for key in keys), *cells))
     heads = [{"op": "operation", "direction": "pass"}.get(column, column) for column in by]
     align = "".join("r" if column == "M" else "l" for column in by)
@@ -130,7 +129,7 @@ def spread(name: str) -> str:
     for backend, group in frame[frame["class"] != Grade.YARDSTICK].groupby("backend", sort=False):
         share = group["share"]
         reach = [str((share >= least).sum()) for least in (1, 0.95, 0.9)]
-        lines.append((f"`{backend}`", str(len(share)), *reach, f"{gmean(share):.1%}", f"{share.min():.1%}"))
+        lines.append((f"`{backend}`", str(len(share)), *reach, f"{geometric_mean(share):.1%}", f"{share.min():.1%}"))
     return table(("backend", "cells", "at least 100 %", "at least 95 %", "at least 90 %", "geometric mean", "least"), lines, "l" + "r" * 6)
 
 

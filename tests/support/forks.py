@@ -1,7 +1,8 @@
 """Commands and forkservers without their imports: one process imports softbench and torch once, and forks each of them.
 
 A command costs seconds of imports, most of them in its forkserver. A fork has what a new process imports, so that the rest is the same:
-arguments, folder, environment, output files, forkserver, workers. The process is the subreaper of its forks, so it finds all that is left.
+arguments, folder, environment, output files, forkserver, workers. The processes of pytest-xdist share the imports: `Imports` forks a
+forking process for each. That one is the subreaper of its forks, so it finds all that is left.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import uuid
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,9 +32,22 @@ PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 18
 INDUCTORS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 """A pointer of this process; torch.compile sets the variable before each use."""
-PASSING = ("PYTEST_CURRENT_TEST", "SOFTBENCH_TEST_MARK", INDUCTORS)
-"""Variables that differ between tests and decide nothing."""
-READ_LATE = ("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "COLUMNS")
+IMPORTS = "SOFTBENCH_TEST_IMPORTS"
+"""The socket of the process with the imports, which pytest-xdist's processes share."""
+PASSING = ("SOFTBENCH_TEST_MARK", IMPORTS, INDUCTORS)
+"""Variables that differ between tests and decide nothing, as those that begin with PYTEST_ do."""
+READ_LATE = (
+    "PATH",
+    "CC",
+    "CXX",
+    "CUDA_HOME",
+    "HOME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "COLUMNS",
+    "LINES",
+)
 """Variables that no import of the forking process reads, or that `command` reads in place of Python."""
 IMPORTED_BY_WORKERS = ("torch.utils.benchmark", "torch._dynamo", "torch._inductor.compile_fx")
 """What a worker imports for the tamper guard, and to compile."""
@@ -83,26 +99,46 @@ class Command(Fork):
         return texts[0], texts[1]
 
 
-class Forks:
-    """The forking process, from the test's side."""
+def deciding(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that imports may read."""
+    return {name: value for name, value in env.items() if name not in (*PASSING, *READ_LATE) and not name.startswith("PYTEST_")}
 
-    def __init__(self) -> None:
-        self.env = {name: value for name, value in os.environ.items() if name not in PASSING}
-        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-P", __file__, str(theirs.fileno()), str(self.orders.fileno())]
+
+class Imports:
+    """The process that imports, from the side that starts it; `address` is where `Forks` finds it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.address = f"softbench-tests-{uuid.uuid4().hex}"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(f"\0{self.address}")  # no file
+            listening.listen()
             self.process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno(), self.orders.fileno()],
-                env=self.env | openmp_environment(None),
+                [sys.executable, "-P", __file__, str(listening.fileno()), json.dumps(deciding(env))],
+                pass_fds=[listening.fileno()],
+                env=env | openmp_environment(None),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
 
-    def suit(self, env: dict[str, str]) -> bool:
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Forks:
+    """A forking process, from the test's side."""
+
+    def __init__(self, address: str) -> None:
+        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.process.connect(f"\0{address}")
+        with theirs:
+            socket.send_fds(self.process, [b"fork"], [theirs.fileno(), self.orders.fileno()])
+        self.env = json.loads(self.process.recv(MESSAGE_BYTES))
+
+    def suit(self, env: Mapping[str, str]) -> bool:
         """True if a fork can have this environment: other variables are read at imports."""
-        changed = {name for name in env.keys() | self.env.keys() if env.get(name) != self.env.get(name)}
-        return changed <= {*PASSING, *READ_LATE}
+        return deciding(env) == self.env
 
     def run(self, words: list[str], cwd: Path, env: dict[str, str], timeout: float) -> subprocess.CompletedProcess[str]:
         """`python -m softbench` with these words."""
@@ -133,8 +169,9 @@ class Forks:
             return json.loads(ours.recv(MESSAGE_BYTES))
 
     def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.shutdown(socket.SHUT_WR)
+        self.process.recv(1)  # until it has ended
+        self.process.close()
         self.orders.close()
 
 
@@ -146,8 +183,27 @@ def start_forkserver(orders: socket.socket, log: Path, environment: dict[str, st
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 
-def main(descriptor: int, orders: int) -> None:
-    """The forking process: takes orders until standard input closes."""
+def main(descriptor: int, env: str) -> None:
+    """The process with the imports: forks a forking process for each that connects, until standard input closes."""
+    gc.disable()
+    import_all()
+    gc.freeze()
+    gc.enable()
+    listening = socket.socket(fileno=descriptor)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forking processes
+    while 0 not in select.select([0, listening.fileno()], [], [])[0]:
+        connected, _ = listening.accept()
+        _, descriptors, _, _ = socket.recv_fds(connected, MESSAGE_BYTES, 2)
+        connected.send(env.encode())
+        if not os.fork():
+            listening.close()
+            take_orders(connected, *(socket.socket(fileno=one) for one in descriptors))
+        connected.close()
+        for one in descriptors:
+            os.close(one)
+
+
+def import_all() -> None:
     import softbench.cli.gate
     import softbench.cli.main
     import softbench.cli.output
@@ -166,16 +222,17 @@ def main(descriptor: int, orders: int) -> None:
     if not list(Path("/dev").glob("nvidia[0-9]*")):  # torch.utils.benchmark calls the CUDA driver, which no fork could use then
         import_for_workers()
 
-    taken, given = socket.socket(fileno=descriptor), socket.socket(fileno=orders)
+
+def take_orders(connected: socket.socket, taken: socket.socket, given: socket.socket) -> None:
+    """The forking process: takes orders until the test's side shuts the connection."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
-    gc.freeze()
     while True:
-        readable, _, _ = select.select([0, taken.fileno(), wake_read], [], [])
-        if 0 in readable:  # closed
+        readable, _, _ = select.select([connected.fileno(), taken.fileno(), wake_read], [], [])
+        if connected.fileno() in readable:  # closed
             os._exit(0)
         if wake_read in readable:
             os.read(wake_read, 4096)
@@ -192,7 +249,7 @@ def main(descriptor: int, orders: int) -> None:
                 RUNNING[pid] = replies
                 replies.send(json.dumps({"pid": pid}).encode())
             else:
-                become(order, descriptors, [taken.fileno(), wake_read, wake_write], given)
+                become(order, descriptors, [connected.fileno(), taken.fileno(), wake_read, wake_write], given)
             for fd in descriptors[1:]:
                 os.close(fd)
 
@@ -294,4 +351,4 @@ def serve(control: int, path: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), sys.argv[2])
