@@ -1,4 +1,4 @@
-"""The backend `liger`: softmax, cross entropy and RMSNorm of LinkedIn's Liger-Kernel, in Triton. Source: the project's public functions."""
+"""The backend `liger`: softmax, cross entropy and norms of LinkedIn's Liger-Kernel, in Triton. Source: the project's public functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ class Liger(ThirdParty):
 
     name, package, module = "liger", "liger-kernel", "liger_kernel.ops.softmax"
     install = "pip install liger-kernel"
-    operations = ("softmax", "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)", "rms_norm(eps)")
+    operations = (
+        "softmax",
+        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
+        "rms_norm(eps)",
+        "layer_norm(eps,saved)",
+        "add_rms_norm(eps,saved)",
+    )
     advice = "if Liger's other kernels are in use; N up to 65536"
 
     def available(self) -> str | None:
@@ -32,6 +38,10 @@ class Liger(ThirdParty):
             return EMPTY
         if case.operation == "rms_norm" and case.direction is not Direction.FORWARD:
             return "its backward computes the gradient of the weight too: --direction forward"
+        if case.operation in ("layer_norm", "add_rms_norm") and case.direction is not Direction.FORWARD and not parameters(case)["saved"]:
+            return "its backward takes saved statistics"
+        if case.operation == "layer_norm" and case.dtype != "fp32" and parameters(case)["saved"] and case.direction is Direction.FORWARD:
+            return "it saves statistics in 16 bits: --set saved=false"
         if case.operation == "cross_entropy":
             # its one kernel of a loss returns no lse without a gradient, and the gradient with it
             return None if case.direction is Direction.FUSED else "its kernel computes loss and gradient at once: --direction fused"
@@ -88,6 +98,40 @@ def _rms_norm(case: Case) -> Call:
     return forward
 
 
-MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm}
+def _layer_norm(case: Case) -> Call:
+    """The functions that Liger's autograd calls."""
+    liger: Any = importlib.import_module("liger_kernel.ops.layer_norm")
+    given = parameters(case)
+
+    def forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor | Tensors:
+        y, _, mean, rstd, *_ = liger.layer_norm_forward(x, w, b, given["eps"])
+        return (y, mean, rstd) if given["saved"] else y
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Tensors:
+        dx, dw, db = liger.layer_norm_backward(dy, x, w, w, mean, rstd)  # it reads no bias
+        return dx, dw, db
+
+    return forward if case.direction is Direction.FORWARD else backward
+
+
+def _add_rms_norm(case: Case) -> Call:
+    """The functions that Liger's autograd calls, with the casts of Llama."""
+    liger: Any = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
+    given = parameters(case)
+    settings = liger.calculate_settings(case.N)
+
+    def forward(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> Tensors:
+        y, s, rstd, *_ = liger.fused_add_rms_norm_forward(x, residual, w, given["eps"], 0.0, "llama")
+        return (y, s, rstd) if given["saved"] else (y, s)
+
+    def backward(dy: torch.Tensor, ds: torch.Tensor, s: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> Tensors:
+        llama = liger._str_to_casting_mode["llama"]
+        dx, _, dw = liger.fused_add_rms_norm_backward(dy, ds, s, w, rstd, 0.0, llama, *settings, False)
+        return dx, dw
+
+    return forward if case.direction is Direction.FORWARD else backward
+
+
+MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "add_rms_norm": _add_rms_norm}
 """What makes the calls of an operation other than softmax."""
 backend = Liger()

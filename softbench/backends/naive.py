@@ -222,6 +222,55 @@ def rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
     return wrap(forward if case.direction is Direction.FORWARD else backward)
 
 
+def layer_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """The formulas in float32, and the last rounding."""
+    given = parameters(case)
+    eps = given["eps"]
+
+    def statistics(wide: torch.Tensor) -> Tensors:
+        mean = wide.mean(dim=-1)
+        return mean, torch.rsqrt((wide - mean[:, None]).square().mean(dim=-1) + eps)
+
+    def forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor | Tensors:
+        wide = x.float()
+        mean, rstd = statistics(wide)
+        y = ((wide - mean[:, None]) * rstd[:, None] * w.float() + b.float()).to(x.dtype)
+        return (y, mean, rstd) if given["saved"] else y
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, *saved: torch.Tensor) -> Tensors:
+        mean, rstd = saved or statistics(x.float())
+        wide, r = dy.float(), rstd[:, None]
+        h, g = (x.float() - mean[:, None]) * r, wide * w.float()
+        dx = r * (g - g.mean(dim=-1, keepdim=True) - h * (g * h).mean(dim=-1, keepdim=True))
+        return dx.to(x.dtype), (wide * h).sum(dim=0).to(w.dtype), wide.sum(dim=0).to(w.dtype)
+
+    return wrap(forward if case.direction is Direction.FORWARD else backward)
+
+
+def add_rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """As a decoder layer of Transformers: the sum, and LlamaRMSNorm of it; the gradients in float32."""
+    given = parameters(case)
+    eps = given["eps"]
+
+    def rstd_of(s: torch.Tensor) -> torch.Tensor:
+        return torch.rsqrt(s.float().square().mean(dim=-1) + eps)
+
+    def forward(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> Tensors:
+        s = x + residual
+        rstd = rstd_of(s)
+        y = w * (s.float() * rstd[:, None]).to(x.dtype)
+        return (y, s, rstd) if given["saved"] else (y, s)
+
+    def backward(dy: torch.Tensor, ds: torch.Tensor, s: torch.Tensor, w: torch.Tensor, *saved: torch.Tensor) -> Tensors:
+        (rstd,) = saved or (rstd_of(s),)
+        wide, r = dy.float(), rstd[:, None]
+        h, g = s.float() * r, wide * w.float()
+        dx = ds.float() + r * (g - h * (g * h).mean(dim=-1, keepdim=True))
+        return dx.to(s.dtype), (wide * h).sum(dim=0).to(w.dtype)
+
+    return wrap(forward if case.direction is Direction.FORWARD else backward)
+
+
 class Naive(Eager):
     """Five eager operations, numerically stable; 16-bit inputs are rounded after each operation."""
 
@@ -233,10 +282,15 @@ class Naive(Eager):
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
         "rms_norm(eps)",
+        "layer_norm(eps,saved)",
+        "add_rms_norm(eps,saved)",
     )
     advice = "never for use; the compilers fuse this function"
     pairs: ClassVar = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
-    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax, "rms_norm": rms_norm}
+    makers: ClassVar = {
+        **{"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax},
+        **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm},
+    }
 
 
 backend = Naive()

@@ -1,4 +1,4 @@
-"""The backend `quack`: softmax, cross entropy and RMSNorm of Dao-AILab's quack, in CuTe DSL. Source: the project's public functions."""
+"""The backend `quack`: softmax, cross entropy and RMS norms of Dao-AILab's quack, in CuTe DSL. Source: the project's public functions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class Quack(ThirdParty):
 
     name, package, module = "quack", "quack-kernels", "quack.softmax"
     install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
-    operations = ("softmax", "cross_entropy(ignore_index)", "rms_norm(eps)")
+    operations = ("softmax", "cross_entropy(ignore_index)", "rms_norm(eps)", "add_rms_norm(eps,saved)")
     only_nvidia = True
     advice = "for few, aligned N on Hopper or newer, if a build for each N is acceptable"
 
     def supports(self, case: Case) -> str | None:
         if case.operation == "rms_norm" and case.direction is not Direction.FORWARD:
             return "its backward computes the gradient of the weight too: --direction forward"
+        if case.operation == "add_rms_norm" and case.direction is not Direction.FORWARD and not parameters(case)["saved"]:
+            return "its backward takes saved statistics"
         vector = 16 // DTYPES[case.dtype]
         if case.N % vector and case.operation == "softmax":
             return f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {case.dtype}"
@@ -100,6 +102,22 @@ def _rms_norm(case: Case) -> Call:
     return forward
 
 
-MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm}
+def _add_rms_norm(case: Case) -> Call:
+    """quack's RMSNorm with a residual, and its backward with the gradient of the sum."""
+    quack: Any = importlib.import_module("quack.rmsnorm")
+    given = parameters(case)
+
+    def forward(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> Tensors:
+        y, s, rstd = quack.rmsnorm_fwd(x, w, residual=residual, eps=given["eps"], store_rstd=given["saved"])
+        return (y, s, rstd) if given["saved"] else (y, s)
+
+    def backward(dy: torch.Tensor, ds: torch.Tensor, s: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> Tensors:
+        dx, dw, *_ = quack.rmsnorm_bwd(s, w, dy, rstd, dresidual_out=ds, has_residual=True)
+        return dx, dw
+
+    return forward if case.direction is Direction.FORWARD else backward
+
+
+MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm}
 """What makes the calls of an operation other than softmax."""
 backend = Quack()

@@ -112,6 +112,50 @@ def rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
     return wrap(backward) if case.device == "cuda" else naive.rms_norm(case, wrap)
 
 
+def layer_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """The operators that F.layer_norm and autograd call. On the CPU they keep 16-bit statistics of 16-bit tensors, so these are widened."""
+    given, shape, narrow = parameters(case), [case.N], case.device == "cpu"
+    functional = torch.nn.functional.layer_norm
+
+    def forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor | Tensors:
+        if not given["saved"]:
+            return functional(x, shape, w, b, given["eps"])
+        rows, weight, bias = (one.float() if narrow else one for one in (x, w, b))
+        y, mean, rstd = torch.native_layer_norm(rows, shape, weight, bias, given["eps"])
+        return y.to(x.dtype), mean[:, 0], rstd[:, 0]
+
+    def backward(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Tensors:
+        wide = [one.float() if narrow else one for one in (dy, x, w)]
+        found = torch.ops.aten.native_layer_norm_backward(
+            wide[0], wide[1], shape, mean[:, None], rstd[:, None], wide[2], torch.zeros_like(wide[2]), [True] * 3
+        )
+        return tuple(one.to(x.dtype) for one in found)
+
+    if case.direction is Direction.FORWARD:
+        return wrap(forward)
+    return wrap(backward) if given["saved"] else naive.layer_norm(case, wrap)
+
+
+def add_rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """A sum, and F.rms_norm of it or the operators that this and autograd call on a GPU. The CPU lacks them, as in `rms_norm`."""
+    given, shape = parameters(case), [case.N]
+
+    def forward(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> Tensors:
+        s = x + residual
+        if not given["saved"]:
+            return torch.nn.functional.rms_norm(s, shape, w, given["eps"]), s
+        y, rstd = torch.ops.aten._fused_rms_norm(s, shape, w, given["eps"])
+        return y, s, rstd[:, 0]
+
+    def backward(dy: torch.Tensor, ds: torch.Tensor, s: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> Tensors:
+        dx, dw = torch.ops.aten._fused_rms_norm_backward(dy, s, shape, rstd[:, None], w, [True, True])
+        return dx + ds, dw
+
+    if case.direction is Direction.FORWARD and (case.device == "cuda" or not given["saved"]):
+        return wrap(forward)
+    return wrap(backward) if case.device == "cuda" and given["saved"] else naive.add_rms_norm(case, wrap)
+
+
 class Functional(Eager):
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
@@ -123,10 +167,15 @@ class Functional(Eager):
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
         "rms_norm(eps)",
+        "layer_norm(eps,saved)",
+        "add_rms_norm(eps,saved)",
     )
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
     pairs: ClassVar = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
-    makers: ClassVar = {"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax, "rms_norm": rms_norm}
+    makers: ClassVar = {
+        **{"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax},
+        **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm},
+    }
 
 
 backend = Functional()

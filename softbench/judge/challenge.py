@@ -18,7 +18,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import TensorSpec
-from softbench.ops.registry import numerics, of_rows, operation, rows as rows_in
+from softbench.ops.registry import is_whole, numerics, of_rows, operation, rows as rows_in
 from softbench.worker.checking import any_dim, output_checks
 from softbench.worker.checking.pre_check import verify_outputs
 from softbench.worker.checking.row_sample import WHOLE_ELEMENTS
@@ -107,7 +107,7 @@ def _drawn(case: Case, calls: int, block: shared_memory.Block) -> Challenge:
     whole: Tensors = ()
     for call, shares in enumerate(tensors_of_calls(block.bytes, layout, each, case, calls)):
         given = any_dim.make(case, SECRET.getrandbits(62), device)
-        structured = _structured(case, given, specs, device) if call in hard and not operation(case.op).whole else []
+        structured = _structured(case, given, specs, device) if call in hard and not is_whole(case) else []
         rows = _chosen_rows(case, structured, count)
         for tensor, shared in zip(given, shares, strict=True):
             shared.copy_(tensor.detach())
@@ -200,7 +200,7 @@ class OutputReader:
 
 def _elements(case: Case, spec: TensorSpec, rows: torch.Tensor) -> torch.Tensor:
     """The elements of rows in a contiguous tensor: (calls, rows, columns), or (calls, rows) if a row is an element. All of a problem's."""
-    if operation(case.op).whole:
+    if is_whole(case):
         elements = torch.arange(prod(shape := spec.shape(case)), device=rows.device)
         return elements.view(1, *shape).expand(len(rows), *shape)
     if not case.shape and len(shape := spec.shape(case)) > 1:

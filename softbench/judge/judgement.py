@@ -27,7 +27,7 @@ from softbench.core.text import one_line, size
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess, plugin_folder
-from softbench.ops.registry import operation
+from softbench.ops.registry import is_whole, operation
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Pool
 from softbench.worker.compile_stats import built_libraries
@@ -277,7 +277,7 @@ def calls_of(case: Case, memory: int) -> int:
     A plugin's process may still map the last challenge's inputs while the next ones are drawn.
     """
     inputs, outputs = input_layout(case)[1], output_layout(case)[1]
-    calls = WHOLE_CALLS if operation(case.op).whole else CALLS[case.device]
+    calls = WHOLE_CALLS if is_whole(case) else CALLS[case.device]
     most = min(calls, CALL_BYTES[case.device] // (inputs + outputs))
     if case.device == "cuda":
         fixed = output_bytes(case, 0) + FLUSH_BYTES

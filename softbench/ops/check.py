@@ -21,7 +21,7 @@ from softbench.ops import second_opinion
 from softbench.ops.check_case import See, Tensors
 from softbench.ops.error_terms import Bounded
 from softbench.ops.lazy import torch
-from softbench.ops.registry import of_rows, operation, rows as rows_in
+from softbench.ops.registry import is_whole, of_rows, operation, rows as rows_in
 
 if TYPE_CHECKING:
     from softbench.ops.values import Values
@@ -95,7 +95,7 @@ def check(
     """The verdict on outputs of the right form. For the arguments see `Values.check`."""
     there = rows_in(case)
     numbers = range(there) if numbers is None else numbers
-    witnesses = second_opinion.chosen(0 if operation(case.op).whole else there)
+    witnesses = second_opinion.chosen(0 if is_whole(case) else there)
     for reference_of in (nullcontext, second_opinion.by_numpy):
         with suppress(second_opinion.OverriddenError), reference_of():
             return _Comparison(values, case, inputs, outputs, see, kinds, numbers, witnesses).accuracy()
@@ -150,9 +150,9 @@ class _Comparison:
         raw = [tensor.detach()[rows] if own else tensor.detach() for tensor, own in zip(self.inputs, has_rows, strict=True)]
         found = zip(op.outputs(self.case), self.outputs, bounds(self.values, part, raw), strict=True)
         for place, (name, output, bounded) in enumerate(found):
-            got = bounded.counted(output.detach()[None] if op.whole else output.detach()[rows])
+            got = bounded.counted(output.detach()[None] if is_whole(self.case) else output.detach()[rows])
             _compare_shapes(name, got, bounded)
-            if self.see is not None and got.is_floating_point() and got.element_size() > 1:
+            if self.see is not None and got.numel() and got.is_floating_point() and got.element_size() > 1:
                 self.see(got.reshape(count, -1), bounded.expected.reshape(count, -1))
             for row, compared in self._output(rows.start, name, raw[0], got, bounded):
                 one = [tensor[row : row + 1] if own else tensor for tensor, own in zip(raw, has_rows, strict=True)]
@@ -189,7 +189,7 @@ class _Comparison:
         value, expected = (tensor.reshape(len(got), -1)[row, column].item() for tensor in (got, bounded.expected))
         number = self.numbers[start + row]
         within = _index(column, got.shape[1:])
-        places = within if operation(self.case.op).whole else [number, *within]
+        places = within if is_whole(self.case) else [number, *within]
         place = f"{name}[{', '.join(map(str, places))}]" if places else name
         where = f"{place} is {value:.6g} and should be {expected:.6g}{f': {peak:.3g} x the bound' if peak < math.inf else ''}"
         return Worst(name, value, expected, None if bounded.high is None else bounded.high[row].item(), where)
@@ -235,10 +235,11 @@ def bounds(values: Values, case: Case, inputs: Sequence[torch.Tensor]) -> Sequen
     loose = cache(lambda: values.low_precision(case, *given))
 
     def loose_of(place: int) -> torch.Tensor | None:
-        return None if (all_loose := loose()) is None else all_loose[place]
+        return None if (all_loose := loose()) is None else all_loose[place][batch]
 
+    batch = None if is_whole(case) else ...  # one part
     pairs = enumerate(zip(expected, found, strict=True))
-    return [Declared(exact, one, one, low_precision=partial(loose_of, place)) for place, (exact, one) in pairs]
+    return [Declared(exact[batch], one[batch], one[batch], low_precision=partial(loose_of, place)) for place, (exact, one) in pairs]
 
 
 def _filled(values: torch.Tensor, lost: torch.Tensor | None, value: float) -> torch.Tensor:

@@ -35,7 +35,7 @@ def validate(operation: Operation) -> None:
     if not operation.passes:
         raise ValueError("it has no pass; give it one named forward")
     for direction, one in operation.passes.items():
-        _validate_pass(operation, direction, one)
+        _validate_pass(operation, direction, one, known)
         for share in one.shares:
             _validate_setting(f"pass {direction}: shares", share.when, known)
 
@@ -60,7 +60,7 @@ def _validate_tensor(name: str, tensor: TensorSpec, known: Mapping[str, Paramete
     axes = {*AXES, *(parameter.name for parameter in known.values() if parameter.kind == "whole" and (parameter.least or 0) >= 0)}
     if scores:
         axes |= {*DIMS, *(parameter.name for parameter in known.values() if all(map(_are_dims, parameter.choices or ("?",))))}
-    if not tensor.axes or not set(tensor.axes) <= axes or len(set(tensor.axes)) < len(tensor.axes):
+    if not set(tensor.axes) <= axes or len(set(tensor.axes)) < len(tensor.axes):
         raise ValueError(f"tensor {name} has axes {tensor.axes}; they must be of {' and '.join(sorted(axes))}")
     dtypes = known[tensor.dtype].choices if tensor.dtype in known else (tensor.dtype,)
     if not dtypes or not set(dtypes) <= {CASE_DTYPE, *ELEMENT_BYTES}:
@@ -97,7 +97,7 @@ def _validate_setting(at: str, when: Setting, known: Mapping[str, Parameter]) ->
     known[when[0]].read(when[1])
 
 
-def _validate_pass(operation: Operation, direction: str, one: Pass) -> None:
+def _validate_pass(operation: Operation, direction: str, one: Pass, known: Mapping[str, Parameter]) -> None:
     if direction not in set(Direction):
         raise ValueError(f"pass {direction}: the name must be one of {', '.join(Direction)}")
     for part in ("inputs", "outputs", "reads"):
@@ -107,15 +107,21 @@ def _validate_pass(operation: Operation, direction: str, one: Pass) -> None:
             if name not in operation.tensors:
                 raise ValueError(f"pass {direction}: {part} has {name}, which is none of its tensors")
     for share in one.shares:
-        known = share.of == SEEN if isinstance(share.of, str) else 0 < share.of <= 1
-        if share.tensor not in one.reads or not known or (share.of == SEEN and not operation.causal):
+        right = share.of == SEEN if isinstance(share.of, str) else 0 < share.of <= 1
+        if share.tensor not in one.reads or not right or (share.of == SEEN and not operation.causal):
             raise ValueError(f"pass {direction}: the share of {share.tensor} is {share.of}; give a number up to 1 for one of its reads")
+    if isinstance(one.whole, tuple):
+        _validate_setting(f"pass {direction}: whole", one.whole, known)
     first = operation.tensors[one.inputs[0]] if one.inputs else None
-    if first is None or first.when or not first.has_columns:
+    if first is None or first.when or not (first.has_columns or one.whole):
         raise ValueError(f"pass {direction}: its first input must have the axes M and N")
     outputs = [operation.tensors[name] for name in one.outputs]
-    if not outputs or outputs[0].when or not all(spec.axes[0] == "M" or set(DIMS[:-1]) <= set(spec.axes) for spec in outputs):
-        raise ValueError(f"pass {direction}: every output must have M as its first axis, and the first must exist always")
+    rows = one.whole or all(spec.axes[:1] == ("M",) or set(DIMS[:-1]) <= set(spec.axes) for spec in outputs)
+    if not rows or all(spec.when for spec in outputs):
+        raise ValueError(f"pass {direction}: every output must have M as its first axis, or the pass whole=True, and one must exist always")
+    sizes = {"M", "N", *(parameter.name for parameter in known.values() if parameter.kind == "whole")}
+    if not set(one.multiply_adds) <= sizes:
+        raise ValueError(f"pass {direction}: multiply_adds has {one.multiply_adds}; give names of {', '.join(sorted(sizes))}")
 
 
 def to_json(operation: Operation) -> JsonObject:
@@ -169,7 +175,9 @@ def _case_from_json(data: JsonObject) -> WholeCase:
 def _pass_from_json(data: JsonObject) -> Pass:
     inputs, outputs, reads = (tuple(map(str, data[part])) for part in ("inputs", "outputs", "reads"))
     shares = tuple(Share(str(one["tensor"]), _of(one["of"]), tuple(one["when"])) for one in data["shares"])
-    return Pass(inputs, outputs, reads, shares, tuple(map(str, data["in_place"])))
+    whole = tuple(data["whole"]) if isinstance(data["whole"], list | tuple) else bool(data["whole"])
+    sizes = tuple(axis if isinstance(axis, int) else str(axis) for axis in data["multiply_adds"])
+    return Pass(inputs, outputs, reads, shares, tuple(map(str, data["in_place"])), whole, sizes)
 
 
 def _of(share: float | str) -> float | str:

@@ -107,6 +107,11 @@ class Pass:
     """The tensors of `reads` that are not read as a whole."""
     in_place: tuple[str, ...] = ()
     """The inputs that a call changes. What each becomes is one of the last outputs, in this order."""
+    whole: bool | Setting = False
+    """True, or the value of a parameter such as `("reduction", "mean")`, if a row of an output depends on other rows, as a sum over rows
+    does. A call is then drawn, changed and compared as a whole."""
+    multiply_adds: tuple[str | int, ...] = ()
+    """Of a matrix product: the axes, such as `("M", "K", "N")`, whose product is the number of its multiply-adds."""
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -121,7 +126,9 @@ class Pass:
         """The pass for these values of the operation's parameters, on the tensors that exist then."""
         inputs, outputs, reads = (tuple(name for name in names if name in tensors) for names in (self.inputs, self.outputs, self.reads))
         shares = tuple(Share(share.tensor, share.of) for share in self.shares if share.tensor in tensors and holds(share.when, values))
-        return Pass(inputs, outputs, reads, shares, self.in_place)
+        whole = holds(self.whole, values) if isinstance(self.whole, tuple) else self.whole
+        sizes = tuple(axis if isinstance(axis, int) or axis in AXES else int(values[axis]) for axis in self.multiply_adds)
+        return Pass(inputs, outputs, reads, shares, self.in_place, whole, sizes)
 
 
 Extent = tuple[str, int, int, str]
@@ -175,7 +182,7 @@ class Operation:
     causal: Setting = ()
     """The value of a parameter with which a query sees no later key. Query s sees its first s + 1 + max(0, N - S) keys."""
     whole: bool = False
-    """True for a problem: its tensors have no rows, and a call is drawn, changed and compared as a whole."""
+    """True for a problem: its tensors have no rows, and each pass is whole."""
     cases: Mapping[Extent, WholeCase] = field(default_factory=dict)
     """The cases of a problem. M and N are those of its first tensor, or parameters of these names."""
     case_dtypes: tuple[str, ...] = tuple(DTYPES)
@@ -231,11 +238,39 @@ class Operation:
         Raises:
             KeyError: the problem has no such case.
         """
-        return self.cases[case.op, case.M, case.N, case.shape].tensors[name] if self.whole else self.tensors[name]
+        if self.whole:
+            return self.cases[case.op, case.M, case.N, case.shape].tensors[name]
+        spec = self.tensors[name]
+        return TensorSpec(spec.shape(case), spec.dtype) if self.is_whole(case) else spec
+
+    def is_whole(self, case: Case) -> bool:
+        """True if a call of the case is drawn, changed and compared as a whole. Its tensors then have no rows."""
+        return self.whole or bool(self.passes[case.direction].whole)
+
+    def with_rows(self, case: Case) -> list[bool]:
+        """For each input of a case, whether structured rows can be written to it."""
+        if self.is_whole(case):
+            return [self.tensors[name].has_rows for name in self.passes[case.direction].inputs]
+        return [spec.has_rows for spec in self.inputs(case)]
+
+    def free(self, case: Case) -> list[bool]:
+        """For each input of a case, whether its elements may change alone: where a pass gets a result of the forward, what the forward
+        knows may not."""
+        inputs, forward = self.passes[case.direction].inputs, self.passes.get(Direction.FORWARD)
+        saved = forward is not None and not set(inputs).isdisjoint(forward.outputs)
+        known = {*forward.inputs, *forward.outputs} if forward and saved else set()
+        return [name not in known for name in inputs]
+
+    def flops(self, case: Case) -> int:
+        """Floating-point operations of the matrix products of a call; 0 if it has none."""
+        if self.whole:
+            return self.cases[case.op, case.M, case.N, case.shape].flops
+        sizes = self.passes[case.direction].multiply_adds
+        return 2 * prod(size if isinstance(size, int) else getattr(case, size) for size in sizes) if sizes else 0
 
     def rows(self, case: Case) -> int:
-        """How many parts of a case are compared by themselves: its rows, and 1 of a problem."""
-        return 1 if self.whole else case.M
+        """How many parts of a case are compared by themselves: its rows, and 1 of a case that is whole."""
+        return 1 if self.is_whole(case) else case.M
 
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order. A case of rows of a causal operation also has what each row sees."""

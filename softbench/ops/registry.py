@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from softbench.ops.operation import Operation
     from softbench.ops.values import Values
 
-NAMES = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax", "rms_norm")
+NAMES = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax", "rms_norm", "layer_norm", "add_rms_norm")
 """The names of softbench's operations."""
 _added: dict[str, tuple[Operation, str]] = {}
 """The operations of users by name, each with its file."""
@@ -92,14 +92,19 @@ def _at(operation: Operation, text: str) -> Operation:
     return replace(found, tensors=tensors, passes=passes, parameter_values=MappingProxyType(dict(found.parameter_values)))
 
 
+def is_whole(case: Case) -> bool:
+    """True if a case is drawn, changed and compared as a whole: a problem, or a pass whose rows depend on each other."""
+    return operation(case.op).is_whole(case)
+
+
 def rows(case: Case) -> int:
-    """How many parts of a case are compared by themselves: its rows, and 1 of a problem."""
+    """How many parts of a case are compared by themselves: its rows, and 1 of a case that is whole."""
     return operation(case.op).rows(case)
 
 
 def of_rows(case: Case, count: int) -> Case:
-    """The case of tensors that hold some of the rows, or copies of them. A problem has no rows, and its case stays."""
-    return case if operation(case.op).whole else case.of_rows(count)
+    """The case of tensors that hold some of the rows, or copies of them. A case that is whole stays."""
+    return case if is_whole(case) else case.of_rows(count)
 
 
 def declared(name: str) -> Operation:

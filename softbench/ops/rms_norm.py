@@ -29,27 +29,23 @@ A mean of squares in 16 bits is wrong in each class.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
-from softbench.ops.check import Worst, row_chunks
-from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.check_case import Tensors
 from softbench.ops.error_terms import ETA, SMALLEST, U_OUT, U, alike, summing
 from softbench.ops.lazy import numpy, torch
-from softbench.ops.operation import Operation, Pass, Preset, TensorSpec
+from softbench.ops.norms import COLUMN, EACH, PRESETS, ROWS, Norm, eps_of, rstd_of
+from softbench.ops.operation import Operation, Pass
 from softbench.ops.parameters import Parameter
-from softbench.ops.rowwise import NormalValues
 from softbench.ops.second_opinion import FLUSHED, Again, Array
-from softbench.ops.structured_rows import LARGE_DY, Change, Kinds, Places, fit, of_dy, of_x
 
 EPS = Parameter("eps", "number", 1e-6, "the number added to the mean of the squares", least=1e-12, most=1)
-ROWS = TensorSpec(("M", "N"))
 OPERATION = Operation(
     name="rms_norm",
     summary="x / sqrt(mean(x^2) + eps) * w of each row, and its gradient to x",
     tensors=MappingProxyType(
-        {"x": ROWS, "w": TensorSpec(("N",)), "y": ROWS, "dy": ROWS, "rstd": TensorSpec(("M",), "fp32"), "dx": ROWS},
+        {"x": ROWS, "w": COLUMN, "y": ROWS, "dy": ROWS, "rstd": EACH, "dx": ROWS},
     ),
     passes=MappingProxyType(
         {
@@ -57,52 +53,20 @@ OPERATION = Operation(
             Direction.BACKWARD: Pass(("dy", "x", "w", "rstd"), ("dx",), ("dy", "x", "w", "rstd")),
         }
     ),
-    presets=MappingProxyType(
-        {"llama": Preset(("4096x2048", "4096x4096", "4096x8192"), "hidden sizes of Llama 3.2 1B, 3 8B and 3 70B, 4096 tokens")}
-    ),
+    presets=PRESETS,
     parameters=(EPS,),
 )
 OPERATORS = ("rsqrt", "Tensor.square", "Tensor.mean")
 """What the tamper guard protects of torch for the reference."""
-SPREAD = 8
-"""Weights are 1 plus a normal number by this."""
 
 
-def eps_of(case: Case) -> float:
-    """The value of the parameter."""
-    return float(case.parameters.get(EPS.name, EPS.default))
-
-
-def rstd_of(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """rstd of each row, (rows, 1) in the dtype of x."""
-    return torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-
-
-class RmsNorm(NormalValues):
+class RmsNorm(Norm):
     """y of each row, and dx."""
 
     __slots__ = ()
 
-    def draw(self, case: Case, random: Draw) -> Tensors:
-        rows = [random.normal(case.M, case.N) for _ in range(1 if case.direction is Direction.FORWARD else 2)]
-        w = 1 + random.normal(case.N) / SPREAD
-        if case.direction is Direction.FORWARD:
-            return *rows, w
-        given = *rows, w, torch.empty(case.M, device=random.device)
-        self.derived(case, given)
-        return given
-
-    def derived(self, case: Case, given: Tensors) -> None:
-        """rstd, and in float16 a dy whose dx does not overflow."""
-        if case.direction is Direction.FORWARD:
-            return
-        dy, x, w, rstd = (tensor.data for tensor in given)
-        for rows in row_chunks(case):
-            found = rstd_of(x[rows].double(), eps_of(case))
-            rstd[rows] = found[:, 0].float()
-            if case.dtype == "fp16":
-                highest = (x[rows].double() * found).abs().nan_to_num(0, 0, 0).amax(dim=-1, keepdim=True)
-                fit(dy[rows], found.nan_to_num(0, 0, 0) * w.double().abs().max() * (1 + highest))
+    def statistics(self, case: Case, x: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        return {"rstd": rstd_of(x, eps_of(case))}
 
     def reference(self, case: Case, *inputs: torch.Tensor) -> Tensors:
         if case.direction is Direction.FORWARD:
@@ -117,7 +81,7 @@ class RmsNorm(NormalValues):
         if case.direction is Direction.FORWARD:
             squares = inputs[0].square()
             return ((u_out + U * (summing(squares, alike(squares, whole=False)) / 2 + 12)) * exact.abs() + ETA[case.dtype],)
-        terms, sizes = _sizes(*inputs)
+        terms, sizes = sizes_of(*inputs)
         _, x, _, rstd = inputs
         r, h = rstd[:, None], (x * rstd[:, None]).abs()
         lost = SMALLEST * (1 + r * (1 + h * (1 + r)))
@@ -133,13 +97,7 @@ class RmsNorm(NormalValues):
         _, x, _, rstd = inputs
         h = (x * rstd[:, None]).abs()
         lost = eta * (1 + rstd[:, None] * (1 + h * h.mean(dim=-1, keepdim=True)))
-        return (tight + u_out * (2 * _sizes(*inputs)[1] + exact.abs()) + lost,)
-
-    def rounding(self, case: Case, worst: Worst) -> str:
-        return "rounds x * rstd, or its product of dy and w, to 16 bits"
-
-    def masks_rows(self, case: Case) -> bool:
-        return False
+        return (tight + u_out * (2 * sizes_of(*inputs)[1] + exact.abs()) + lost,)
 
     def again(self, case: Case, *inputs: Array) -> tuple[Again, ...]:
         with numpy.errstate(all="ignore"):
@@ -155,41 +113,11 @@ class RmsNorm(NormalValues):
             enlarged = float(numpy.nan_to_num(r * (1 + numpy.abs(h))).max(initial=0.0))
             return (Again(dx, size, FLUSHED * (1 + 4 * float(numpy.abs(dy).max(initial=0.0))) * (1 + enlarged)),)
 
-    def structured_rows(self, case: Case) -> Kinds:
-        """Functions of x, or of dy, x and rstd, and of Places."""
-        if case.direction is Direction.FORWARD:
-            return kinds(case.dtype)
-        found = {name: partial(_of_x, change) for name, change in kinds(case.dtype).items()}
-        dropped = f"with a dy of size {LARGE_DY:g}" if case.dtype == "fp16" else ""
-        return found | {name: partial(_of_dy, change) for name, change in of_dy(case.dtype).items() if name != dropped}
 
-
-def _sizes(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def sizes_of(dy: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rstd: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The sizes of the terms of the mean, and S."""
     r, terms = rstd[:, None], (w * dy * x).abs()
     return terms, r * (w * dy).abs() + r**3 * x.abs() * terms.mean(dim=-1, keepdim=True)
-
-
-def kinds(dtype: str) -> Mapping[str, Change]:
-    """The kinds of rows of x, by name. -inf masks nothing here, so such rows are none."""
-
-    def last(x: torch.Tensor, places: Places) -> None:
-        x.mul_(1e-2)
-        x[:, -1] = 30
-
-    return {name: change for name, change in of_x(dtype).items() if "-inf" not in name} | {
-        "small, so that eps counts": lambda x, places: x.mul_(1e-3),
-        "with a mean": lambda x, places: x.add_(4),
-        "with its size in the last column": last,
-    }
-
-
-def _of_x(change: Change, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, places: Places) -> None:
-    change(x, places)
-
-
-def _of_dy(change: Change, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, places: Places) -> None:
-    change(dy, places)
 
 
 NUMERICS = RmsNorm()

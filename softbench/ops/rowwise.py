@@ -110,7 +110,7 @@ class NormalValues(Values):
         return second_opinion.drawn(given)
 
     def make_structured(self, given: Tensors, case: Case, seed: int, order: Sequence[str] = ()) -> list[str]:
-        rows = tuple(tensor for tensor, spec in zip(given, operation(case.op).inputs(case), strict=True) if spec.has_rows)
+        rows = tuple(tensor for tensor, own in zip(given, operation(case.op).with_rows(case), strict=True) if own)
         names = structured_rows.make_structured(rows, case, seed, self.structured_rows(case), order)
         self.derived(case, given)
         return names

@@ -14,7 +14,7 @@ from softbench.core.case import Case
 from softbench.ops.check import bounds, excess
 from softbench.ops.check_case import Tensors
 from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.registry import operation
+from softbench.ops.registry import operation, rows as rows_in
 from softbench.ops.values import Values
 
 ROWS, ELEMENTS = 32, 2**20
@@ -37,13 +37,13 @@ def accepted(values: Values, case: Case, given: Tensors, whole: Case) -> str:
         return ""  # chance decides for one element
     given = tuple(tensor.detach() for tensor in given)
     for (name, spec), bounded in zip(operation(case.op).outputs(case).items(), bounds(values, case, given), strict=True):
-        exact = bounded.expected.reshape(case.M, -1)
+        exact = bounded.expected.reshape(rows_in(case), -1)
         dtype = TENSOR_DTYPES[spec.dtype_of(case)]
         due = exact.to(dtype).double()
         found = []
         for what, output in _others(exact, given):
             output = output.to(dtype)
-            loosest = bounded.loosest(output.reshape(bounded.expected.shape)).reshape(case.M, -1)
+            loosest = bounded.loosest(output.reshape(bounded.expected.shape)).reshape(rows_in(case), -1)
             peaks = due.abs().amax(dim=-1, keepdim=True) if exact.shape[1] > 1 else due.abs().mean()
             another = ((output.double() - due).abs() > DIFFERENT * peaks).any(dim=-1)
             passes = (excess(output, exact, loosest) <= 1).all(dim=-1) & another

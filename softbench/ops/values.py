@@ -133,9 +133,9 @@ class Values(ABC):
 
         `order` has the kind of each row.
         """
-        changes, specs = self.structured_rows(case), registry.operation(case.op).inputs(case)
+        changes, with_rows = self.structured_rows(case), registry.operation(case.op).with_rows(case)
         with torch.no_grad():
-            return structured_rows.change_rows(given, [spec.has_rows for spec in specs], list(order) or list(changes), case.M, changes)
+            return structured_rows.change_rows(given, with_rows, list(order) or list(changes), case.M, changes)
 
     def estimate(self, case: Case, given: Tensors) -> Tensors:
         """The outputs for some rows of the inputs in float32. They choose rows to compare, and decide nothing."""

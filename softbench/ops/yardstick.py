@@ -120,7 +120,7 @@ def check(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
     for step in steps(op, case):
         for group in step.sums:
             for rows in row_chunks(case):
-                part = ... if op.whole else rows
+                part = ... if op.is_whole(case) else rows
                 sources = [tensors[name][part] for name in group.sources]
                 if not all(_moved(sources, tensors[name][part]) for name in group.results):
                     return Accuracy(Grade.WRONG, math.inf, UNMOVED)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from softbench.core.case import Case, Direction
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import is_whole, numerics, operation
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.source import PluginSource
@@ -48,7 +48,7 @@ def prepared(backend: Backend, case: Case) -> Call:
 
 def by_dim(case: Case) -> bool:
     """True if a backend needs `over_dim` for the case: the operation takes rows, and they lie along a dimension."""
-    return bool(case.shape) and not operation(case.op).scores and not operation(case.op).whole
+    return bool(case.shape) and not operation(case.op).scores and not is_whole(case)
 
 
 def refused(backend: Backend, case: Case) -> str:

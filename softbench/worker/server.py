@@ -16,7 +16,7 @@ from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Telemetry
 from softbench.core.text import one_line
-from softbench.ops.registry import declarations, operation, solutions
+from softbench.ops.registry import declarations, is_whole, solutions
 from softbench.plugins import traits
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
@@ -112,8 +112,7 @@ class Server:
         """Prepare the backend for a case, with a first call and a synchronization."""
         self._forget()
         triton_interpreter.forget()
-        whole = operation(case.op).whole
-        self.case, self.seed = case if whole else measured_case(self.backend, case, by_dim=callables.by_dim(case)), seed
+        self.case, self.seed = case if is_whole(case) else measured_case(self.backend, case, by_dim=callables.by_dim(case)), seed
         if reason := callables.refused(self.backend, case):
             return Skip(reason)
         self.telemetry = self.telemetry or telemetry.reader(self.device)  # slow the first time; all workers build at the same time
@@ -180,8 +179,8 @@ class Server:
         if self.device == "cuda" and not self.late_work_checked:
             self.late_work_checked = True
             batches.check_late_work(found.us)
-        whole = operation(self._case().op).whole  # between its calls whole tensors change
-        return Timed(tuple(found.us), found.timer, 0 if whole else found.made, found.spent_us)
+        made = 0 if is_whole(self._case()) else found.made  # between its calls whole tensors change
+        return Timed(tuple(found.us), found.timer, made, found.spent_us)
 
     def read_telemetry(self) -> None:
         """Read the telemetry after the reply to `TimeBatch`, so that the parent does not wait for it."""

@@ -80,8 +80,8 @@ def test_processes_that_make_a_key_at_once_have_the_same(tmp_path):
 @pytest.mark.slow
 def test_a_backend_of_a_users_operation_is_judged(cli, tmp_path, plugins):
     (tmp_path / "kernels").mkdir()
-    kernels = shutil.copy(plugins / "operations" / "layer_norm_kernels.py", tmp_path / "kernels")
-    done = cli("judge", kernels, "--op", plugins / "operations" / "layer_norm.py", "--backend", "layer-torch", *SMALL)
+    kernels = shutil.copy(plugins / "operations" / "standardize_kernels.py", tmp_path / "kernels")
+    done = cli("judge", kernels, "--op", plugins / "operations" / "standardize.py", "--backend", "layer-torch", *SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -20,14 +20,14 @@ from softbench.worker.checking.pre_check import PreCheck
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests/plugins/operations"
-FILES = (FOLDER / "layer_norm.py", FOLDER / "layer_norm_kernels.py")
+FILES = (FOLDER / "standardize.py", FOLDER / "standardize_kernels.py")
 
 
 @pytest.fixture(autouse=True)
-def layer_norm(monkeypatch):
+def standardize(monkeypatch):
     monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(registry, "_numerics", {})
-    assert user_file.load(str(FILES[0])).name == "layer_norm"
+    assert user_file.load(str(FILES[0])).name == "standardize"
 
 
 def test_the_page_shows_the_tested_files():
@@ -46,8 +46,8 @@ def test_the_problem_of_the_page_accepts_its_solution(tmp_path):
 
 
 def graded(call, dtype="fp32", direction=Direction.FORWARD):
-    case = Case(40, 512, dtype, direction, "cpu", "layer_norm")
-    given = registry.numerics("layer_norm").make(case, 0, torch.device("cpu"))
+    case = Case(40, 512, dtype, direction, "cpu", "standardize")
+    given = registry.numerics("standardize").make(case, 0, torch.device("cpu"))
     return PreCheck(case, call, given, SimpleNamespace(name="user"), None).run(1)
 
 
@@ -73,7 +73,7 @@ def test_the_gradient_is_checked_too():
 
 def test_the_pages_backend_passes_all_check_cases():
     backend = load(PluginSource("file", "k", str(FILES[1]), "k.py"))[0]
-    runner = CheckCaseRunner(backend, "cpu", operation="layer_norm")
+    runner = CheckCaseRunner(backend, "cpu", operation="standardize")
     found = [runner.run(name, direction, dtype, 0) for name, direction in runner.items for dtype in ("fp32", "fp16", "bf16")]
     assert len(found) == 84
     assert {one.grade for one in found} == {Grade.PASS}

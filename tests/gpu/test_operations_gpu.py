@@ -21,9 +21,9 @@ from softbench.worker.checking.pre_check import PreCheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
-LAYER_NORM = PLUGINS / "operations" / "layer_norm.py"
-LAYER_KERNELS = PLUGINS / "operations" / "layer_norm_kernels.py"
-FILES = {"log_softmax": "log_softmax", "layer_norm": LAYER_NORM}
+LAYER_NORM = PLUGINS / "operations" / "standardize.py"
+LAYER_KERNELS = PLUGINS / "operations" / "standardize_kernels.py"
+FILES = {"log_softmax": "log_softmax", "standardize": LAYER_NORM}
 """What `--op` takes, by operation."""
 WAYS = {**FILES, "cross_entropy": "cross_entropy", "logprob": "logprob", "rms_norm": "rms_norm"}
 """The same, of the operations that plugins compute in right and in wrong ways."""
@@ -33,7 +33,7 @@ NOT_HUGE = f"!shape {OVER_INT32}"  # it needs most of the card
 
 
 @pytest.fixture(scope="module")
-def layer_norm():
+def standardize():
     user_file.load(str(LAYER_NORM))
 
 
@@ -70,7 +70,7 @@ WRONG_IN = [(operation, dtype) for operation in WAYS for dtype in ("fp32", "bf16
 
 
 @pytest.mark.parametrize(("operation", "dtype"), WRONG_IN)
-def test_wrong_ways_are_rejected(layer_norm, operation, dtype):
+def test_wrong_ways_are_rejected(standardize, operation, dtype):
     found = verdicts([way for way in WRONG_WAYS if way.name not in LATER], operation, dtype)
     assert len({name for name, _ in found}) >= 10
     assert {cell: verdict for cell, verdict in found.items() if verdict.grade is not Grade.WRONG} == {}
@@ -78,7 +78,7 @@ def test_wrong_ways_are_rejected(layer_norm, operation, dtype):
 
 @pytest.mark.parametrize("operation", WAYS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_right_ways_are_accepted(layer_norm, operation, dtype):
+def test_right_ways_are_accepted(standardize, operation, dtype):
     found = verdicts(RIGHT_WAYS, operation, dtype)
     assert len({name for name, _ in found}) >= 4
     unexpected = {
@@ -183,7 +183,7 @@ def test_an_operation_from_a_file_is_measured_checked_and_inspected(cli):
         rows = [found[name, direction] for name in ("copy", "layer-torch", "layer-compile")]
         assert lines(row for row in rows if row["status"] != "ok" or not float(row["gbps"] or 0) > 0) == []
         assert found["torch", direction]["status"] == "skipped"
-        assert found["torch", direction]["reason"].startswith("it has no layer_norm")
+        assert found["torch", direction]["reason"].startswith("it has no standardize")
     checked = findings(cli, LAYER_NORM, "layer-torch", "--plugin", LAYER_KERNELS)
     assert {one["verdict"] for one in checked} == {"pass"}
     inspected = looked_at(cli, "layer-compile", *given, "--dtype", "bf16")

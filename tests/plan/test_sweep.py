@@ -109,8 +109,8 @@ def test_the_operation_is_an_axis_of_a_sweep(pick):
 
 
 def test_an_operation_of_an_unknown_file_is_one_line():
-    with pytest.raises(UsageError, match="operation layer_norm: softbench has none of this name; give its file with --op"):
-        cases([Sweep((8,), (4,), op=("layer_norm",))], "cpu")
+    with pytest.raises(UsageError, match="operation standardize: softbench has none of this name; give its file with --op"):
+        cases([Sweep((8,), (4,), op=("standardize",))], "cpu")
 
 
 @pytest.mark.parametrize(("text", "message"), [("softmx", "did you mean 'softmax'"), ("pick,softmax", "give one operation")])

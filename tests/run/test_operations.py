@@ -18,11 +18,11 @@ from softbench.worker.failures import user_line
 from softbench.worker.guarding import tamper_guard
 
 FOLDER = Path(__file__).parents[1] / "plugins" / "operations"
-TEXT = (FOLDER / "layer_norm.py").read_text()
+TEXT = (FOLDER / "standardize.py").read_text()
 ZEROS = """
 import torch
 
-def layer_norm(x, w):
+def standardize(x, w):
     return torch.zeros_like(x)
 """
 
@@ -43,9 +43,9 @@ def file(tmp_path):
 
 def test_a_file_stands_for_the_name_of_its_operation(file):
     path = file(TEXT)
-    assert operations.names([f"{path},softmax", path]) == ["layer_norm", "softmax", "layer_norm"]
+    assert operations.names([f"{path},softmax", path]) == ["standardize", "softmax", "standardize"]
     assert registry.files() == (path,)
-    assert registry.operation("layer_norm").summary.startswith("(x - mean(x))")
+    assert registry.operation("standardize").summary.startswith("(x - mean(x))")
     assert operations.names(None) is None
 
 
@@ -64,11 +64,11 @@ BAD = {
     "an unknown dtype": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "fp8")'), "tensor w has dtype fp8"),
     "an unknown pass": (TEXT.replace('"forward": Pass', '"forwards": Pass'), "pass forwards: the name must be one of"),
     "an unknown tensor": (TEXT.replace('outputs=("y",)', 'outputs=("z",)'), "pass forward: outputs has z"),
-    "a taken name": (TEXT.replace('name="layer_norm"', 'name="softmax"'), "softbench has an operation softmax"),
-    "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of layer_norm returns"),
+    "a taken name": (TEXT.replace('name="standardize"', 'name="softmax"'), "softbench has an operation softmax"),
+    "another input": (TEXT.replace('TensorSpec(("N",))', 'TensorSpec(("N",), "int64")'), "TypeError: draw of standardize returns"),
     "no inputs": (
         TEXT.replace("        return *rows, 1 +", "        return\n        _ = *rows, 1 +"),
-        "draw of layer_norm returns NoneType",
+        "draw of standardize returns NoneType",
     ),
     "two results": (TEXT.replace("+ ETA,)", "+ ETA, exact)"), "reference gives 1 tensors and bound 2"),
     "a negative bound": (
@@ -137,9 +137,9 @@ def test_a_direction_that_the_operation_lacks_is_one_line(main, file):
     given = ("--op", file(TEXT), "--device", "cpu", "--direction", "both")
     for command in (("run", *given, "--M", "8", "--N", "8", "--dry-run"), ("check", *given, "--backends", "torch")):
         code, _, err = main(*command)
-        assert (code, err) == (2, "softbench: --direction both: layer_norm has only forward, backward\n")
-    mixed = Sweep((8,), (4,), direction=(Direction.FORWARD, Direction.BOTH), op=("layer_norm", "softmax"))
-    assert [case.key.split("-fp32")[0] for case in cases([mixed], "cpu")] == ["layer_norm-forward", "forward", "both"]
+        assert (code, err) == (2, "softbench: --direction both: standardize has only forward, backward\n")
+    mixed = Sweep((8,), (4,), direction=(Direction.FORWARD, Direction.BOTH), op=("standardize", "softmax"))
+    assert [case.key.split("-fp32")[0] for case in cases([mixed], "cpu")] == ["standardize-forward", "forward", "both"]
 
 
 ADD = """
@@ -193,7 +193,7 @@ def test_an_operation_with_two_arguments_and_two_results_is_measured(cli, file):
 
 def test_an_operation_survives_json(file):
     operations.names([file(TEXT)])
-    found = registry.operation("layer_norm")
+    found = registry.operation("standardize")
     assert from_json(to_json(found)) == found
     with pytest.raises(ValueError, match="pass forward"):
         from_json({**to_json(found), "tensors": {}})
@@ -201,20 +201,20 @@ def test_an_operation_survives_json(file):
 
 @pytest.mark.slow
 def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
-    for name in ("layer_norm.py", "layer_norm_kernels.py"):
+    for name in ("standardize.py", "standardize_kernels.py"):
         shutil.copy(FOLDER / name, cli.folder)
     (cli.folder / "zeros.py").write_text(ZEROS)
-    given = ("--op", "layer_norm.py", "--plugin", "layer_norm_kernels.py", "--plugin", "zeros.py", "--device", "cpu")
+    given = ("--op", "standardize.py", "--plugin", "standardize_kernels.py", "--plugin", "zeros.py", "--device", "cpu")
     done = cli("run", *given, "--backends", "layer-torch,zeros,torch", "--M", 8, "--N", "16,64", "--quick")
     assert done.returncode == 1
-    assert "layer_norm forward fp32, M=8" in done.stdout
+    assert "standardize forward fp32, M=8" in done.stdout
     cells = {(cell["backend"], cell["case"]["N"]): (cell["case"]["op"], cell["outcome"]["kind"]) for cell in cli.document()["cells"]}
-    assert {cells[name, 64] for name in ("copy", "layer-torch")} == {("layer_norm", "measured")}
-    assert cells["zeros", 64] == ("layer_norm", "failed")
-    assert cells["torch", 64] == ("layer_norm", "skipped")
-    assert "it has no layer_norm, only softmax" in done.stdout
+    assert {cells[name, 64] for name in ("copy", "layer-torch")} == {("standardize", "measured")}
+    assert cells["zeros", 64] == ("standardize", "failed")
+    assert cells["torch", 64] == ("standardize", "skipped")
+    assert "it has no standardize, only softmax" in done.stdout
     done = cli("check", *given, "--backends", "zeros", "--case", "normal 1x7", "--dtype", "fp32")
-    assert "--op layer_norm.py" in done.stderr
+    assert "--op standardize.py" in done.stderr
     for command in ("show", "plot"):
         assert cli(command, "results/latest.csv").returncode == 0
     assert cli("compare", "results/latest.csv", "results/latest.csv").returncode == 0
@@ -236,9 +236,9 @@ def test_an_error_in_an_operations_file_has_its_line(file, monkeypatch):
 CHANGES = {
     "its bound": "object.__setattr__(values, 'bound', lambda *_: ())",
     "a constant of its file": "module.ETA = 1e9",
-    "its entry": "registry._numerics['layer_norm'] = registry.numerics('softmax')",
-    "its tensors": "registry._added['layer_norm'] = registry._added['layer_norm'][:1] + ('other',)",
-    "an axis of a tensor": "object.__setattr__(registry.declared('layer_norm').tensors['w'], 'axes', ('M',))",
+    "its entry": "registry._numerics['standardize'] = registry.numerics('softmax')",
+    "its tensors": "registry._added['standardize'] = registry._added['standardize'][:1] + ('other',)",
+    "an axis of a tensor": "object.__setattr__(registry.declared('standardize').tensors['w'], 'axes', ('M',))",
 }
 
 
@@ -246,7 +246,7 @@ CHANGES = {
 def test_a_changed_operation_of_a_user_is_noticed(file, what, monkeypatch):
     monkeypatch.setattr(registry, "_numerics", {})
     user_file.load(file(TEXT))
-    values = registry.numerics("layer_norm")
+    values = registry.numerics("standardize")
     guard = tamper_guard.bind("cpu")
     assert guard.replaced() == ""
     exec(CHANGES[what], {"values": values, "module": sys.modules[type(values).__module__], "registry": registry})

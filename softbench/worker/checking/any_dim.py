@@ -14,7 +14,7 @@ import torch
 from softbench.core.case import Case
 from softbench.ops import scores
 from softbench.ops.operation import TensorSpec
-from softbench.ops.registry import numerics, of_rows, operation
+from softbench.ops.registry import is_whole, numerics, of_rows, operation
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -99,7 +99,7 @@ def make(case: Case, seed: int, device: torch.device) -> Tensors:
     given = numerics(case.op).make(of_rows(case, case.M), seed, device)
     if case.shape and operation(case.op).scores:
         return scores.of_rows(case, given)
-    if not case.shape or operation(case.op).whole:
+    if not case.shape or is_whole(case):
         return given
     specs = operation(case.op).inputs(case)
     return tuple(
@@ -116,7 +116,7 @@ def write(case: Case, given: Tensors, values: Tensors) -> None:
 
 def refill(case: Case, given: Tensors, seed: int) -> None:
     """Write the rows of another seed into the memory of the inputs."""
-    if case.shape and not operation(case.op).whole:
+    if case.shape and not is_whole(case):
         write(case, given, numerics(case.op).make(of_rows(case, case.M), seed, given[0].device))
     else:
         numerics(case.op).refill(given, case, seed)
@@ -124,7 +124,7 @@ def refill(case: Case, given: Tensors, seed: int) -> None:
 
 def make_structured(case: Case, given: Tensors, seed: int) -> list[str]:
     """Change the rows of the inputs into structured rows, in the same memory: see `softbench.ops.values`."""
-    if not case.shape or operation(case.op).whole:
+    if not case.shape or is_whole(case):
         return numerics(case.op).make_structured(given, case, seed)
     changed = tuple(tensor.clone() for tensor in rows_of(case, given, slice(None)))
     names = numerics(case.op).make_structured(changed, case.of_rows(case.M), seed)

@@ -14,7 +14,7 @@ from softbench.core.outcome import Accuracy, ErrorMetrics, Grade
 from softbench.core.text import size
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import is_whole, numerics, operation
 from softbench.ops.scores import of_rows
 from softbench.plugins.traits import interpreted, over_dim, reuses_output
 from softbench.worker.callables import prepared, refused
@@ -137,7 +137,7 @@ class CheckCaseRunner:
         return replace(found, detail=note) if note and found.grade is Grade.PASS else found
 
     def _verified(self, case: Case, given: Tensors, outputs: Tensors, dim: int | None) -> Accuracy:
-        if operation(case.op).whole:
+        if is_whole(case):
             return verify_outputs(self.backend, case, given, outputs, self._metrics)
         if case.shape:
             given, outputs = rows_of(case, given, slice(None)), rows_of_outputs(case, outputs, slice(None))

@@ -13,7 +13,7 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
-from softbench.ops.registry import numerics
+from softbench.ops.registry import is_whole, numerics, of_rows
 from softbench.ops.structured_rows import deal
 from softbench.plugins.traits import interpreted, reuses_output
 from softbench.worker.checking import any_dim, output_checks
@@ -157,7 +157,7 @@ class ContractCase:
                 with torch.cuda.stream(stream):
                     outputs.append((given, rows_of_outputs(self.case, self.results(*given), edge)))
         torch.cuda.synchronize()
-        few = self.case.of_rows(len(edge))
+        few = of_rows(self.case, len(edge))
         found = [self.verify(self.backend, few, rows_of(self.case, given, edge), outs) for given, outs in outputs]
         worst = max(found, key=lambda one: (one.grade is Grade.WRONG, one.worst))
         return replace(worst, detail=f"with calls on two streams: {worst.detail}") if worst.grade is Grade.WRONG else worst
@@ -194,7 +194,9 @@ class ContractCase:
         return output_checks.as_tuple(self.call(*given), output_checks.forms(self.case))
 
     def _other(self) -> Tensors:
-        """Other inputs: the same rows in another order."""
+        """Other inputs: the same rows in another order, or another draw."""
+        if is_whole(self.case):
+            return numerics(self.case.op).make(self.case, self.seed + 1, self.given[0].device)
         order = torch.arange(self.case.M, device=self.given[0].device).roll(1)
         other = tuple(tensor.detach().clone() for tensor in self.given)
         any_dim.write(self.case, other, rows_of(self.case, self.given, order))
@@ -204,7 +206,7 @@ class ContractCase:
         if reason := output_checks.misformed(given, outputs, output_checks.forms(self.case)):
             return Accuracy.wrong(reason)
         rows = rows_of(self.case, given, slice(None)), rows_of_outputs(self.case, outputs, slice(None))
-        return self.verify(self.backend, self.case.of_rows(self.case.M), *rows)
+        return self.verify(self.backend, of_rows(self.case, self.case.M), *rows)
 
 
 def _repeated(call: Callable[[], object], most: int, seconds: float, goes_on: Callable[[], bool]) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import vacuous, yardstick
 from softbench.ops.check_case import See
-from softbench.ops.registry import file_of, numerics, of_rows, operation, rows as rows_in
+from softbench.ops.registry import file_of, is_whole, numerics, of_rows, operation, rows as rows_in
 from softbench.plugins.traits import is_yardstick, reuses_output
 from softbench.worker.checking import any_dim, output_checks, row_sample
 from softbench.worker.failures import out_of_memory
@@ -77,11 +77,14 @@ class PreCheck:
 
         `dealt` has the kinds of the rows of each call.
         """
+        if len(dealt) > 1 and is_whole(self.case):
+            every = [self.structured(seed + number, [one]) for number, one in enumerate(dealt)]
+            return max(every, key=lambda found: (found[1].grade is Grade.WRONG, *found[1].rank))
         values = numerics(self.case.op)
-        kinds = len(values.kinds(self.case))
+        kinds = 0 if is_whole(self.case) else len(values.kinds(self.case))
         calls = len(dealt) or max(1, -(-min(ROWS_OF_A_KIND * kinds, row_sample.most_rows(self.case)) // rows_in(self.case)))
         many = of_rows(self.case, calls * self.case.M)
-        apart = calls > 1 or bool(self.case.shape and not operation(self.case.op).whole)
+        apart = calls > 1 or bool(self.case.shape and not is_whole(self.case))
         any_dim.refill(self.case, self.given, seed + 1)
         given = values.make(many, seed + 1, self.given[0].device) if apart else self.given
         names = values.make_structured(given, many, seed, list(chain.from_iterable(dealt)))
@@ -103,7 +106,7 @@ class PreCheck:
             for all_rows, out in zip(gathered, any_dim.rows_of_outputs(self.case, results, slice(None)), strict=bool(gathered)):
                 all_rows[place].copy_(out)
         if calls == 1:
-            return first, self._compared(self.given, results, seed, names)
+            return first, self._compared(self.given, results, seed, () if is_whole(self.case) else names)
         if asked:
             given = tuple(torch.cat(rows) for rows in zip(*asked, strict=True))
         found = self._compared(given, gathered, seed, names, many)
@@ -178,6 +181,8 @@ def vacuous_bound(case: Case, given: Tensors) -> str:
     """What the bound of a user's operation accepts beside right outputs (`softbench.ops.vacuous`); empty if nothing."""
     if not file_of(operation(case.op).name) or operation(case.op).whole:
         return ""
+    if is_whole(case):
+        return vacuous.accepted(numerics(case.op), case, given, case)
     numbers = vacuous.row_numbers(case).to(given[0].device)
     with one_thread(case.device):
         return vacuous.accepted(numerics(case.op), case.of_rows(len(numbers)), any_dim.rows_of(case, given, numbers), case)

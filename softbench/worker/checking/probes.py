@@ -24,8 +24,7 @@ import torch
 from softbench.core.case import Case, first_sees
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import scores
-from softbench.ops.operation import TensorSpec
-from softbench.ops.registry import of_rows, operation
+from softbench.ops.registry import is_whole, of_rows, operation
 from softbench.worker.checking import any_dim
 from softbench.worker.checking.output_checks import CHANGED, SHARED, Form, as_tuple, forms, misformed, same, shared
 from softbench.worker.guarding import active
@@ -92,7 +91,7 @@ class Probes:
         self.held: tuple[int, Tensors, Probe] | None = None
         """A call's number from which on a held output is released, its outputs and its probe."""
         self.due = FIRST + source.randrange(EARLIEST)
-        self.splices = Splices(sets, self.specs, self.due_outputs, truth, source) if operation(case.op).whole else None
+        self.splices = Splices(case, sets, self.due_outputs, truth, source) if is_whole(case) else None
         self.at = self.due if case.N > 1 or self.splices else 2**62
         """The number of the next call with work to do. Nothing changes in rows of one element."""
         self._changed: tuple[int, int, torch.Tensor, Tensors] | None = None
@@ -220,22 +219,22 @@ class Probes:
 
 
 class Splices:
-    """What a probe changes in the inputs of a problem: a few elements of floating tensors, which get those of another draw.
+    """What a probe changes in the inputs of a case that is whole: a few elements of floating tensors, which get those of another draw.
 
-    A tensor that is symmetric or sorted stays as it is, since a kernel may rely on that. If no tensor can change so, or if a call changes
+    A tensor that is symmetric or sorted stays as it is, since a kernel may rely on that, and so does one with saved statistics. If no
+    tensor can change so, or if a call changes
     its inputs, they get all values of a draw.
     """
 
-    def __init__(
-        self, sets: Sequence[Tensors], specs: Sequence[TensorSpec], due: Sequence[Form], truth: Sequence[Tensors], source: random.Random
-    ) -> None:
+    def __init__(self, case: Case, sets: Sequence[Tensors], due: Sequence[Form], truth: Sequence[Tensors], source: random.Random) -> None:
         *self.truth, self.other = truth
         self.sets, self.random = sets, source
         self.in_place = [form.becomes for form in due if form.becomes is not None]
+        free = operation(case.op).free(case)
         self.places = {
             number: torch.tensor([source.choices(range(tensor.numel()), k=2) for _ in range(SPLICED)], device=tensor.device)
             for number, tensor in enumerate(sets[0])
-            if _is_spliced(tensor) and not _linked(self.other[number])
+            if free[number] and _is_spliced(tensor) and not _linked(self.other[number])
         }
         """Numbers of elements that change, by the number of their tensor."""
         self.place: int | None = None

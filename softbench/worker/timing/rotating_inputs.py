@@ -30,7 +30,7 @@ import torch
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
 from softbench.ops import scores
-from softbench.ops.registry import numerics, operation
+from softbench.ops.registry import is_whole, numerics, operation
 from softbench.plugins.backend import Call
 from softbench.worker.checking import any_dim, output_checks
 from softbench.worker.checking.probes import EqualProbes, Probes
@@ -90,7 +90,7 @@ class RotatingInputs:
         """`given` is the first set. With `overwrites`, the next call overwrites an output, so only the last output is checked."""
         self.case, self.function, self.overwrites = case, call, overwrites
         self.specs, self.due = operation(case.op).inputs(case), output_checks.forms(case)
-        self.whole, self.in_place = operation(case.op).whole, {form.becomes for form in self.due if form.becomes is not None}
+        self.whole, self.in_place = is_whole(case), {form.becomes for form in self.due if form.becomes is not None}
         self.sets = [given]
         self.random = random.Random(os.urandom(16))  # a backend cannot predict it, and it is fast
         self.turns = 0

@@ -1,4 +1,4 @@
-"""Right ways to compute operations other than plain softmax, one backend each; `layer_norm` is that of docs/operations.md."""
+"""Right ways to compute operations other than plain softmax, one backend each; `standardize` is that of docs/operations.md."""
 
 import sys
 from pathlib import Path
@@ -22,7 +22,7 @@ LOG_SOFTMAX = backends(
         "both": same(log_softmaxes.RIGHT_BOTH),
     },
 )
-LAYER_NORM = backends("right-layer", "layer_norm", {"forward": same(layer_norms.RIGHT), "backward": same(layer_norms.RIGHT_BACKWARD)})
+LAYER_NORM = backends("right-layer", "standardize", {"forward": same(layer_norms.RIGHT), "backward": same(layer_norms.RIGHT_BACKWARD)})
 RMS_NORM = backends("right-rms", "rms_norm", {"forward": same(rms_norms.RIGHT), "backward": same(rms_norms.RIGHT_BACKWARD)})
 SCALED = backends("right-scaled", "softmax(scale,out_dtype)", dict.fromkeys(("forward", "backward", "both"), scaled.HONEST), CaseWay)
 CROSS_ENTROPY = of_cases("right-ce", "cross_entropy", cross_entropies.RIGHT)

@@ -1,4 +1,4 @@
-"""Wrong ways to compute operations other than plain softmax, one backend each; `layer_norm` is that of docs/operations.md.
+"""Wrong ways to compute operations other than plain softmax, one backend each; `standardize` is that of docs/operations.md.
 
 One of them is right until its calls seem unchecked.
 """
@@ -42,7 +42,7 @@ LOG_SOFTMAX = [
         },
     ),
 ]
-LAYER_NORM = backends("wrong-layer", "layer_norm", {"forward": layer_norms.WRONG, "backward": same(layer_norms.WRONG_BACKWARD)})
+LAYER_NORM = backends("wrong-layer", "standardize", {"forward": layer_norms.WRONG, "backward": same(layer_norms.WRONG_BACKWARD)})
 RMS_NORM = backends("wrong-rms", "rms_norm", {"forward": rms_norms.WRONG, "backward": same(rms_norms.WRONG_BACKWARD)})
 SCALED = backends("wrong-scaled", "softmax(scale,out_dtype)", {"forward": scaled.WRONG_FORWARD, "backward": scaled.WRONG_BACKWARD}, CaseWay)
 CROSS_ENTROPY = of_cases("wrong-ce", "cross_entropy", cross_entropies.WRONG)

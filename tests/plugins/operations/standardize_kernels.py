@@ -1,4 +1,4 @@
-"""Two backends for layer_norm: PyTorch's function, and the same by torch.compile."""
+"""Two backends for standardize: PyTorch's function, and the same by torch.compile."""
 
 import torch
 
@@ -19,7 +19,7 @@ def backward(dy, x, w):
 class Functional:
     """F.layer_norm, eager; the backward is eager operations."""
 
-    name, operations = "layer-torch", ("layer_norm",)
+    name, operations = "layer-torch", ("standardize",)
 
     def available(self):
         return None

@@ -1,4 +1,4 @@
-"""LayerNorm over the last axis: y = w h with h = (x - mean(x)) / sqrt(var(x) + EPS), and its gradient to x."""
+"""Rows without their mean, in units of their deviation: y = w h with h = (x - mean(x)) / sqrt(var(x) + EPS), and its gradient to x."""
 
 import torch
 
@@ -12,7 +12,7 @@ ETA = 2.0**-25  # half the spacing of the smallest fp16 numbers
 
 ROWS = TensorSpec(("M", "N"))
 OPERATION = Operation(
-    name="layer_norm",
+    name="standardize",
     summary="(x - mean(x)) / sqrt(var(x) + 1e-5) * w of each row, and its gradient to x",
     tensors={"x": ROWS, "w": TensorSpec(("N",)), "y": ROWS, "dy": ROWS, "dx": ROWS},
     passes={
@@ -27,7 +27,7 @@ def mean(rows):
     return rows.mean(dim=-1, keepdim=True)
 
 
-class LayerNorm(Values):
+class Standardize(Values):
     def draw(self, case, random):
         rows = [random.normal(case.M, case.N) for _ in OPERATION.passes[case.direction].inputs[:-1]]
         return *rows, 1 + 0.1 * random.normal(case.N)
@@ -68,4 +68,4 @@ class LayerNorm(Values):
         }
 
 
-NUMERICS = LayerNorm()
+NUMERICS = Standardize()
