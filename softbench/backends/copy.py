@@ -36,7 +36,7 @@ class Copy:
     def prepare(self, case: Case) -> Call:
         """The first call allocates the results, so later calls do not time the allocator."""
         op = operation(case.op)
-        one = op.passes[case.direction]
+        one = op.pass_of(case)
         ours = (*one.outputs, *(name for name in one.reads if name not in (*one.inputs, *one.outputs)))
         names = (*one.inputs, *ours)
         moves = [_move(op, case, step, names) for step in steps(op, case)]

@@ -27,7 +27,7 @@ from softbench.core.text import one_line, size
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess, plugin_folder
-from softbench.ops.registry import is_whole, operation
+from softbench.ops.registry import is_whole, operation, path_of
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Pool
 from softbench.worker.compile_stats import built_libraries
@@ -126,7 +126,7 @@ class Judge:
             operations: files of users' operations, which are loaded already.
         """
         found = Judgement(calls=calls_of(case, memory_of(case.device)))
-        if operation(case.op).passes[case.direction].in_place:
+        if operation(case.op).pass_of(case).in_place:
             found.status, found.reason = Status.UNVERIFIED, "the judge's inputs are read-only, and a call of this problem changes them"
             return found
         if reason := too_large(case, found.calls):
@@ -134,7 +134,7 @@ class Judge:
             return found
         with ExitStack() as stack:
             try:
-                files = [file for file in (source.file, *map(Path, operations)) if file]
+                files = [file for file in (source.file, *map(path_of, operations)) if file]
                 plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))

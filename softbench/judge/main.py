@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json import JsonObject, from_json, to_json
+from softbench.ops.registry import path_of
 from softbench.processes.judge_process import Found, JudgeCase, NotJudged
 from softbench.processes.session import Session
 from softbench.worker.compile_stats import built_libraries
@@ -99,7 +100,7 @@ def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
 def judged(session: Session, judge: Judge, request: JudgeCase) -> JsonObject:
     """The judgement of a request, with its device. Raises UsageError if the plugin's process could read a private file."""
     source, case = request.source, replace(request.case, device=session.device)
-    files = [*([source.file] if source.file else []), *map(Path, request.operations)]
+    files = [file for file in (source.file, *map(path_of, request.operations)) if file]
     folders = [*judge.readable, *built_libraries()[1], *(str(file.parent) for file in files), *SYSTEM]
     require_unreadable([Path(file) for file in request.private], folders)
     found = judge.judge(source, case, request.backend, request.operations)

@@ -49,7 +49,7 @@ def _validate_problem(operation: Operation) -> None:
         raise ValueError(f"the dtypes of its cases must be of {', '.join(DTYPES)}")
     for (op, M, N, shape), case in operation.cases.items():
         named = OP.fullmatch(op) and min(M, N) > 0 and (not shape or valid_shape(shape, M, N))
-        if not named or case.tensors.keys() != operation.tensors.keys():
+        if not named or not {*case.call.inputs, *case.call.outputs} <= case.tensors.keys() or case.dtype not in ("", *DTYPES):
             raise ValueError(f"a case {op} {shape or f'{M}x{N}'} without its tensors")
         for name, tensor in case.tensors.items():
             if tensor.dtype not in (CASE_DTYPE, *ELEMENT_BYTES) or not all(isinstance(size, int) for size in tensor.axes):
@@ -153,7 +153,11 @@ def from_json(data: JsonObject) -> Operation:
     found = replace(found, scores=bool(data["scores"]), causal=tuple(data["causal"]), whole=whole)
     cases = [_case_from_json(one) for one in data["cases"]]
     found = replace(
-        found, cases={case.extent: case for case in cases}, case_dtypes=tuple(map(str, data["case_dtypes"])), solution=str(data["solution"])
+        found,
+        cases={case.extent: case for case in cases},
+        case_dtypes=tuple(map(str, data["case_dtypes"])),
+        solution=str(data["solution"]),
+        lost=tuple(map(str, data["lost"])),
     )
     validate(found)
     return found
@@ -169,7 +173,9 @@ def _tensors(data: JsonObject, *, whole: bool) -> dict[str, TensorSpec]:
 
 def _case_from_json(data: JsonObject) -> WholeCase:
     op, M, N, shape = data["extent"]
-    return WholeCase((str(op), int(M), int(N), str(shape)), _tensors(data["tensors"], whole=True), int(data["flops"]))
+    tensors = _tensors(data["tensors"], whole=True)
+    extent = str(op), int(M), int(N), str(shape)
+    return WholeCase(extent, tensors, _pass_from_json(data["call"]), int(data["flops"]), str(data["dtype"]))
 
 
 def _pass_from_json(data: JsonObject) -> Pass:

@@ -142,8 +142,12 @@ class WholeCase:
     extent: Extent
     tensors: Mapping[str, TensorSpec]
     """Its tensors by name; their axes are numbers."""
+    call: Pass
+    """The call of this case, as arguments may be left out in others."""
     flops: int = 0
     """Floating-point operations of its matrix products and convolutions, as torch counts them."""
+    dtype: str = ""
+    """The dtype of the case; empty if its inputs have that of `--dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,8 @@ class Operation:
     """The dtypes of its cases."""
     solution: str = ""
     """What a plugin file may call its function or class, beside the operation's name."""
+    lost: tuple[str, ...] = ()
+    """A line for each case of a problem that cannot run, with the reason."""
 
     def __hash__(self) -> int:
         """Of the name, as a mapping has no hash."""
@@ -268,41 +274,46 @@ class Operation:
         sizes = self.passes[case.direction].multiply_adds
         return 2 * prod(size if isinstance(size, int) else getattr(case, size) for size in sizes) if sizes else 0
 
+    def pass_of(self, case: Case) -> Pass:
+        """The pass of a case. Raises as `tensor`."""
+        return self.cases[case.op, case.M, case.N, case.shape].call if self.whole else self.passes[case.direction]
+
     def rows(self, case: Case) -> int:
         """How many parts of a case are compared by themselves: its rows, and 1 of a case that is whole."""
         return 1 if self.is_whole(case) else case.M
 
     def inputs(self, case: Case) -> tuple[TensorSpec, ...]:
         """The arguments of a call of this case, in order. A case of rows of a causal operation also has what each row sees."""
-        given = tuple(self.tensor(name, case) for name in self.passes[case.direction].inputs)
+        given = tuple(self.tensor(name, case) for name in self.pass_of(case).inputs)
         return (*given, TensorSpec(("M",), "int64")) if self.is_causal and not case.shape else given
 
     def outputs(self, case: Case) -> dict[str, TensorSpec]:
         """What a call of this case returns, by name."""
-        return {name: self.tensor(name, case) for name in self.passes[case.direction].outputs}
+        return {name: self.tensor(name, case) for name in self.pass_of(case).outputs}
 
     def largest_bytes(self, case: Case) -> int:
         """Bytes of the case's largest tensor."""
-        return max(self.tensor(name, case).bytes(case) for name in self.tensors)
+        tensors = self.cases[case.op, case.M, case.N, case.shape].tensors if self.whole else self.tensors
+        return max(spec.bytes(case) for spec in tensors.values())
 
     def bytes_moved(self, case: Case) -> int:
         """Algorithmic bytes of one call: what must be moved, not what a backend happens to move.
 
         Triton's tutorial counts M*N*itemsize for softmax forward: half of this.
         """
-        done = self.passes[case.direction]
+        done = self.pass_of(case)
         read = sum(self.bytes_read(case, name) for name in done.reads)
         return read + sum(self.tensor(name, case).bytes(case) for name in done.writes)
 
     def distinct_bytes(self, case: Case) -> int:
         """Bytes of the case's distinct tensors: one that is written and read again counts once."""
-        done = self.passes[case.direction]
+        done = self.pass_of(case)
         read = sum(self.bytes_read(case, name) for name in done.reads if name not in done.writes)
         return read + sum(self.tensor(name, case).bytes(case) for name in done.writes)
 
     def bytes_read(self, case: Case, name: str) -> int:
         """The bytes of a tensor that the pass of a case reads."""
-        share, spec = self.passes[case.direction].share(name), self.tensor(name, case)
+        share, spec = self.pass_of(case).share(name), self.tensor(name, case)
         if isinstance(share, str):
             whole = not (spec.has_columns or {"S", "N"} <= set(spec.axes))  # what queries share is read for the last one
             share = 1.0 if whole else _seen_share(*case.sizes[-2:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,11 @@ def files() -> tuple[str, ...]:
 def file_of(name: str) -> str:
     """The file of a user's operation; empty for softbench's own."""
     return _added[name][1] if name in _added else ""
+
+
+def path_of(file: str) -> Path | None:
+    """The file on disk of one that `files` names: of `FOLDER:TRACES` the traces. None for an operator of torch, which has no file."""
+    return next((path for path in (Path(file), Path(file.rpartition(":")[2])) if path.is_file()), None)
 
 
 def of_file(file: str) -> str:

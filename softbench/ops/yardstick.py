@@ -52,7 +52,7 @@ class Step:
 
 def steps(op: Operation, case: Case) -> tuple[Step, ...]:
     """The steps of the pass of a case: one, or two if the pass reads its own results."""
-    one = op.passes[case.direction]
+    one = op.pass_of(case)
     again = [name for name in one.outputs if name in one.reads]
     given = [name for name in one.reads if name not in one.outputs]
     if not again:
@@ -62,7 +62,7 @@ def steps(op: Operation, case: Case) -> tuple[Step, ...]:
 
 
 def _step(op: Operation, case: Case, reads: Sequence[str], writes: Sequence[str]) -> Step:
-    one = op.passes[case.direction]
+    one = op.pass_of(case)
     usable = [name for name in reads if name in (*one.inputs, *one.outputs) and _is_whole(op, case, name)]
     sums: dict[tuple[object, ...], Sum] = {}
     for result in writes:
@@ -76,7 +76,7 @@ def _step(op: Operation, case: Case, reads: Sequence[str], writes: Sequence[str]
 
 def _is_whole(op: Operation, case: Case, name: str) -> bool:
     """True if the pass reads a tensor as a whole, in any part of its rows too: what queries see depends on their place."""
-    seen = op.passes[case.direction].share(name) == SEEN
+    seen = op.pass_of(case).share(name) == SEEN
     return not seen and read_bytes(op, case, name) == op.tensor(name, case).bytes(case)
 
 
@@ -113,7 +113,7 @@ def add(sources: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
 def check(case: Case, inputs: Tensors, outputs: Tensors) -> Accuracy:
     """The verdict on the results of the yardstick for these inputs. Each element must have the right bits; NaN may be any NaN."""
     op = operation(case.op)
-    one = op.passes[case.direction]
+    one = op.pass_of(case)
     tensors = {
         name: tensor.detach() for name, tensor in zip((*one.inputs, *one.outputs), (*inputs[: len(one.inputs)], *outputs), strict=True)
     }

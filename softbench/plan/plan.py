@@ -197,6 +197,7 @@ def make(
     if others := int(str(gpu.facts.get("gpu_other_processes") or 0)) if gpu else 0:
         processes = "1 other process is" if others == 1 else f"{others} other processes are"
         notes.append(f"{processes} using this GPU; results may be disturbed")
+    notes += [line for name in dict.fromkeys(case.operation for case in cases) for line in operation(name).lost]
     about = {"device": device, "interleaved": len(groups) == 1, "unit": unit_of(machine, gpu)}
     facts = {**machine.software, **(gpu.facts if gpu else {}), **about}
     name = gpu.name if gpu else machine.cpu

@@ -62,7 +62,8 @@ class Sweep:
         (OPERATION,),
         parse_operations,
         "Operations, by name or Python file; softbench list --ops has the names. "
-        "Or --problem: FILE.py, kernelbench:FILE.py[,SOLUTION.py], kernelbot:FOLDER[,...] or flashinfer:FILE.json.",
+        "Or --problem: FILE.py, kernelbench:FILE.py[,SOLUTION.py], kernelbot:FOLDER[,...], flashinfer:FILE.json "
+        "or backendbench:FOLDER[,TRACES.txt].",
         words=BUILT_IN,
         also=("--problem",),
         commands=EVERY,
@@ -150,8 +151,9 @@ def _cases(sweeps: tuple[Sweep, ...], device: str, operations: tuple[Operation, 
             require_passes(op, sweep.direction)
             require_dtypes(op, sweep.dtype)
             if (there := operation(op)).whole:
-                own = product((dtype for dtype in sweep.dtype if dtype in there.dtypes), there.cases)
-                found |= dict.fromkeys(Case(M, N, dtype, Direction.FORWARD, device, text, shape) for dtype, (text, M, N, shape) in own)
+                for dtype, ((text, M, N, shape), one) in product(sweep.dtype, there.cases.items()):
+                    if dtype in there.dtypes and one.dtype in ("", dtype):
+                        found[Case(M, N, dtype, Direction.FORWARD, device, text, shape)] = None
                 continue
             extents = tuple(sweep.extents(op))
             if operation(op).scores:

@@ -24,6 +24,7 @@ from softbench.core.case import NAME, OPERATION, Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 from softbench.plugins.backend import Backend, Call
+from softbench.plugins.backendbench_solutions import files_of, solutions as of_backendbench
 from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource
 
 METHODS = ("available", "supports", "prepare")
@@ -50,6 +51,8 @@ def load(
     offered: object
     if origin.function:
         offered = given_function(_import(origin), origin.function, origin.label, operations)
+    elif origin.kind == FILE and Path(origin.target).is_dir():
+        offered = of_backendbench(Path(origin.target), origin.label, operations, solutions, _import_file)
     elif origin.kind == FILE and (solution := _built_at_import(Path(origin.target), solutions)):
         offered = BuildingSolution(origin, solution, [one for one in operations if solutions.get(one.partition("(")[0]) == solution])
     elif origin.kind == FILE:
@@ -131,7 +134,9 @@ def _import_file(path: Path) -> ModuleType:
 
 def source_hash(backend: object, origin: PluginSource) -> str:
     """A hash of a backend's source files and its `sources()`: the plugin's file, or the folders of its package's loaded modules."""
-    if own_file := origin.file:
+    if (own_file := origin.file) and own_file.is_dir():
+        digest = _digest(files_of(own_file))
+    elif own_file:
         folder = f"{own_file.parent}{os.sep}"  # modules beside the file belong to it
         loaded = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
         beside = {Path(file) for file in loaded if file.startswith(folder) and os.sep not in file[len(folder) :]}

@@ -83,7 +83,7 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
             raise UsageError(f"{at} {path}: Python finds no module {place}; give its file: FILE.py:{function}")
         return PluginSource(MODULE, label, str(place), shown, alias, function)
     try:
-        there = place.is_file()
+        there = place.is_file() or bool(not function and place.is_dir() and any(place.glob("*/*_implementation*.py")))
     except OSError as error:
         raise UsageError(f"{at} {path}: {error.strerror}") from None
     if not there:

@@ -31,6 +31,8 @@ def require_python(plugins: Iterable[Path]) -> None:
 def at(source: PluginSource) -> list[BackendInfo]:
     """The infos of a plugin source by static scan; at least one, with the source's label."""
     file = Path(source.target)
+    if file.is_dir():
+        return [_unread(source)]
     targets: Collection[str] = ASSIGNED
     if source.kind != FILE:
         module, _, attribute = source.target.partition(":")

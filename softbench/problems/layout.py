@@ -15,8 +15,8 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Case, Shape, Value, op_text
 from softbench.core.errors import UsageError
 from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.operation import CASE_DTYPE, TensorSpec, WholeCase
-from softbench.problems.problem import SIZES, Problem, drawn
+from softbench.ops.operation import CASE_DTYPE, Pass, TensorSpec, WholeCase
+from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
@@ -43,10 +43,6 @@ class Layout:
     """The names of its inputs."""
     outputs: tuple[str, ...]
     """The names of what it returns, and of what its changed inputs become."""
-    state: tuple[str, ...]
-    """The names of the tensors of the reference's module."""
-    dtype: str
-    """The dtype of the case of inputs that have none of `--dtype`."""
     case: WholeCase
 
     def tensors(self, tree: Any) -> Tensors:
@@ -124,6 +120,8 @@ class Layout:
 
 def arguments(tree: Any) -> tuple[list[Any], dict[str, Any]]:
     """Positional and named arguments of inputs."""
+    if isinstance(tree, Arguments):
+        return tree.args, tree.named
     if isinstance(tree, dict):
         return [], tree
     return (list(tree), {}) if isinstance(tree, tuple | list) else ([tree], {})
@@ -140,10 +138,9 @@ def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
     specs = {name: _spec(name, one, two) for (name, one), two in zip(found.named.items(), other.named.values(), strict=True)}
     dtype = next((NAMES[one.dtype] for one in found.named.values() if NAMES.get(one.dtype) in CASE_DTYPES), "fp32")
     M, N, shape = _extent(values, next(iter(found.named.values())).shape)
-    case = WholeCase((op, M, N, shape), specs, found.flops)
-    return Layout(
-        found.given, found.leaves, found.returned, found.kinds, found.in_place, found.inputs, found.outputs, found.state, dtype, case
-    )
+    call = Pass(found.inputs, found.outputs, (*found.inputs, *found.state), (), tuple(found.inputs[place] for place in found.in_place))
+    case = WholeCase((op, M, N, shape), specs, call, found.flops, "" if problem.takes_dtype else dtype)
+    return Layout(found.given, found.leaves, found.returned, found.kinds, found.in_place, found.inputs, found.outputs, case)
 
 
 def moved(tree: Any, device: torch.device) -> Any:

@@ -10,8 +10,9 @@ from softbench.core.case import Direction, Value
 from softbench.core.errors import UsageError
 from softbench.ops import registry, user_file
 from softbench.ops.declaration import validate
-from softbench.ops.operation import Operation, Pass, TensorSpec
+from softbench.ops.operation import Operation, TensorSpec
 from softbench.ops.parameters import MAX_WHOLE, Parameter
+from softbench.problems.backendbench import BackendBench
 from softbench.problems.flashinfer import FlashInfer
 from softbench.problems.kernelbench import KernelBench
 from softbench.problems.kernelbot import Kernelbot
@@ -20,21 +21,22 @@ from softbench.problems.python_file import PythonFile
 from softbench.problems.values import Cases, ProblemValues
 
 
-def load(path: str, wanted: Sequence[Mapping[str, Value]] = ()) -> Operation:
+def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool = True) -> Operation:
     """Import a file, and make its operation or problem known in this process.
 
     Args:
         path: the file.
         wanted: of a problem, values of parameters; each makes a case. Without them its own cases count.
+        every: false to follow the shapes of other cases when they are asked for.
 
     Raises:
         UsageError: it defines neither, or a parameter has no such value. Exceptions of the file's own code pass through.
     """
-    found = _problem(Path(path))
+    found = _problem(path)
     if isinstance(found, ModuleType):
         return user_file.load(path, found)
     values = ProblemValues(found)
-    operation = declared(values, wanted)
+    operation = declared(values, wanted, every=every)
     try:
         validate(operation)
         registry.add(operation, path, values)
@@ -43,8 +45,11 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = ()) -> Operation:
     return operation
 
 
-def _problem(path: Path) -> Problem | ModuleType:
+def _problem(file: str) -> Problem | ModuleType:
     """The problem of a file; the module of an operation's file. Raises as `load`."""
+    path = Path(file)
+    if path.suffix in ("", ".txt"):
+        return BackendBench(file)
     if path.suffix == ".yml":
         return Kernelbot(path.parent)
     if path.suffix == ".json":
@@ -65,22 +70,18 @@ def problem_of(module: ModuleType, stem: str) -> Problem:
     )
 
 
-def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]]) -> Operation:
-    """A problem as an operation, with its cases. Raises UsageError."""
+def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]], *, every: bool = True) -> Operation:
+    """A problem as an operation, with its cases. A case that raises is lost, if another one can run. Raises UsageError."""
     problem = values.problem
     known = tuple(_parameter(problem, name) for name in problem.parameters if name not in SIZES)
-    for case in wanted or problem.cases:
-        values.declare(_read(problem, known, {**(case if not wanted else {}), **case}))
+    all_given = [_read(problem, known, case) for case in wanted or problem.cases]
+    lost = values.declare_all(all_given, most=len(all_given) if every else 1)
     first = next(iter(values.layouts.values()))
-    for layout in values.layouts.values():
-        if layout.case.tensors.keys() != first.case.tensors.keys():
-            raise UsageError("inputs and reference must have the same trees in all cases")
-    one = Pass(first.inputs, first.outputs, (*first.inputs, *first.state), (), tuple(first.inputs[place] for place in first.in_place))
-    dtypes = problem.dtypes if problem.takes_dtype else (first.dtype,)
+    fixed = tuple(dict.fromkeys(layout.case.dtype for layout in values.layouts.values()))
     tensors = {name: TensorSpec((), spec.dtype) for name, spec in first.case.tensors.items()}
     return Operation(
-        problem.name, tensors, {Direction.FORWARD: one}, problem.summary, known, whole=True, cases=Cases(values), case_dtypes=dtypes,
-        solution=problem.solution,
+        problem.name, tensors, {Direction.FORWARD: first.case.call}, problem.summary, known, whole=True, cases=Cases(values),
+        case_dtypes=problem.dtypes if problem.takes_dtype else fixed, solution=problem.solution, lost=tuple(lost),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,13 @@ NOT_PARAMETERS = ("seed", "dtype", "device")
 """What softbench gives to `inputs` where it asks for it."""
 Tolerance = tuple[float, float]
 """rtol and atol: |out - reference| may be atol + rtol |reference|."""
+
+
+class Arguments(NamedTuple):
+    """Inputs that are positional and named arguments of a call."""
+
+    args: list[Any]
+    named: dict[str, Any]
 
 
 class Problem(ABC):
@@ -47,7 +54,7 @@ class Problem(ABC):
 
     @abstractmethod
     def inputs(self, values: Mapping[str, Value], seed: int, dtype: torch.dtype, device: torch.device) -> Any:
-        """The inputs: a tuple or list of arguments, a dict of keyword arguments, or one tensor. The generators have the seed."""
+        """The inputs: a tuple or list of arguments, a dict of keyword arguments, Arguments, or one tensor. The generators have the seed."""
 
     @abstractmethod
     def reference(self, device: torch.device) -> Callable[..., Any]:

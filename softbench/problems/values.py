@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Case, Direction, Value, parse_op
+from softbench.core.case import MAX_CELLS, Case, Direction, Value, op_text, parse_op
 from softbench.core.errors import UsageError
 from softbench.core.outcome import Grade
+from softbench.core.text import one_line
 from softbench.ops.check import Worst, excess
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.dtypes import DTYPES, TENSOR_DTYPES
@@ -41,6 +42,8 @@ FACTOR = 4.0
 """How much more than the reference another right kernel may lose."""
 SEEDS = (2**30, 2**30 + 1)
 """The draws that tell what the reference loses."""
+SHOWN = 200
+"""Characters of the reason why a case is left out."""
 FAR = 1e-3
 """The least size of an element, in units of the root mean square of the whole output."""
 
@@ -67,6 +70,20 @@ class ProblemValues(Values):
         """The layout of the case with these values of the parameters. Raises as `layout_of`."""
         found = layout_of(self.problem, op_of(self.problem, values), values)
         return self.layouts.setdefault(found.case.extent, found)
+
+    def declare_all(self, cases: Sequence[Mapping[str, Value]], most: int) -> list[str]:
+        """Declare cases until so many can run; returns a line for each that raises. Raises what the first does if none can."""
+        lost: dict[str, Exception] = {}
+        for values in cases:
+            if len(self.layouts) == most:
+                break
+            try:
+                self.declare(values)
+            except Exception as error:  # of the problem's own code
+                lost[op_text(self.problem.name, values)] = error
+        if lost and not self.layouts:
+            raise next(iter(lost.values()))
+        return [f"{op} is left out: {one_line(f'{type(error).__name__}: {error}', SHOWN)}" for op, error in lost.items()]
 
     def layout(self, extent: Extent) -> Layout:
         """The layout of a case. Raises KeyError if the problem has no such case."""
@@ -218,6 +235,8 @@ class ProblemValues(Values):
         """Two draws of each case, in the order of the cases. An op with parameters is one case."""
         if given := parse_op(op)[1]:
             self.declare({**self.problem.parameters, **given})
+        else:
+            self.declare_all([{**self.problem.parameters, **case} for case in self.problem.cases], most=MAX_CELLS)
         cases = [Case(M, N, "fp32", Direction.FORWARD, "cpu", text, shape) for text, M, N, shape in self.layouts if not given or text == op]
         return [
             CheckCase(f"{draw} draw {case.op.partition('(')[2].rstrip(')')} {case.identity.size}".replace("  ", " "), case.direction,

@@ -56,8 +56,14 @@ def fingerprint(
     """What must be equal to resume a run, by name, so that a message can name a difference."""
     what = {"softbench": version, "cases": f"{len(cases)} (hash {_hash(tuple(cases))})", "backends": ", ".join(backends)}
     if files := registry.files():
-        what["operations"] = hashlib.sha256(b"\0".join(Path(file).read_bytes() for file in files)).hexdigest()[:8]
+        what["operations"] = _digest(files)
     return {**what, **measuring, **{key: facts.get(key) for key in KEYED}}
+
+
+def _digest(files: Sequence[str]) -> str:
+    """A hash of files of operations."""
+    contents = [path.read_bytes() if (path := registry.path_of(file)) else b"" for file in files]
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:8]
 
 
 @lru_cache(maxsize=2)  # each card of a fleet asks
@@ -75,7 +81,7 @@ def _operations(cases: Sequence[Case]) -> dict[str, dict[str, str]]:
     """The fact `operations`: the hash of the file of each user's operation that the run measures. Empty without such operations."""
     names = dict.fromkeys(parse_op(op)[0] for op in dict.fromkeys(case.op for case in cases))
     files = {name: registry.file_of(name) for name in names}
-    hashes = {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:8] for name, file in files.items() if file}
+    hashes = {name: _digest([file]) for name, file in files.items() if file}
     return {"operations": hashes} if hashes else {}
 
 

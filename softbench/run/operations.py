@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +21,14 @@ from softbench.plan.settings import PHASES
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Lost, Pool
 
-FORMATS = ("kernelbench", "kernelbot", "flashinfer")
+FORMATS = ("kernelbench", "kernelbot", "flashinfer", "backendbench")
 """The formats of problems that a word may name in front."""
 SUFFIXES = (".py", ".json", ".yml")
 """Those of files of operations and problems."""
 TASK = "task.yml"
 """The file of a kernelbot folder that stands for it."""
+TRACES = ".txt"
+"""The suffix of BackendBench's files of traces."""
 BASELINES = PluginSource("entry point", REFERENCE, "softbench.problems.baselines:backends", "softbench")
 """Where the reference of a problem and torch.compile of it come from."""
 Cases = Sequence[Mapping[str, Value]]
@@ -47,6 +50,7 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     if given is None:
         return None
     written = [word for text in given for word in split(text)]
+    written = [one for word in written for one in (_operators(word, at) if _format(word, at) == "backendbench" else [word])]
     words = [_file(word, at) for word in written]
     paths = [word for before, word in zip(written, words, strict=True) if word != before or word.endswith(SUFFIXES)]
     found = {word: registry.of_file(str(Path(word).resolve())) for word in paths}
@@ -73,7 +77,7 @@ def name(given: str, parameters: Sequence[str] | None = None, sizes: Mapping[str
     `sizes` are `--M` and `--N`, which a problem takes for parameters.
     """
     words = names([given], cases=cases_of({"set": parameters, **{axis: [str(size)] for axis, size in sizes.items() if size}})) or ()
-    if found := problems(words):
+    if len(words) == len(found := problems(words)) == 1:
         ops = dict.fromkeys(op for op, *_ in found[0].cases)
         return next(iter(ops)) if len(ops) == 1 else found[0].name
     return parse_operation(",".join(words), "--op", parse_parameters(parameters, "--set") if parameters else DEFAULTS)
@@ -85,18 +89,67 @@ def problems(ops: Sequence[str]) -> list[Operation]:
 
 
 def with_solutions(given: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The operations and problems among words, and the solutions: what follows `FORMAT:FILE` up to the next one."""
+    """The operations and problems among words, and the solutions: what follows `FORMAT:FILE` up to the next one, and those of its folder.
+
+    A folder of BackendBench becomes its operators; a file of traces may follow it. Raises UsageError for a folder without operators.
+    """
     found: tuple[list[str], list[Path]] = [], []
-    after = False
-    for word in (word for text in given for word in split(text)):
-        named = bool(_format(word, "--problem"))
-        if after and not named:
-            found[1].append(Path(word))
-        else:
-            found[0].append(word)
-            found[1].extend(_beside(Path(word.partition(":")[2])) if word.startswith("flashinfer:") else ())
-        after = after or named
+    after = ""
+    words = [word for text in given for word in split(text)]
+    for place, word in enumerate(words):
+        if after and not (named := _format(word, "--problem")):
+            found[1].extend([] if after == "backendbench" and word.endswith(TRACES) else [Path(word)])
+            continue
+        after = after or named if (named := _format(word, "--problem")) else after
+        if named == "backendbench":
+            traces = next((one for one in words[place:] if one.endswith(TRACES) and not _format(one, "--problem")), "")
+            ops = _operators(word, "--problem", traces)
+            found[0].extend(ops)
+            places = [_folder(op)[0] for op in ops]
+            found[1].extend({one.parent: None for one in places if _implementations(one)})
+            continue
+        found[0].append(word)
+        found[1].extend(_beside(Path(word.partition(":")[2])) if named == "flashinfer" else ())
     return found
+
+
+def _folder(word: str) -> tuple[Path, str]:
+    """Folder and file of traces of `backendbench:FOLDER:TRACES`."""
+    text = word.partition(":")[2]
+    folder, _, traces = text.rpartition(":") if text.endswith(TRACES) else (text, "", "")
+    return Path(folder), traces
+
+
+def _implementations(operator: Path) -> list[Path]:
+    """The solutions in the folder of an operator of BackendBench."""
+    return sorted(operator.glob(f"{operator.name}_implementation*.py"))
+
+
+def _operators(word: str, at: str, given: str = "") -> list[str]:
+    """The operators of a folder of BackendBench, or the folder of one, each as `backendbench:FOLDER[:TRACES]`. Raises UsageError."""
+    folder, traces = _folder(word)
+    if not folder.is_dir():
+        raise UsageError(f"{at} {word}: no such folder")
+    if (file := given or traces) and not Path(file).is_file():
+        raise UsageError(f"{at} {word}: there is no file of traces {file}")
+    folder = folder.resolve()
+    several = [one for one in sorted(folder.iterdir()) if one.is_dir() and _implementations(one)]
+    if not several and not _implementations(folder) and any(one.is_dir() for one in folder.iterdir()):
+        raise UsageError(f"{at} {word}: no folder in it has a solution, as relu/relu_implementation_v1.py is one of relu")
+    found = []
+    for one in several if several and not _implementations(folder) else [folder]:
+        place = Path(file).resolve() if file else _traces(one)
+        found.append(f"backendbench:{one}" + (f":{place}" if place else ""))
+    return found
+
+
+def _traces(operator: Path) -> Path | None:
+    """The file of traces in the folder of an operator, or in that of all operators."""
+    for file in (*sorted(operator.glob(f"*{TRACES}")), *sorted(operator.parent.glob(f"*{TRACES}"))):
+        with suppress(OSError), file.open(errors="replace") as text:
+            if text.read(10) == "Operator: ":
+                return file
+    return None
 
 
 def _file(word: str, at: str) -> str:
@@ -148,7 +201,7 @@ def sources(ops: Collection[str], every: Sequence[PluginSource]) -> tuple[Plugin
 
 def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:
     path = Path(file)
-    if not path.is_file():
+    if registry.path_of(file) is None and not path.is_dir():
         raise UsageError(f"{at} {file}: no such file")
     worker = pool.spawn("operation")
     reply = pool.ask(worker, LoadOperation(str(path.resolve()), tuple(map(dict, cases))), seconds, "import")

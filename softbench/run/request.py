@@ -80,6 +80,8 @@ def requested(
     """
     flags = flags_of({name: value for name, value in given.items() if name != "config"})
     layer = load(given["config"], operations.names) if given.get("config") is not None else _of_problems(flags)
+    if layer.get("sweep") and given.get("config") is None:
+        flags = {name: value for name, value in flags.items() if name != "op"}  # each problem has a sweep of its own
     part = parse_shard(shard) if shard is not None else None
     require_python({**layer, **flags}.get("plugins", ()))
     return RunRequest(layer, flags, quick, output, resume or retry_failed, command_line(command), __version__, part, retry_failed)
@@ -100,11 +102,13 @@ def flags_of(given: Mapping[str, Any]) -> Layer:
 
 
 def _of_problems(flags: Layer) -> Layer:
-    """A sweep over the cases of the problems, if the flags name nothing else."""
+    """A sweep over the cases of each problem, if the flags name nothing else."""
     names = flags.get("op", ())
     found = operations.problems(names)
-    dtypes = tuple(dict.fromkeys(one.case_dtypes[0] for one in found))
-    return {"sweep": (Sweep(op=names, dtype=dtypes),)} if found and len(found) == len(names) else {}
+    sweeps = [
+        Sweep(op=(one.name,), dtype=tuple(dict.fromkeys(case.dtype or one.case_dtypes[0] for case in one.cases.values()))) for one in found
+    ]
+    return {"sweep": tuple(sweeps)} if found and len(found) == len(names) else {}
 
 
 def request_to_json(request: RunRequest) -> JsonObject:

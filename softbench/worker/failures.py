@@ -160,7 +160,7 @@ def user_line(error: BaseException, source: PluginSource | None) -> str:
 def _belongs(file: Path, source: PluginSource) -> bool:
     """True for the plugin's file and modules beside it, and for every module of a plugin's package."""
     if source.kind == "file":
-        return file.parent == Path(source.target).parent
+        return file.parent == Path(source.target).parent or file.is_relative_to(source.target)
     package = sys.modules.get(source.target.partition(":")[0].partition(".")[0])
     folders = list(getattr(package, "__path__", ()))
     return any(file.is_relative_to(folder) for folder in folders) or str(file) == getattr(package, "__file__", "")

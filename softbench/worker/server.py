@@ -86,7 +86,7 @@ class Server:
     def load(self, source: PluginSource, device: str, name: str | None = None, operations: Sequence[str] = ()) -> Loaded:
         """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
         for file in operations:
-            load_file(file)
+            load_file(file, every=False)
         self.source, self.device = source, device
         traits.interpreter = triton_on_cpu.prepare(source)
         self.timers = bind(device)

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import torch
 
+from softbench.plugins.backendbench_solutions import files_of
 from softbench.plugins.source import PluginSource
 
 VARIABLE = "TRITON_INTERPRET"
@@ -49,7 +50,8 @@ def prepare(source: PluginSource) -> tuple[str, int] | None:
     if torch.cuda.is_available() or (file := source.file) is None or os.environ.get(VARIABLE, "1") != "1" or "triton" in sys.modules:
         return None
     with suppress(OSError):
-        texts = [one.read_text(errors="replace") for one in [file, *_imported(file)]]
+        files = files_of(file) if file.is_dir() else [file, *_imported(file)]
+        texts = [one.read_text(errors="replace") for one in files]
         if not any(IMPORTS.search(text) and KERNEL.search(text) for text in texts):
             return None
     os.environ[VARIABLE] = "1"

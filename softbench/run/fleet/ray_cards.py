@@ -43,7 +43,9 @@ class RayCards:
         self.events: queue.Queue[tuple[int, JsonObject]] = queue.Queue()
         self.names: list[str] = []
         self._folder = tempfile.TemporaryDirectory(prefix="softbench-ray-")
-        self._shipped = ship([*_plugin_files(request), *map(Path, registry.files())], Path(self._folder.name) / "shipped")
+        self._shipped = ship(
+            [*_plugin_files(request), *filter(None, map(registry.path_of, registry.files()))], Path(self._folder.name) / "shipped"
+        )
         self._log = Path(self._folder.name) / "relay.log"
         with self._log.open("wb") as log:
             self._relay = subprocess.Popen(
@@ -127,6 +129,10 @@ def ship(files: Sequence[Path], folder: Path) -> dict[str, str]:
     places: dict[Path, str] = {}
     total = 0
     for file in files:
+        if file.is_dir():  # of BackendBench
+            shutil.copytree(file, folder / f"{file.name}-{len(found)}", ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            found[str(file.resolve())] = f"{file.name}-{len(found)}"
+            continue
         beside = file.resolve().parent
         if beside not in places:
             places[beside] = str(len(places))
@@ -137,5 +143,7 @@ def ship(files: Sequence[Path], folder: Path) -> dict[str, str]:
                     if total > MAX_BYTES:
                         raise UsageError(f"--ray: {file} is in a folder with more than {size(MAX_BYTES)} of sources; move it into its own")
                     shutil.copy(other, folder / places[beside])
+        if file.suffix not in SOURCES:
+            shutil.copy(file, folder / places[beside])
         found[str(file.resolve())] = f"{places[beside]}/{file.name}"
     return found

@@ -31,7 +31,7 @@ class Form:
 def forms(case: Case) -> tuple[Form, ...]:
     """The outputs that a call of this case returns."""
     op = operation(case.op)
-    due, one = op.outputs(case), op.passes[case.direction]
+    due, one = op.outputs(case), op.pass_of(case)
     places = [None] * (len(due) - len(one.in_place)) + [one.inputs.index(name) for name in one.in_place]
     return tuple(
         Form(name, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)], place)
