@@ -1,10 +1,11 @@
 """Held-out bugs, tricks and honest plugins, through the command line: what check and run find, and what is published.
 
     python tools/measure_checks.py                    everything of tests/adversarial/held_out, and a table with targets
-    python tools/measure_checks.py --set B bugs       one set, and bugs, tricks or honest alone
+    python tools/measure_checks.py --set B bugs       one set, and bugs, tricks or honest alone (the honest ones of A are those of B)
     python tools/measure_checks.py --list             also the names that pass, with their descriptions
     python tools/measure_checks.py --only 'ring_*'    some by name
 
+Set C shows first that each bug has a wrong element, and that each trick gains in a timer without checks.
 A bug passes if check reports no wrong or failed case and run publishes its figure. A trick passes if `run` or `judge` publishes a figure
 that is better than its honest twin's by the factor GAIN, three times in a row. The exit code is 1 if a target is missed.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
 import inspect
 import json
 import os
@@ -27,12 +29,32 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HELD_OUT = ROOT / "tests/adversarial/held_out"
+SETS = {
+    "A": ("bugs.py", "tricks.py", "honest.py"),
+    "B": ("bugs.py", "tricks.py", "honest.py"),
+    "C": ("bugs_c.py", "tricks_c.py", "honest_c.py"),
+}
 GAIN = 1.3
 TARGETS = {"bugs and tricks that pass": 5, "honest refused": 0}
 """Of 100 bugs and 40 tricks, and of 60 honest plugins, at most."""
 TRICK_CASE = ["--M", "512", "--N", "4096", "--dtype", "fp32", "--device", "cpu"]
 HEADER = "import ctypes, gc, json, math, os, struct, sys, time, weakref\nimport numpy as np\nimport torch\n\n\n"
 TIMEOUT = 560
+UNGUARDED = """
+import importlib.util, statistics, sys, time
+import torch
+torch.set_num_threads(1)
+spec = importlib.util.spec_from_file_location("plugin", sys.argv[1])
+plugin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(plugin)
+inputs = [torch.randn(512, 4096, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+def timed(x):
+    start = time.perf_counter()
+    y = plugin.softmax(x)
+    return time.perf_counter() - start
+print(statistics.median([timed(inputs[i % 3]) for i in range(90)][30:]))
+"""
+"""A timer without checks: the median of 60 calls over three inputs."""
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}  # a thread a command: their times are steadier on a busy machine
 
 
@@ -53,9 +75,14 @@ def chunks(backends, key, most):
     return [group[i : i + most] for group in groups.values() for i in range(0, len(group), most)]
 
 
+def named(op: str) -> list[str]:
+    problem = HELD_OUT / f"problems/{op}.py"
+    return ["--problem", str(problem)] if problem.exists() else ["--op", op]
+
+
 def common(file: str, group) -> list[str]:
     first = group[0]
-    words = ["--plugin", str(HELD_OUT / file), "--backends", ",".join(b.name for b in group), "--op", first.op, "--device", "cpu"]
+    words = ["--plugin", str(HELD_OUT / file), "--backends", ",".join(b.name for b in group), *named(first.op), "--device", "cpu"]
     return [*words, "--dtype", first.at["dtype"], "--direction", first.direction, *(["--set", first.sets] if first.sets else [])]
 
 
@@ -68,7 +95,7 @@ def checked(file: str, group) -> dict[str, str]:
         findings = json.loads(path.read_text())["findings"] if path.exists() else []
     for backend in group:
         own = [f for f in findings if f["backend"] == backend.name and f["verdict"] != "skipped"]
-        bad = [f for f in own if f["verdict"] not in ("pass", "low-precision", "finite-only")]
+        bad = [f for f in own if f["verdict"] not in ("pass", "low-precision", "finite-only", "sampled", "tolerance")]
         found[backend.name] = f"{bad[0]['item']} {bad[0]['dtype']}: {bad[0]['verdict']}: {bad[0]['reason']}" if bad else ""
         if not own:
             found[backend.name] = f"not checked: {output[-300:]}"
@@ -116,9 +143,11 @@ def write_plugin(trick, folder: Path) -> Path:
     """The body of a trick as a file of its own, in a folder of its own."""
     place = folder / trick.__name__
     place.mkdir(exist_ok=True)
+    helper = getattr(inspect.getmodule(trick), "compiled", None)
+    header = HEADER + (f"import subprocess, tempfile\nfrom pathlib import Path\n\n\n{inspect.getsource(helper)}\n\n" if helper else "")
     source = textwrap.dedent(inspect.getsource(trick))
     body = source[source.index("def ") :]
-    (place / f"{trick.__name__}.py").write_text(f"{HEADER}{body}\n\nmade = {trick.__name__}()\n\n\ndef softmax(x):\n    return made(x)\n")
+    (place / f"{trick.__name__}.py").write_text(f"{header}{body}\n\nmade = {trick.__name__}()\n\n\ndef softmax(x):\n    return made(x)\n")
     return place / f"{trick.__name__}.py"
 
 
@@ -146,6 +175,12 @@ def figure_in_run(plugin: Path, twin: Path, judged: bool) -> tuple[float, str]:
     if cell["status"] != "ok" or not cell["gbps"]:
         return 0.0, f"{cell['status']}: {cell['reason']} {cell['labels']}"
     return float(other["median_us"]) / float(cell["median_us"]) if other.get("status") == "ok" else 0.0, cell["labels"]
+
+
+def unguarded(plugin: Path) -> float:
+    """Seconds of a call in a timer without checks."""
+    done = subprocess.run([sys.executable, "-c", UNGUARDED, str(plugin)], capture_output=True, text=True, timeout=TIMEOUT, check=True)
+    return float(done.stdout)
 
 
 def judged_us(file: Path) -> tuple[float, str]:
@@ -211,43 +246,72 @@ def report_tricks(name: str, found, described, listed: bool) -> int:
     return passed
 
 
+def held_out(file: str):
+    sys.path.insert(0, str(HELD_OUT))
+    return importlib.import_module(file.removesuffix(".py"))
+
+
+def honest_twin():
+    return held_out("tricks.py").honest_twin
+
+
+def bugs_of(name: str):
+    """The file and the bugs of a set; of set C, after each has shown a wrong element."""
+    file = SETS[name][0]
+    bugs = held_out(file)
+    if name != "C":
+        return file, [b for b in bugs.backends if (b.name in bugs.SET_A) == (name == "A")]
+    if unshown := [b.name for b in bugs.backends if not held_out("showing.py").wrong_elements(b)]:
+        sys.exit(f"no wrong element in what these bugs show: {', '.join(unshown)}")
+    return file, bugs.backends
+
+
+def tricks_of(name: str, folder: Path):
+    """The tricks of a set; of set C, after each has gained in a timer without checks."""
+    tricks = held_out(SETS[name][1])
+    if name != "C":
+        return [t for t in (tricks.SET_A if name == "A" else tricks.SET_B) if t is not honest_twin()]
+    honest = unguarded(write_plugin(honest_twin(), folder))
+    gains = {t: honest / unguarded(write_plugin(t, folder)) for t in tricks.TRICKS}
+    if slow := [t.__name__ for t, times in gains.items() if times < GAIN]:
+        print(f"no gain in a timer without checks, so left out: {', '.join(slow)}")
+    return [t for t, times in gains.items() if times >= GAIN]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", help="bugs, tricks, honest; all by default")
-    parser.add_argument("--set", choices=("A", "B"), help="one set only")
+    parser.add_argument("--set", choices=tuple(SETS), help="one set only")
     parser.add_argument("--only", default="*", metavar="PATTERNS", help="names, with commas between them")
     parser.add_argument("--list", action="store_true", help="what each was found by")
     parser.add_argument("--jobs", type=int, default=2, help="commands at once")
     options = parser.parse_args()
-    sys.path.insert(0, str(HELD_OUT))
-    import bugs
-    import honest
-    import tricks
-
     what = options.what or ["bugs", "tricks", "honest"]
-    sets = [options.set] if options.set else ["A", "B"]
+    sets = [options.set] if options.set else list(SETS)
     passed = refused = 0
     wanted = lambda name: any(fnmatchcase(name, pattern) for pattern in options.only.split(","))  # noqa: E731
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         if "bugs" in what:
             print(f"{'bugs':<10} {'tried':>5} {'check':>6} {'run':>6} {'neither':>8}")
             for name in sets:
-                chosen = [b for b in bugs.backends if (b.name in bugs.SET_A) == (name == "A") and wanted(b.name)]
-                passed += report_bugs(f"set {name}", both(pool, "bugs.py", chosen), {b.name: b.summary for b in chosen}, options.list)
+                file, backends = bugs_of(name)
+                chosen = [b for b in backends if wanted(b.name)]
+                passed += report_bugs(f"set {name}", both(pool, file, chosen), {b.name: b.summary for b in chosen}, options.list)
         if "tricks" in what:
             print(f"{'tricks':<10} {'tried':>5} {'run':>6} {'run --judge separate':>20} {'judge':>6} {'gain':>8}")
             for name in sets:
-                chosen = [t for t in (tricks.SET_A if name == "A" else tricks.SET_B) if t is not tricks.honest_twin and wanted(t.__name__)]
-                found = tricked(pool, chosen, tricks.honest_twin, Path(folder))
+                chosen = [trick for trick in tricks_of(name, Path(folder)) if wanted(trick.__name__)]
+                found = tricked(pool, chosen, honest_twin(), Path(folder))
                 passed += report_tricks(f"set {name}", found, {t.__name__: t.__doc__.splitlines()[0] for t in chosen}, options.list)
         if "honest" in what:
-            chosen = [b for b in honest.backends if wanted(b.name)]
-            found = both(pool, "honest.py", chosen, longer=False)
-            wrong = {name: texts for name, texts in found.items() if any(texts)}
-            refused = len(wrong)
-            print(f"honest     {len(found):>5}   refused {refused}")
-            for name, texts in wrong.items():
-                print("".join(f"    {name}: {text[:300]}\n" for text in texts if text), end="")
+            for file in dict.fromkeys(SETS[name][2] for name in sets):
+                chosen = [b for b in held_out(file).backends if wanted(b.name)]
+                found = both(pool, file, chosen, longer=False)
+                wrong = {name: texts for name, texts in found.items() if any(texts)}
+                refused += len(wrong)
+                print(f"{file:<10} {len(found):>5}   refused {len(wrong)}")
+                for name, texts in wrong.items():
+                    print("".join(f"    {name}: {text[:300]}\n" for text in texts if text), end="")
     missed = False
     for (name, most), value in zip(TARGETS.items(), (passed, refused), strict=True):
         missed |= value > most

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from measure_checks import HELD_OUT, softbench
+from measure_checks import HELD_OUT, held_out, softbench, write_plugin
 
 BUGS = ("no_maximum", "vector_tail", "nan_becomes_zero", "infinities_clamped", "rows_of_inf_are_zero", "short_log2e")
 HONEST = ("three_passes", "online_blocks", "in_double", "padded_to_a_block", "numpy_rows", "object_with_call")
@@ -32,3 +32,20 @@ def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(tmp_path: Path
     refused = {finding["backend"] for finding in findings if finding["verdict"] not in ("pass", "low-precision", "skipped")}
     assert refused == set(BUGS)
     assert {finding["backend"] for finding in findings if finding["verdict"] == "pass"} >= set(HONEST)
+
+
+def test_set_c_loads_and_its_bugs_show_wrong_elements(tmp_path: Path):
+    bugs, tricks, honest = (held_out(f"{kind}_c.py") for kind in ("bugs", "tricks", "honest"))
+    assert len(bugs.backends) >= 60 and len(tricks.TRICKS) >= 25 and len(honest.backends) >= 35
+    assert len({backend.name for backend in bugs.backends + honest.backends}) == len(bugs.backends) + len(honest.backends)
+    sample = ("lowest_start", "sink_scaled", "destination_taken_as_zero")
+    for backend in bugs.backends:
+        assert backend.name not in sample or held_out("showing.py").wrong_elements(backend) > 0
+    compile(write_plugin(tricks.first_touch_computes, tmp_path).read_text(), "plugin", "exec")
+
+
+def test_a_right_kernel_shows_no_wrong_element():
+    showing = held_out("showing.py")
+    (bug,) = (backend for backend in held_out("bugs_c.py").backends if backend.name == "maximum_in_fp16")
+    bug.function = showing.log_softmax
+    assert showing.wrong_elements(bug) == 0

@@ -6,8 +6,9 @@ import torch
 class Made:
     """One function of one operation and direction; `at` is the case of its run, as options of `softbench run`."""
 
-    def __init__(self, function, op, direction, sets, prepared, at, traits):
+    def __init__(self, function, op, direction, sets, prepared, at, traits, show):
         self.name, self.function, self.direction, self.sets, self.prepared = function.__name__, function, direction, sets, prepared
+        self.show, self.over = show, isinstance(self, OverDim)
         self.op, self.at = op, {"M": "96", "N": "1000", "dtype": "fp32"} | at
         self.summary = function.__doc__.strip().splitlines()[0]
         names = ",".join(part.split("=")[0] for part in sets.split(",") if part)
@@ -52,11 +53,11 @@ def over_rows(function, *given):
 def into(backends):
     """The decorator that makes a backend of a function and adds it to a list."""
 
-    def made(op="softmax", direction="forward", sets="", over=False, prepared=False, traits=None, **at):
+    def made(op="softmax", direction="forward", sets="", over=False, prepared=False, traits=None, show=None, **at):
         kind = OverDim if over else OverRows if op in ("softmax", "log_softmax") and not sets and direction != "both" else Made
 
         def add(function):
-            backends.append(kind(function, op, direction, sets, prepared, at, traits or {}))
+            backends.append(kind(function, op, direction, sets, prepared, at, traits or {}, show))
             return function
 
         return add
@@ -64,8 +65,12 @@ def into(backends):
     return made
 
 
+def wide(x):
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def softmax(x):
-    return torch.softmax(x.float(), -1).to(x.dtype)
+    return torch.softmax(wide(x), -1).to(x.dtype)
 
 
 def top(x):
@@ -74,16 +79,16 @@ def top(x):
 
 
 def gradient(dy, y):
-    g, p = dy.float(), y.float()
+    g, p = wide(dy), wide(y)
     return (p * (g - (p * g).sum(-1, keepdim=True))).to(y.dtype)
 
 
 def log_softmax(x):
-    return torch.log_softmax(x.float(), -1).to(x.dtype)
+    return torch.log_softmax(wide(x), -1).to(x.dtype)
 
 
 def log_gradient(dy, y):
-    return (dy.float() - y.float().exp() * dy.float().sum(-1, keepdim=True)).to(y.dtype)
+    return (wide(dy) - wide(y).exp() * wide(dy).sum(-1, keepdim=True)).to(y.dtype)
 
 
 def seen(x):
@@ -105,7 +110,7 @@ def at(z, target):
 
 
 def loss_of(x, target, e=0.0, z_loss=0.0, softcap=0.0, ignore=-100):
-    z = x.float()
+    z = wide(x)
     z = softcap * torch.tanh(z / softcap) if softcap else z
     lse = torch.logsumexp(z, -1)
     loss = -at(torch.log_softmax(z, -1), target)
@@ -115,7 +120,7 @@ def loss_of(x, target, e=0.0, z_loss=0.0, softcap=0.0, ignore=-100):
 
 
 def loss_gradient(x, target, lse, dloss, e=0.0, z_loss=0.0, softcap=0.0, ignore=-100):
-    z = x.float()
+    z = wide(x)
     z = softcap * torch.tanh(z / softcap) if softcap else z
     p = (z - lse[:, None]).exp() * (1 + 2 * z_loss * lse[:, None])
     hot = torch.arange(z.shape[-1], device=z.device) == target[:, None]
@@ -124,15 +129,25 @@ def loss_gradient(x, target, lse, dloss, e=0.0, z_loss=0.0, softcap=0.0, ignore=
 
 
 def logprob_of(x, target):
-    y = torch.log_softmax(x.float(), -1)
-    d = x.float().amax(-1, keepdim=True) - x.float()
+    y = torch.log_softmax(wide(x), -1)
+    d = wide(x).amax(-1, keepdim=True) - wide(x)
     entropy = torch.log(torch.exp(-d).sum(-1)) + torch.where(d == torch.inf, 0.0, y.exp() * d).sum(-1)
     return at(y, target), entropy
 
 
 def logprob_gradient(x, target, lse, entropy, dlogprob, dentropy):
-    y = x.float() - lse[:, None]
+    y = wide(x) - lse[:, None]
     p = y.exp()
-    hot = (torch.arange(y.shape[-1], device=y.device) == target[:, None]).float()
+    hot = (torch.arange(y.shape[-1], device=y.device) == target[:, None]).to(y.dtype)
     second = dentropy[:, None] * torch.where(p == 0, 0.0, p * (y + entropy[:, None]))
     return (dlogprob[:, None] * (hot - p) - second).to(x.dtype)
+
+
+def rms_norm(x, w, eps=1e-6):
+    z = wide(x)
+    return (z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps) * wide(w)).to(x.dtype)
+
+
+def rms_gradient(dy, x, w, rstd):
+    g, h = wide(dy) * wide(w), wide(x) * rstd[:, None]
+    return (rstd[:, None] * (g - h * (g * h).mean(-1, keepdim=True))).to(x.dtype)
