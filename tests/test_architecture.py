@@ -2,11 +2,11 @@
 
 import ast
 import graphlib
-import json
 import resource
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,9 +39,14 @@ TORCH = {"ops", "backends", "problems", "worker", "judge"}
 HEAVY = {"torch", "triton", "numpy", "pandas", "matplotlib", "pynvml", "scipy"}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported(path: Path, *, top: bool = False) -> set[str]:
     """Modules that a file imports; `top`: only those imported together with the file."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     found: set[str] = set()
     for node in iter(tree.body) if top else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -73,6 +78,7 @@ def test_parent_process_imports_torch_nowhere():
             assert "torch" not in {module.split(".")[0] for module in imported(path)}, path
 
 
+@cache
 def modules() -> dict[str, Path]:
     """The package's modules, by dotted name; a package is its `__init__.py`."""
     return {
@@ -91,6 +97,7 @@ def layers(arrows: dict[str, set[str]]) -> dict[str, int]:
     return depth
 
 
+@cache
 def kernel_modules() -> dict[str, Path]:
     """The modules of kernels/, such as `triton.dispatch`; a package is its `__init__.py`."""
     folder = ROOT / "kernels"
@@ -99,7 +106,7 @@ def kernel_modules() -> dict[str, Path]:
 
 def kernels_imported(path: Path, *, top: bool = False) -> set[str]:
     """Modules of kernels/ that one of them imports, which is by relative imports; `top`: as for `imported`."""
-    known, package, tree = kernel_modules(), path.parent.name, ast.parse(path.read_text())
+    known, package, tree = kernel_modules(), path.parent.name, parsed(path)
     found: set[str] = set()
     for node in iter(tree.body) if top else ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
@@ -137,7 +144,7 @@ def test_packages_import_each_other_in_no_circle():
 
 def test_functions_fit_a_screen():
     for path in modules().values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, (path, node.name)
 
@@ -147,22 +154,26 @@ def test_kernels_import_nothing_of_softbench():
         assert not any(module.startswith("softbench") and "softbench.kernels" not in module for module in imported(path)), path
 
 
-@pytest.mark.parametrize("module", ["cli.main", "run.run", "run.doctor", "report.tables", "plugins.select", "api.measure", "api.result"])
-def test_parent_stays_light(module):
-    code = f"import sys, json; import softbench.{module}; print(json.dumps(sorted(sys.modules)))"
-    loaded = set(json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout))
-    assert not loaded & HEAVY
+def test_parent_stays_light():
+    modules = ("cli.main", "run.run", "run.doctor", "report.tables", "plugins.select", "api.measure", "api.result")
+    code = f"import sys, {', '.join(f'softbench.{one}' for one in modules)}; print(sorted({HEAVY} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_whole_run_never_imports_torch_in_the_parent(cli):
+    """Its forkserver is forked from the process that has torch: another process than this parent imports it in any case."""
+    orders = cli.forks().orders.fileno()
     code = (
-        "import sys, atexit; atexit.register(lambda: print('HEAVY', sorted({'torch', 'numpy', 'pandas'} & set(sys.modules))));"
+        f"import sys, atexit, socket; sys.path.append({str(ROOT / 'tests' / 'support')!r}); import forks;"
+        "from softbench.processes import worker_pool;"
+        f"orders = socket.socket(fileno={orders});"
+        "worker_pool.start_forkserver = lambda log, environment: forks.start_forkserver(orders, log, environment);"
+        "atexit.register(lambda: print('HEAVY', sorted({'torch', 'numpy', 'pandas'} & set(sys.modules))));"
         "sys.argv = ['softbench', 'run', '--backends', 'torch', '--device', 'cpu', '--M', '4', '--N', '8', '--quick'];"
         "from softbench.cli.main import main; main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=cli.folder, env=cli.env, capture_output=True, text=True, timeout=120, check=False
-    )
+    given = {"cwd": cli.folder, "env": cli.env, "capture_output": True, "text": True, "timeout": 120, "check": False}
+    done = subprocess.run([sys.executable, "-c", code], pass_fds=[orders], **given)
     assert done.returncode in (0, 5), done.stderr  # 5: other programs use the processors now
     assert "HEAVY []" in done.stdout
 
@@ -207,6 +218,6 @@ def test_only_traits_reads_a_backends_traits():
     for path in modules().values():
         if path.name == "traits.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 assert not (isinstance(node.args[1], ast.Constant) and node.args[1].value in traits), (path, node.lineno)

@@ -136,15 +136,13 @@ def test_a_log_gets_no_colour_and_unbroken_tables(cli):
 
 
 def test_doctor_reports_every_part_and_what_to_install(cli):
-    done = cli("doctor")
-    for part in ("torch", "triton", "C compiler", "C++ compiler", "Python.h", "nvcc"):
-        assert part in done.stdout
-    missing = cli
-    missing.env = {**missing.env, "PATH": "/nonexistent", "CUDA_HOME": "/nonexistent", "CC": "", "CXX": ""}
-    done = missing("doctor", "--json")
+    cli.env = {**cli.env, "PATH": "/nonexistent", "CUDA_HOME": "/nonexistent", "CC": "", "CXX": ""}
+    done = cli("doctor", "--json")
     assert done.returncode == 1
     document = json.loads(done.stdout)
     assert document["healthy"] is False
+    names = {one["name"] for one in document["findings"]}
+    assert {"torch", "triton", "C compiler", "C++ compiler", "Python.h", "nvcc"} <= names
     (compiler,) = [one for one in document["findings"] if one["name"] == "C compiler"]
     assert compiler["state"] == "missing" and "apt install gcc" in compiler["text"]
 

@@ -16,22 +16,20 @@ def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
     names = ("correct/logsumexp", "wrong/zeros", "faulty/raises_at_import", "faulty/hangs_at_import", "faulty/faults")
     cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}  # no compiler: the deadlines can be shorter than a cold compilation
     given = [part for name in names for part in ("--plugin", plugins / f"{name}.py")]
-    start = time.monotonic()
-    done = cli("run", *given, *SMALL, "--N", "16,32", "--quick", "--timeout", "import=10,build=4,check=40,time=40", timeout=500)
-    assert time.monotonic() - start < 90
+    done = cli("run", *given, *SMALL, "--N", "16,32", "--quick", "--timeout", "import=5,build=2,check=40,time=40", timeout=500)
     assert done.returncode == 1, done.stderr
     found = table(cli)
     healthy = ["copy", "naive", "torch", "logsumexp", "prints"]
     expected = {
         "zeros": ("wrong", "should be"),
         "raises_at_import": ("failed", "import: ImportError: no module named the_missing_library; pip install the-missing-library"),
-        "hangs_at_import": ("timeout", "import took longer than 10 s (in <module>, hangs_at_import.py:5: time.sleep(3600))"),
+        "hangs_at_import": ("timeout", "import took longer than 5 s (in <module>, hangs_at_import.py:5: time.sleep(3600))"),
         "raises-in-prepare": ("failed", "build: RuntimeError: this kernel does not build"),
         "dies-by-sigsegv": (
             "failed",
             "crashed (SIGSEGV) in build: in <lambda>, faults.py:63: Faulty(",
         ),
-        "sleeps-for-ever": ("timeout", "build took longer than 4 s (in <lambda>, faults.py:"),
+        "sleeps-for-ever": ("timeout", "build took longer than 2 s (in <lambda>, faults.py:"),
         "exits": ("failed", "exited with code 7 in build"),
     }
     sources = ["triton-compiled", "triton-op", "triton-custom-op", "cuda-op"]

@@ -20,9 +20,9 @@ warmup_ms = 1
 batch_ms = 5
 [[sweep]]
 M = 64
-N = "8:96:8"
+N = "8:64:8"
 """
-CASES, BACKENDS = 12, 3
+CASES, BACKENDS = 8, 3
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +43,11 @@ def test_a_command_is_forked_after_inductor_compiled(cli, monkeypatch):
 
 @pytest.mark.parametrize(
     ("signum", "code"),
-    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)], lambda signum, _: signum != signal.SIGTERM),
+    sampled([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)], lambda signum, _: signum == signal.SIGUSR1),
 )
 def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     process = cli.start_fork(*ARGUMENTS)
-    wait_for(lambda: len(measured(cli)) >= 3 * BACKENDS)
+    wait_for(lambda: len(measured(cli)) >= 2 * BACKENDS)
     start = time.monotonic()
     if signum == signal.SIGINT:
         os.killpg(process.pid, signum)  # as a terminal does
@@ -64,7 +64,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     assert "Traceback" not in stderr
     assert cli.left_behind() == []
     before = measured(cli)
-    assert 3 * BACKENDS <= len(before) < CASES * BACKENDS
+    assert 2 * BACKENDS <= len(before) < CASES * BACKENDS
     assert len(before) % BACKENDS == 0
     assert not (cli.folder / "results" / "latest.csv").exists()
 

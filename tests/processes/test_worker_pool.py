@@ -128,18 +128,6 @@ def test_sigterm_ends_what_a_plugin_started_and_not_its_worker(pool, tmp_path):
     assert pool.ask(pool.spawn("y"), ProbeMachine(), 60, "probe").machine.torch
 
 
-def test_a_plugins_detached_child_ends_with_the_pool(tmp_path):
-    code = f"""
-import subprocess
-child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
-open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
-raise ValueError("x")
-"""
-    with Pool() as pool:
-        pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
-    assert gone(int((tmp_path / "child").read_text()))
-
-
 @pytest.mark.slow
 def test_a_plugins_detached_child_ends_when_the_connection_is_reset(tmp_path):
     """A parent that is killed leaves reports unread; the kernel then resets its connection."""
@@ -207,12 +195,19 @@ raise ValueError("met")
 
 
 def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
+    detached = f"""
+import subprocess
+child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+raise ValueError("x")
+"""
     with Pool() as pool:
+        pool.ask(pool.spawn("x"), plugin(tmp_path, detached), 60, "import")
         workers = [pool.spawn(str(i)) for i in range(2)]
         workers[0].channel.send(to_json(plugin(tmp_path, "import time\ntime.sleep(3600)")))
         forkserver = pool._forkserver.pid
     assert all(gone(worker.pid) for worker in workers)
-    assert gone(forkserver)
+    assert gone(forkserver) and gone(int((tmp_path / "child").read_text()))
 
 
 def test_a_killed_forkserver_is_replaced(monkeypatch, tmp_path):

@@ -34,21 +34,11 @@ INDUCTORS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 """A pointer of this process; torch.compile sets the variable before each use."""
 IMPORTS = "SOFTBENCH_TEST_IMPORTS"
 """The socket of the process with the imports, which pytest-xdist's processes share."""
-PASSING = ("SOFTBENCH_TEST_MARK", IMPORTS, INDUCTORS)
-"""Variables that differ between tests and decide nothing, as those that begin with PYTEST_ do."""
 READ_LATE = (
-    "PATH",
-    "CC",
-    "CXX",
-    "CUDA_HOME",
-    "HOME",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE",
-    "COLUMNS",
-    "LINES",
+    *("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "COLUMNS", "LINES", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"),
+    *("PYTEST_", "SOFTBENCH_", "XDG_", "GITHUB_", INDUCTORS),
 )
-"""Variables that no import of the forking process reads, or that `command` reads in place of Python."""
+"""The first letters of variables that no import of the forking process reads, or that `command` reads in place of Python."""
 IMPORTED_BY_WORKERS = ("torch.utils.benchmark", "torch._dynamo", "torch._inductor.compile_fx")
 """What a worker imports for the tamper guard, and to compile."""
 RUNNING: dict[int, socket.socket] = {}
@@ -101,7 +91,7 @@ class Command(Fork):
 
 def deciding(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that imports may read."""
-    return {name: value for name, value in env.items() if name not in (*PASSING, *READ_LATE) and not name.startswith("PYTEST_")}
+    return {name: value for name, value in env.items() if not name.startswith(READ_LATE)}
 
 
 class Imports:

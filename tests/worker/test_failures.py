@@ -131,10 +131,10 @@ except Exception as error:
 """
 
 
-def test_an_error_of_triton_names_the_line_of_the_kernel(tmp_path):
+def test_an_error_of_triton_names_the_line_of_the_kernel(tmp_path, forks):
     (tmp_path / "kernels_of_mine.py").write_text(KERNELS)
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=True)
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = forks().run_code(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{COMPILE}", env, 120)
     assert done.stdout == "kernels_of_mine.py:8: NameError('unknown_name is not defined')\n"
 
 

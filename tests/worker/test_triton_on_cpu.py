@@ -1,7 +1,6 @@
 """A plugin's Triton kernels without a GPU: autotuned, launched in `torch.cuda.device`, sized by the driver, and rounded as a GPU rounds."""
 
-import subprocess
-import sys
+import os
 
 import pytest
 import torch
@@ -68,8 +67,9 @@ def test_a_plugin_that_only_asks_for_triton_is_timed(cli):
     assert {row["status"] for row in cli.rows()} == {"ok"}
 
 
-def test_conversions_to_bfloat16_round_as_torch(tmp_path):
+def test_conversions_to_bfloat16_round_as_torch(tmp_path, forks, monkeypatch):
     (tmp_path / "rows.py").write_text("import triton\n\n@triton.jit\ndef nothing(x):\n    pass\n")
     (tmp_path / "convert.py").write_text(ROUND)  # Triton reads a kernel's source in its file
-    done = subprocess.run([sys.executable, "convert.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    monkeypatch.chdir(tmp_path)
+    done = forks().run_code("import sys\nsys.path.insert(0, '')\nimport convert", dict(os.environ), 120)
     assert done.returncode == 0, done.stderr
