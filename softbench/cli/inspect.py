@@ -35,6 +35,8 @@ def inspect(
     from softbench.report import listing
     from softbench.run import inspect as inspections
 
+    given, solutions = options.with_solutions(given)
+    given["plugins"] = [*(given["plugins"] or ()), *solutions]
     flags = from_flags({name: given[name] for name in ("device", "seed", "timeout", "plugins")})
     case = options.case_of(given, "softbench inspect shows one case")
     kinds = inspections.kinds(show)

@@ -31,6 +31,7 @@ def judge(
     plugin: Annotated[
         Path | None, typer.Argument(metavar="[FILE[:FUNCTION]]", help="The plugin: a Python file, in a folder that it may read.")
     ] = None,
+    named: Annotated[Path | None, option(WHAT, "The plugin, as other commands name it.", "--plugin", metavar="FILE")] = None,
     backend: Annotated[str | None, option(WHAT, "The backend, if the file has several; without a file an installed one.")] = None,
     key: Annotated[
         Path | None,
@@ -44,6 +45,11 @@ def judge(
     from softbench.run import signature, signed_verdict
 
     key = key or signature.default_key()
+    given, solutions = options.with_solutions(given)
+    files = [file for file in (plugin, named) if file] or solutions
+    if len(files) > 1 or any(file.is_dir() for file in files):
+        raise UsageError(f"softbench judge takes the file of one plugin, and here is {', '.join(map(str, files))}; name it: --plugin FILE")
+    plugin = files[0] if files else None
     if (plugin is None and backend is None) == (verify is None):
         raise UsageError("softbench judge takes a plugin's file or --backend, or else --verify and a verdict's file")
     if verify is not None:

@@ -40,6 +40,16 @@ Every = Annotated[
     ),
 ]
 Ops = Annotated[bool, option(OUTPUT, "List the operations, each with its passes and its backends.", "--ops", default=False)]
+Problem = Annotated[
+    str | None,
+    option(
+        OUTPUT,
+        "List a problem with its cases, baselines and solutions.",
+        "--problem",
+        "--op",
+        metavar="PROBLEM",
+    ),
+]
 Json = Annotated[Path | None, option(OUTPUT, "Write the listed backends or operations as JSON; - is stdout.", metavar="FILE|-")]
 Load = Annotated[bool, option(OUTPUT, "Load plugins too, each in its own process; this runs their code.", "--load", default=False)]
 
@@ -56,6 +66,7 @@ def list_backends(
     costs: Costs = None,
     every: Every = False,
     ops: Ops = False,
+    problem: Problem = None,
     json: Json = None,
     load: Load = False,
     **given: Any,
@@ -68,23 +79,25 @@ def list_backends(
     from softbench.plugins.source import ALL
     from softbench.report import listing
     from softbench.results.costs import by_backend, committed
-    from softbench.run import run
+    from softbench.run import operations, run
 
     if json is not None and str(json) != "-" and not json.suffix:
         raise UsageError(f"list --json {json}: name a file such as backends.json; a pattern stands in front: softbench list {json} --json")
     try_file(json)
     costs_by_backend = by_backend(read(costs)) if costs else committed() if long else {}
-    flags = from_flags(given)
+    wanted_problems, solutions = operations.with_solutions([problem] if problem else [])
+    flags = from_flags({**given, "plugins": [*(given["plugins"] or ()), *solutions]})
     with interruptible():
-        infos = run.infos(Settings.from_sources({}, flags), load=load)
+        listed = operations.names(wanted_problems) or []
+        infos = run.infos(Settings.from_sources({}, flags), load=load, ops=listed)
     named, excluded = split_exclusions(one.strip() for one in pattern.split(","))
     wanted = ["*" if every and one == ALL else one for one in named or [ALL]]
     out = {info for one in excluded for info in matching(infos, one, f"'!{one}' excludes nothing: ")}
     matched = [info for info in dict.fromkeys(info for one in wanted for info in matching(infos, one)) if info not in out]
     hidden = [info for info in matched if info.hidden and info.name not in wanted and not every]
     matched = [info for info in matched if info not in hidden]
-    if ops:
-        known = [operation(name) for name in names()]
+    if ops or problem:
+        known = [operation(name) for name in listed or names()]
         if not wrote_to_stdout(lambda: _document("operations", [listing.operation_facts(one, matched) for one in known]), json):
             output.show(listing.operations(known, matched), output.console())
         return

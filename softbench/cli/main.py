@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -51,6 +52,12 @@ def _version(version: Annotated[bool, typer.Option("-V", "--version", help="Prin
         raise typer.Exit
 
 
+def _as_typed(text: str) -> str:
+    """A message about `--op` names `--problem`, if the user typed that name of the option."""
+    typed = {word.partition("=")[0] for word in sys.argv[1:]}
+    return re.sub(r"--op(?![\w-])", "--problem", text) if "--problem" in typed and "--op" not in typed else text
+
+
 def main() -> NoReturn:
     """The console script."""
     for name in ("stdout", "stderr"):
@@ -61,7 +68,7 @@ def main() -> NoReturn:
         app(standalone_mode=True)
         sys.stdout.flush()
     except SoftbenchError as error:
-        end(error.exit_code, one_line(str(error), 2000))
+        end(error.exit_code, one_line(_as_typed(str(error)), 2000))
     except BrokenPipeError:  # `softbench show | head`
         end(141)
     except OSError as error:  # of an output stream

@@ -135,6 +135,14 @@ def _of_case(
 CASE = signature(_of_case, eval_str=True).parameters
 
 
+def with_solutions(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Path]]:
+    """The options with a problem alone in `--problem`, and the solutions that follow it or lie beside it. Raises UsageError."""
+    from softbench.run.operations import with_solutions as parted
+
+    ops, solutions = parted([given["op"]])
+    return {**given, "op": ",".join(ops)}, solutions
+
+
 def case_of(given: Mapping[str, Any], command: str) -> Case:
     """The case that the options of `CASE` name. Raises UsageError for an invalid one, and if they name several."""
     from softbench.plan.settings import one_case

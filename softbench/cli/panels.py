@@ -55,7 +55,7 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         # Some versions of Typer bring their own Click, so its classes cannot be named here. A call without arguments shows the help.
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
             raise
-        text = str(error.format_message()).rstrip(".")
+        text = str(error.format_message()).replace("Value error, ", "").rstrip(".")
         words: list[str] = []
         above = ctx
         while above.parent is not None:  # the program itself is in every message

@@ -158,6 +158,7 @@ def from_json(data: JsonObject) -> Operation:
         case_dtypes=tuple(map(str, data["case_dtypes"])),
         solution=str(data["solution"]),
         lost=tuple(map(str, data["lost"])),
+        format=str(data["format"]),
     )
     validate(found)
     return found
@@ -175,7 +176,7 @@ def _case_from_json(data: JsonObject) -> WholeCase:
     op, M, N, shape = data["extent"]
     tensors = _tensors(data["tensors"], whole=True)
     extent = str(op), int(M), int(N), str(shape)
-    return WholeCase(extent, tensors, _pass_from_json(data["call"]), int(data["flops"]), str(data["dtype"]))
+    return WholeCase(extent, tensors, _pass_from_json(data["call"]), int(data["flops"]), str(data["dtype"]), tuple(map(str, data["spec"])))
 
 
 def _pass_from_json(data: JsonObject) -> Pass:

@@ -148,6 +148,8 @@ class WholeCase:
     """Floating-point operations of its matrix products and convolutions, as torch counts them."""
     dtype: str = ""
     """The dtype of the case; empty if its inputs have that of `--dtype`."""
+    spec: tuple[str, ...] = ()
+    """The case in the words of the problem's format, once for each benchmark there that differs in its seed only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ class Operation:
     """The dtypes of its cases."""
     solution: str = ""
     """What a plugin file may call its function or class, beside the operation's name."""
+    format: str = ""
+    """The format of a problem, as `softbench export --to` names it; empty if none has such results."""
     lost: tuple[str, ...] = ()
     """A line for each case of a problem that cannot run, with the reason."""
 

@@ -26,7 +26,9 @@ def read(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
         raise UsageError(f"cannot be read: {error}") from None
     lacking = [key for key in keys if not isinstance(found, dict) or key not in found]
     if lacking:
-        raise UsageError(f"lacks {', '.join(lacking)}, which FlashInfer-Trace has there")
+        kinds = {"axes": "is a definition: give it with --problem flashinfer:", "sources": "is a solution: give it with --plugin"}
+        hint = next((f"; it {text}" for key, text in kinds.items() if isinstance(found, dict) and key in found and key not in keys), "")
+        raise UsageError(f"lacks {', '.join(lacking)}, which FlashInfer-Trace has there{hint}")
     return dict(found)
 
 

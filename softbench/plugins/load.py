@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import lru_cache
 from importlib import metadata
 from operator import attrgetter
@@ -22,11 +23,13 @@ from typing import Protocol, cast
 
 from softbench.core.case import NAME, OPERATION, Case, Direction
 from softbench.core.errors import UsageError
-from softbench.core.text import one_line
+from softbench.core.text import LISTED, one_line
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.backendbench_solutions import files_of, solutions as of_backendbench
 from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource
 
+PROBLEMS = (("Model", "get_inputs"), ("inputs", "reference"), ("OPERATION",))
+"""What a problem's or an operation's file has."""
 METHODS = ("available", "supports", "prepare")
 SUFFIXES = {Direction.FORWARD: "", Direction.BACKWARD: "_backward", Direction.FUSED: "_fused"}
 """What follows the operation's name in a function's name, by direction."""
@@ -60,10 +63,7 @@ def load(
         offered = getattr(module, "backends", None) or getattr(module, "backend", None)
         offered = offered or from_functions(module, origin.label, operations, solutions)
         if offered is None:
-            functions = " or ".join(f"`{name}`" for name in dict.fromkeys((OPERATION, *solutions.values())))
-            raise UsageError(
-                f"its `backend` or `backends` is missing or empty, and it has no function {functions}; name a function as FILE:FUNCTION"
-            )
+            raise UsageError(_nothing(module, solutions))
     else:
         offered = metadata.EntryPoint(origin.label, origin.target, GROUP).load()
     found = tuple(offered) if isinstance(offered, list | tuple) else (offered,)
@@ -79,6 +79,18 @@ def load(
     if not origin.alias or origin.function:  # a function has its name already
         return found
     return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
+
+
+def _nothing(module: ModuleType, solutions: Mapping[str, str]) -> str:
+    """Why a file is no plugin: it has neither a backend nor a function of the operations."""
+    own = [name for name, found in vars(module).items() if callable(found) and _defined_in(found, module)]
+    for names in PROBLEMS:
+        if set(names) <= {*own, *vars(module)}:
+            return f"it is a problem, as it has {' and '.join(f'`{name}`' for name in names)}: give it with --problem, and a solution here"
+    functions = tuple(dict.fromkeys((*solutions.values(), *solutions))) or (OPERATION,)
+    close = next((f"; rename `{one}`, which is close" for name in functions for one in get_close_matches(name, own, n=1)), "")
+    shown = " or ".join(f"`{name}`" for name in functions[:LISTED])
+    return f"its `backend` or `backends` is missing or empty, and it has no function {shown}{close}; name a function as FILE:FUNCTION"
 
 
 def _shown(thing: object) -> str:
@@ -251,6 +263,12 @@ def _built_at_import(path: Path, solutions: Mapping[str, str]) -> str:
     return names[0] if names and "cpp_extension" in text else ""
 
 
+def _defined_in(found: object, module: ModuleType) -> bool:
+    """False for what a module imports. A function of torch.jit has its module in its qualified name only."""
+    scripted = getattr(found, "qualified_name", "")
+    return getattr(found, "__module__", "") == module.__name__ or (isinstance(scripted, str) and f".{module.__name__}." in scripted)
+
+
 def from_functions(
     module: ModuleType, name: str, operations: Sequence[str], solutions: Mapping[str, str] = MappingProxyType({})
 ) -> Backend | None:
@@ -261,7 +279,7 @@ def from_functions(
     declared = {operation.partition("(")[0]: operation for operation in operations}
     named = {(op, Direction.FORWARD): getattr(module, other, None) for op, other in solutions.items()}
     named |= {(op, way): found for op in declared for way, suffix in SUFFIXES.items() if (found := getattr(module, op + suffix, None))}
-    own = {key: found for key, found in named.items() if callable(found) and getattr(found, "__module__", "") == module.__name__}
+    own = {key: found for key, found in named.items() if callable(found) and _defined_in(found, module)}
     functions = {(op, way): found for (op, way), found in own.items() if {(op, Direction.FORWARD), (op, Direction.FUSED)} & own.keys()}
     if not functions:
         return None

@@ -32,7 +32,7 @@ TOLERANCE = (1e-2, 1e-2)
 class FlashInfer(Problem):
     """A definition."""
 
-    solution = "run"
+    format, solution = "flashinfer", "run"
 
     def __init__(self, path: Path) -> None:
         """Raises UsageError for a file that is no definition. Exceptions of its own code pass through."""

@@ -28,7 +28,7 @@ TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
 class KernelBench(Problem):
     """The classes and functions of a module."""
 
-    solution = "ModelNew"
+    format, solution = "kernelbench", "ModelNew"
     on_cpu = True
     parameters: Mapping[str, Value] = {}
 
@@ -39,7 +39,7 @@ class KernelBench(Problem):
             raise UsageError("Model must be a subclass of torch.nn.Module, as in KernelBench")
         if not callable(module.get_inputs):
             raise UsageError("get_inputs must be a function")
-        self.summary = (getdoc(module.Model) or getdoc(module) or "").partition("\n")[0]
+        self.summary = (module.Model.__doc__ or getdoc(module) or "").strip().partition("\n")[0]
 
     def inputs(self, values: Mapping[str, Value], seed: int, dtype: torch.dtype, device: torch.device) -> Any:
         """What `get_inputs` gives."""

@@ -27,6 +27,7 @@ from softbench.problems.problem import Problem, Tolerance
 
 TASK = "task.yml"
 SUBMISSION = "@SUBMISSION@"
+SEED = "seed"
 NUMBER = "number"
 """The parameter of a task whose benchmarks have values that are neither numbers nor words: the benchmark's number."""
 TOLERANCE = (1e-5, 1e-8)
@@ -36,7 +37,7 @@ TOLERANCE = (1e-5, 1e-8)
 class Kernelbot(Problem):
     """The files of a task."""
 
-    solution = "custom_kernel"
+    format, solution = "kernelbot", "custom_kernel"
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError for a folder that is no task. Exceptions of its own code pass through."""
@@ -56,7 +57,9 @@ class Kernelbot(Problem):
             raise UsageError("reference.py has no ref_kernel(data), and softbench compares with a reference")
         self._reference: Callable[..., Any] = reference
         self._own = _tolerance(check)
-        self._benchmarks = _benchmarks(task)
+        self._all = _benchmarks(task)
+        found = [{name: value for name, value in one.items() if name != SEED} for one in self._all]
+        self._benchmarks = [one for place, one in enumerate(found) if one not in found[:place]]  # some differ in the seed only
         names = list(dict.fromkeys(name for one in self._benchmarks for name in one))
         if all(isinstance(value, bool | int | float | str) for one in self._benchmarks for value in one.values()) and all(
             one.keys() == set(names) for one in self._benchmarks
@@ -76,6 +79,12 @@ class Kernelbot(Problem):
                 raise UsageError(f"{NUMBER}={place}: the task has the benchmarks 0 to {len(self._benchmarks) - 1}")
             given = dict(self._benchmarks[place])
         return (self._generate(**given, seed=seed),)
+
+    def spec(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """The benchmarks of these values, with their seeds."""
+        wanted = dict(values) if self.parameters.keys() != {NUMBER} else self._benchmarks[int(values[NUMBER])]
+        there = [one for one in self._all if {name: value for name, value in one.items() if name != SEED} == wanted]
+        return tuple("; ".join(f"{name}: {value}" for name, value in one.items()) for one in there)
 
     def reference(self, device: torch.device) -> Callable[..., Any]:
         """`ref_kernel`."""
@@ -127,8 +136,7 @@ def _benchmarks(task: Mapping[str, Any]) -> list[dict[str, Any]]:
     given = task.get("benchmarks")
     if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
         raise UsageError(f"{TASK}: benchmarks must be a list of the parameters of generate_input")
-    found = [{str(name): value for name, value in one.items() if name != "seed"} for one in given]
-    return [one for place, one in enumerate(found) if one not in found[:place]]  # some differ in the seed only
+    return [{str(name): value for name, value in one.items()} for one in given]
 
 
 def _function(module: ModuleType, name: str) -> Callable[..., Any]:

@@ -139,7 +139,7 @@ def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
     dtype = next((NAMES[one.dtype] for one in found.named.values() if NAMES.get(one.dtype) in CASE_DTYPES), "fp32")
     M, N, shape = _extent(values, next(iter(found.named.values())).shape)
     call = Pass(found.inputs, found.outputs, (*found.inputs, *found.state), (), tuple(found.inputs[place] for place in found.in_place))
-    case = WholeCase((op, M, N, shape), specs, call, found.flops, "" if problem.takes_dtype else dtype)
+    case = WholeCase((op, M, N, shape), specs, call, found.flops, "" if problem.takes_dtype else dtype, problem.spec(values))
     return Layout(found.given, found.leaves, found.returned, found.kinds, found.in_place, found.inputs, found.outputs, case)
 
 

@@ -20,6 +20,9 @@ from softbench.problems.problem import SIZES, Problem
 from softbench.problems.python_file import PythonFile
 from softbench.problems.values import Cases, ProblemValues
 
+SOLUTIONS = ("ModelNew", "custom_kernel", "solution", "backend", "backends")
+"""What a plugin's file may have, beside the names of operations."""
+
 
 def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool = True) -> Operation:
     """Import a file, and make its operation or problem known in this process.
@@ -64,6 +67,8 @@ def problem_of(module: ModuleType, stem: str) -> Problem:
         return KernelBench(module, stem)
     if hasattr(module, "inputs") or hasattr(module, "reference"):
         return PythonFile(module, stem)
+    if is_a := next((name for name in (*SOLUTIONS, *registry.NAMES) if hasattr(module, name)), ""):
+        raise UsageError(f"is a plugin, as it has `{is_a}`: give it with --plugin, and the file of its problem here")
     raise UsageError(
         "defines no problem and no operation: write inputs(...) and reference(...), Model and get_inputs of KernelBench, "
         "or OPERATION and NUMERICS; see docs/problems.md"
@@ -81,7 +86,7 @@ def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]], *, ev
     tensors = {name: TensorSpec((), spec.dtype) for name, spec in first.case.tensors.items()}
     return Operation(
         problem.name, tensors, {Direction.FORWARD: first.case.call}, problem.summary, known, whole=True, cases=Cases(values),
-        case_dtypes=problem.dtypes if problem.takes_dtype else fixed, solution=problem.solution, lost=tuple(lost),
+        case_dtypes=problem.dtypes if problem.takes_dtype else fixed, solution=problem.solution, format=problem.format, lost=tuple(lost),
     )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ class Problem(ABC):
     """A problem of one file."""
 
     name: str
+    format = ""
+    """What `softbench export --to` calls its format."""
     summary = ""
     solution = "solution"
     """What a plugin file may call its function or class, beside the problem's name."""
@@ -63,6 +65,10 @@ class Problem(ABC):
     def ready(self, found: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
         """What a solution offers as a callable of the inputs."""
         return found
+
+    def spec(self, values: Mapping[str, Value]) -> tuple[str, ...]:
+        """A case in the words of the format, once for each benchmark that is the same case here."""
+        return ()
 
     def tolerance(self, dtype: str) -> Tolerance | None:
         """The problem's own tolerance; None if it has none."""

@@ -38,6 +38,8 @@ class Solved:
     reference_us: tuple[float, ...]
     values: JsonObject
     """The parameters of the case."""
+    specs: tuple[str, ...]
+    """The case in the words of its format: several if its benchmarks differ in the seed only."""
 
     @property
     def right(self) -> bool:
@@ -52,10 +54,11 @@ class Solved:
         return other.median_us / row.median_us, (other.low_us or other.median_us) / high, (other.high_us or other.median_us) / low
 
 
-def solved(file: Path, rows: Sequence[Row]) -> list[Solved]:
-    """The cells of solutions of a results file, each beside its reference.
+def solved(file: Path, rows: Sequence[Row], to: str) -> list[Solved]:
+    """The cells of solutions of a results file, each beside its reference, for export to a format.
 
     Raises:
+        UsageError: its problems are of another format.
         ResultsError: the JSON beside it, which has the samples, is missing or of another run.
     """
     path = beside(file)
@@ -64,6 +67,10 @@ def solved(file: Path, rows: Sequence[Row]) -> list[Solved]:
     document = stream(path)
     if rows and document.get("run") != rows[0].run:
         raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of another run; take both files of one run")
+    formats = document.get("formats") or {}
+    for name in dict.fromkeys(parse_op(row.op)[0] for row in rows):
+        if (own := formats.get(name) or to) != to:
+            raise UsageError(f"{file}: {name} is a problem of {own}, whose results are no results of {to}; write --to {own}")
     samples = {
         (record.backend, record.case.identity, record.unit): tuple(us for batch in outcome.timing.batches for us in batch.samples_us)
         for record in records_of(document, path)
@@ -77,7 +84,8 @@ def solved(file: Path, rows: Sequence[Row]) -> list[Solved]:
         other = references.get((row.case, row.unit))
         name, given = parse_op(row.op)
         values = {**((document.get("problems") or {}).get(name) or {}), **given} or {"M": row.M, "N": row.N}
-        found.append(Solved(row, other, _samples(samples, row), _samples(samples, other), values))
+        specs = tuple((document.get("specs") or {}).get(str(row.case)) or ["; ".join(f"{key}: {value}" for key, value in values.items())])
+        found.append(Solved(row, other, _samples(samples, row), _samples(samples, other), values, specs))
     return found
 
 
@@ -93,7 +101,7 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
     results: dict[str, dict[str, JsonObject]] = {}
     speeds: dict[str, list[tuple[float, float, float] | None]] = {}
     for file, rows in files.items():
-        cells = solved(file, rows)
+        cells = solved(file, rows, "kernelbench")
         device = load_header(beside(file)).get("device_name", "")
         for one in cells:
             speed = one.speedup()
@@ -133,12 +141,13 @@ def kernelbot(files: Mapping[Path, Sequence[Row]]) -> str:
     Raises:
         UsageError: they have several.
     """
-    found = [one for file, rows in files.items() for one in solved(file, rows)]
+    found = [one for file, rows in files.items() for one in solved(file, rows, "kernelbot")]
     if len(names := {one.row.backend for one in found}) > 1:
         raise UsageError(f"kernelbot's lines are of one solution, and there are {', '.join(sorted(names))}; choose with --backends")
-    lines = [f"benchmark-count: {len(found)}"]
-    for place, one in enumerate(found):
-        lines.append(f"benchmark.{place}.spec: {'; '.join(f'{name}: {value}' for name, value in one.values.items())}")
+    benchmarks = [(one, spec) for one in found for spec in one.specs]
+    lines = [f"benchmark-count: {len(benchmarks)}"]
+    for place, (one, spec) in enumerate(benchmarks):
+        lines.append(f"benchmark.{place}.spec: {spec}")
         if not one.right or not one.us:
             lines += [f"benchmark.{place}.status: fail", f"benchmark.{place}.error: {one.row.reason or one.row.status}"]
             continue
@@ -161,7 +170,7 @@ def flashinfer(files: Mapping[Path, Sequence[Row]], workloads: Path | None = Non
     known = list(_workloads(workloads)) if workloads else []
     lines = []
     for file, rows in files.items():
-        cells, header = solved(file, rows), load_header(beside(file))
+        cells, header = solved(file, rows, "flashinfer"), load_header(beside(file))
         about = header.get("environment") or {}
         libraries = {name: str(about[name]) for name in LIBRARIES if about.get(name)}
         for one in cells:

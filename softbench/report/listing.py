@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from softbench.core import text
-from softbench.core.case import YARDSTICK, value_text
+from softbench.core.case import YARDSTICK, CaseKey, Direction, value_text
 from softbench.core.inspection import Artifact, Inspection, Launch
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Status
-from softbench.ops.operation import Operation
+from softbench.ops.operation import CASE_DTYPE, Operation, WholeCase
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.report import rich_tables, tables
 from softbench.results.columns import DOUBTFUL
@@ -72,9 +72,25 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
                 for parameter in item.parameters
             ),
             *(Text(f"  --shape {name}: {text.count(len(one.shapes), 'shape')}: {one.doc}") for name, one in item.presets.items()),
+            *(Text(f"  {line}") for line in (*_cases(item), *item.lost)),
             Text(f"  backends: {', '.join(names) or 'none'}"),
         ]
     return Group(*parts)
+
+
+def _cases(item: Operation) -> list[str]:
+    """A line for each case of a problem: its name, and the dtypes and shapes of its tensors."""
+    lines = []
+    for (op, M, N, shape), one in item.cases.items():
+        dtype = one.dtype or item.case_dtypes[0]
+
+        def shown(names: Sequence[str], one: WholeCase = one, dtype: str = dtype) -> str:
+            shapes = {name: "x".join(map(str, one.tensors[name].axes)) or "1" for name in names}
+            return ", ".join(f"{name} {dtype if (own := one.tensors[name].dtype) == CASE_DTYPE else own} {shapes[name]}" for name in names)
+
+        case = CaseKey(Direction.FORWARD, dtype, M, N, op, shape)
+        lines.append(f"{case}: {shown(one.call.inputs)} -> {shown(one.call.outputs)}")
+    return lines
 
 
 def having(item: Operation, infos: Sequence[BackendInfo]) -> list[str]:
@@ -91,6 +107,7 @@ def operation_facts(item: Operation, infos: Sequence[BackendInfo]) -> JsonObject
         "parameters": [{"name": one.name, "allowed": one.allowed, "default": one.default, "meaning": one.doc} for one in item.parameters],
         "presets": {name: [*one.shapes] for name, one in item.presets.items()},
         "backends": having(item, infos),
+        **({"cases": _cases(item)} if item.whole else {}),
     }
 
 

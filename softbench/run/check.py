@@ -102,10 +102,12 @@ class CheckRequest:
         Raises:
             UsageError: an option is invalid, or does not fit the operation.
         """
-        require_python(flags.get("plugins", ()))
+        ops, solutions = operations.with_solutions([op])
+        flags = {**flags, "plugins": (*flags.get("plugins", ()), *solutions)}
+        require_python(flags["plugins"])
         directions = grammar.parse_directions(",".join(direction or Direction), "--direction")
         dtypes = grammar.parse_dtypes(",".join(dtype or DTYPES), "--dtype")
-        of = operations.name(op, set)
+        of = operations.name(",".join(ops), set)
         sweep.require_passes(of, directions)
         sweep.require_dtypes(of, dtypes)
         dtypes = tuple(one for one in dtypes if one in registry.operation(of).dtypes)
@@ -175,7 +177,7 @@ class CheckReport:
             finding.direction,
         ]
         name, parameters = parse_op(finding.op)
-        words += ["--op", self.op_given if self.op_given.endswith(".py") else name] if name != OPERATION else []
+        words += ["--op", name if self.op_given.partition("(")[0] == name else self.op_given] if name != OPERATION else []
         words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())] if parameters else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
         return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
@@ -209,6 +211,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
             able = [slot for slot in chosen if slot.info.able]
             unable = [slot for slot in chosen if not slot.info.able]
+            lost = list(registry.operation(request.op).lost)
             notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
             if not chosen:
                 raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
@@ -228,7 +231,15 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         interrupted = stop.exit_code if done < total else 0  # else the check is complete
     broken = tuple(note for note, slot in zip(notes, unable, strict=True) if slot.info.broken)
     return CheckReport(
-        tuple(findings), tuple(notes), broken, session.device, settings.seed, request.op_given, request.sanitize, total - done, interrupted
+        tuple(findings),
+        (*notes, *lost),
+        broken,
+        session.device,
+        settings.seed,
+        request.op_given,
+        request.sanitize,
+        total - done,
+        interrupted,
     )
 
 

@@ -43,7 +43,7 @@ def header(plan: Plan, request: RunRequest) -> JsonObject:
         "commits": _plugin_commits(plan.infos),
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
-        **({"problems": problems} if (problems := _problems(plan.cases)) else {}),
+        **({"problems": problems, **_formats(plan.cases)} if (problems := _problems(plan.cases)) else {}),
         "settings": {**settings.measuring(), "timeout": settings.timeout, "memory_share": settings.memory_share},
         **environments({plan.unit: {**plan.facts, **process_spread.facts(plan), **_operations(plan.cases)}}),
         "fingerprint": fingerprint(settings.measuring(), plan.facts, request.version, plan.cases, [info.name for info in plan.infos]),
@@ -75,6 +75,14 @@ def _problems(cases: Sequence[Case]) -> JsonObject:
     """By the name of a problem: the values of its parameters that names of cases leave out. Empty without problems."""
     found = {op: registry.declared(op) for op in dict.fromkeys(case.operation for case in cases)}
     return {op: {one.name: one.default for one in problem.parameters} for op, problem in found.items() if problem.whole}
+
+
+def _formats(cases: Sequence[Case]) -> JsonObject:
+    """By the name of a problem its format, and by the name of a case what the format calls it."""
+    found = {op: registry.declared(op) for op in dict.fromkeys(case.operation for case in cases)}
+    specs = {case.key: list(one.spec) for case in cases if (one := found[case.operation].cases.get((case.op, case.M, case.N, case.shape)))}
+    formats = {op: problem.format for op, problem in found.items() if problem.format}
+    return {"formats": formats, "specs": {key: spec for key, spec in specs.items() if spec}}
 
 
 def _operations(cases: Sequence[Case]) -> dict[str, dict[str, str]]:

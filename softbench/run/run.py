@@ -185,11 +185,14 @@ def prepare_yardstick(session: Session, request: RunRequest) -> Prepared:
     return Prepared(plan, slots, frozenset())
 
 
-def infos(settings: Settings, *, load: bool) -> list[BackendInfo]:
+def infos(settings: Settings, *, load: bool, ops: Sequence[str] = ()) -> list[BackendInfo]:
     """Every backend, available or not. Plugins are only loaded with `load`; otherwise a static scan reads them.
 
-    Without `load`, what an earlier command found out suffices.
+    Without `load`, what an earlier command found out suffices. `ops` are the problems whose baselines are asked for, if any.
     """
+    if ops:
+        with Session(settings.device, settings.timeout["import"], operations.sources(ops, origins(settings.plugins))) as session:
+            return [slot.info for slot in session.open(session.sources)]
     sources = origins(settings.plugins)
     scanned = () if load else tuple(source for source in sources if not source.own)
     found = [info for source in scanned for info in static_scan.at(source)]

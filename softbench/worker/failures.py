@@ -41,6 +41,8 @@ ASSEMBLER_ERROR = re.compile(
 """An error line of ptxas (`ptxas a.ptx, line 3; error   : ...`, or without a line) or nvlink."""
 OPERATION_FILE = "softbench_operation_"
 """The beginning of the names of the modules that `softbench.ops.user_file` imports."""
+INTERPRETER_ERROR = "InterpreterError"
+"""What Triton's interpreter raises at the launch for an error in a kernel."""
 SEARCHED = 1 << 16
 """Characters of a compiler's log that are searched."""
 
@@ -66,6 +68,8 @@ def poisoned() -> bool:
 
 def failure(stage: str, error: Exception, source: PluginSource | None) -> Failure:
     """The reply to a request that raised `error` in the code of a plugin source, if one was loaded."""
+    if type(error).__name__ == INTERPRETER_ERROR and isinstance(error.__cause__, Exception):
+        error = error.__cause__  # with the kernel's line
     status = Status.OOM if out_of_memory(error) else Status.FAILED
     text = str(error).strip()
     # A compiler's log or a CUDA hint may follow; the first line says what happened, the log keeps the rest.

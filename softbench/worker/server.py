@@ -85,10 +85,10 @@ class Server:
 
     def load(self, source: PluginSource, device: str, name: str | None = None, operations: Sequence[str] = ()) -> Loaded:
         """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
+        traits.interpreter = triton_on_cpu.prepare(source)  # to follow the shapes of a problem, torch imports Triton
         for file in operations:
             load_file(file, every=False)
         self.source, self.device = source, device
-        traits.interpreter = triton_on_cpu.prepare(source)
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
         self.backends = {backend.name: backend for backend in load(source, declarations(), solutions())}

@@ -72,7 +72,8 @@ def prepare(source: PluginSource) -> tuple[str, int] | None:
 
 def _imported(file: Path) -> list[Path]:
     """The Python files beside a plugin that its text imports by name."""
-    named = set(re.findall(r"^\s*(?:import|from)\s+(\w+)", file.read_text(errors="replace"), re.MULTILINE))
+    lines = re.findall(r"^\s*(?:from\s+(\w+)|import\s+([^\n#;]+))", file.read_text(errors="replace"), re.MULTILINE)
+    named = {part.split()[0].partition(".")[0] for one, several in lines for part in (one or several).split(",") if part.strip()}
     return [beside for name in named if (beside := file.with_name(f"{name}.py")).is_file()]
 
 

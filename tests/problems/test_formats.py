@@ -99,6 +99,8 @@ def test_a_task_of_kernelbot_comes_in_as_it_is(tmp_path):
     operation = load(task(tmp_path))
     assert (operation.name, operation.summary) == ("sums", "The sums of rows.")
     assert [op.partition("(")[2] for op, *_ in operation.cases] == ["", "rows=5,columns=64)"]
+    first, second = operation.cases.values()
+    assert first.spec == ("rows: 8; columns: 300; seed: 7", "rows: 8; columns: 300; seed: 8") and len(second.spec) == 1
     assert judged(operation, sums) == ("sampled", "")
     assert judged(operation, lambda data: sums(data, 1.01))[0] == "tolerance"
     assert judged(operation, lambda data: sums(data, 1.05))[0] == "wrong"
@@ -177,6 +179,10 @@ def test_a_solution_that_cannot_be_loaded_is_refused(tmp_path):
         solution(solved(tmp_path, language="cuda"))
     with pytest.raises(UsageError, match=r"its entry point main\.py has no function walk"):
         solution(solved(tmp_path, entry_point="main.py::walk"))
+    with pytest.raises(UsageError, match="it is a solution: give it with --plugin"):
+        load(str(solved(tmp_path)))
+    with pytest.raises(UsageError, match="it is a definition: give it with --problem flashinfer:"):
+        solution(definition(tmp_path))
 
 
 @pytest.mark.slow
@@ -197,6 +203,6 @@ def test_softbench_can_be_the_evaluator_of_a_task(tmp_path):
         with os.fdopen(read) as lines:
             found = dict(line.rstrip().split(": ", 1) for line in lines)
         assert done.returncode == code, (done.stderr, found)
-        assert found["test-count"] == "2" and found["test.0.spec"] == "rows: 8; columns: 300"
+        assert found["test-count"] == "2" and found["test.0.spec"] == "rows: 8; columns: 300; seed: 7"
         assert (found["test.1.status"], found["check"]) == (("pass", "pass") if code == 0 else ("fail", "fail"))
     assert subprocess.run([sys.executable, "eval.py", "walk"], cwd=folder, capture_output=True, check=False).returncode == 2

@@ -153,7 +153,29 @@ def test_a_solution_that_compiles_at_its_import_is_imported_by_its_build(tmp_pat
     assert Path(tmp_path / "built").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("class ModelNou:\n    pass\n", "no function `ModelNew` or `problem[0-9]+`; rename `ModelNou`, which is close"),
+        (LINEAR, "it is a problem, as it has `Model` and `get_inputs`: give it with --problem, and a solution here"),
+    ],
+)
+def test_a_plugin_without_a_solution_tells_what_it_is(tmp_path, text, why):
+    problem(tmp_path, LINEAR)
+    (tmp_path / "other.py").write_text(text)
+    with pytest.raises(UsageError, match=why):
+        load(source_of(tmp_path / "other.py"), registry.declarations(), registry.solutions())
+
+
+def test_a_function_of_torch_jit_is_a_solution(tmp_path):
+    operation = problem(tmp_path, model("torch.exp(x)", ROWS))
+    (tmp_path / "scripted.py").write_text(f"import torch\n\n@torch.jit.script\ndef {operation.name}(x):\n    return x.exp()\n")
+    (backend,) = load(source_of(tmp_path / "scripted.py"), registry.declarations(), registry.solutions())
+    assert judged(operation, backend.prepare(cases(operation)[0])) == ("sampled", "")
+
+
 BAD = {
+    "is a plugin, as it has `ModelNew`: give it with --plugin": "class ModelNew:\n pass\n",
     "Model must be a subclass": "Model = 3\n\ndef get_inputs():\n return []\n",
     "defines no problem": model("x", ROWS).replace("get_inputs", "inputs_of"),
     "inputs returns no tensor": model("x", "3"),

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from softbench.plugins.load import load
-from softbench.plugins.source import PluginSource
+from softbench.plugins.source import PluginSource, source_of
 from softbench.worker import failures
 from softbench.worker.failures import compiler_error, user_line
 
@@ -136,6 +136,31 @@ def test_an_error_of_triton_names_the_line_of_the_kernel(tmp_path, forks):
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = forks().run_code(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{COMPILE}", env, 120)
     assert done.stdout == "kernels_of_mine.py:8: NameError('unknown_name is not defined')\n"
+
+
+LAUNCH = """class InterpreterError(Exception):
+    pass
+
+def kernel():
+    return 1 / 0
+
+def launch():
+    try:
+        kernel()
+    except Exception as error:
+        raise InterpreterError(repr(error)) from error
+"""
+
+
+def test_an_error_of_tritons_interpreter_names_the_line_of_the_kernel(tmp_path):
+    file = tmp_path / "launches.py"
+    file.write_text(LAUNCH)
+    found: dict = {}
+    exec(compile(file.read_text(), file, "exec"), found)
+    with pytest.raises(found["InterpreterError"]) as raised:
+        found["launch"]()
+    reason = failures.failure("build", raised.value, source_of(file)).reason
+    assert reason == "ZeroDivisionError: division by zero (in kernel, launches.py:5: return 1 / 0)"
 
 
 def test_a_failing_search_leaves_the_plain_reason(monkeypatch):

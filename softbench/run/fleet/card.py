@@ -28,13 +28,15 @@ from softbench.core.case import Case
 from softbench.core.errors import Interrupted, SoftbenchError, UsageError, WorkersError
 from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Record
+from softbench.ops import registry
+from softbench.ops.declaration import from_json
 from softbench.plan.plan import Plan
 from softbench.plan.settings import WORKER
 from softbench.plugins.info import info_to_json
 from softbench.processes.activity import Activity
 from softbench.processes.session import NoGpuError, Session
 from softbench.results.records import record_to_json
-from softbench.run import info_cache, operations
+from softbench.run import info_cache
 from softbench.run.cpu_load import CpuLoad
 from softbench.run.fleet import messages, processors
 from softbench.run.fleet.messages import Beat, Done, Error, FromCard, Load, Log, Measure, Note, Open, Opened, Ready, Records
@@ -161,7 +163,8 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
         return
     if mine := first.processors or (processors.of_node(*first.of_node) if first.of_node else None):
         os.sched_setaffinity(0, mine)  # the workers inherit it
-    operations.names(first.operations or None)
+    for file, operation in first.operations.items():
+        registry.add(from_json(operation), file)
     request = request_from_json({**first.request, "flags": {**first.request["flags"], "device": first.device}})
     activity = Activity()
     link.watch(partial(working, activity))

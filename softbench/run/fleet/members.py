@@ -15,6 +15,7 @@ from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.core.text import one_line
 from softbench.ops import registry
+from softbench.ops.declaration import to_json as operation_to_json
 from softbench.plan.plan import Plan
 from softbench.plugins.info import info_from_json
 from softbench.plugins.source import PluginSource, origins
@@ -104,7 +105,8 @@ class Members:
             CardsLostError: every card is lost.
             UsageError: the versions of two cards differ, or the request is wrong.
         """
-        request, operations = request_to_json(self.request), registry.files()
+        request = request_to_json(self.request)
+        operations = {file: operation_to_json(registry.declared(registry.of_file(file))) for file in registry.files()}
         with place_queue.several(self.observer.note) if wait and len(self.all) > 1 else nullcontext():
             for member, opening in zip(self.all, self.cards.opening, strict=True):
                 member.heard = time.monotonic()

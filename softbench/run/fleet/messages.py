@@ -23,8 +23,8 @@ class Open(ToCard, frozen=True, tag="open"):
 
     request: JsonObject
     """As `softbench.run.request.request_to_json` makes it."""
-    operations: tuple[str, ...]
-    """Files of users' operations."""
+    operations: dict[str, JsonObject]
+    """Users' operations by file, as `softbench.ops.declaration.to_json` makes them: the cases of a problem are those asked for."""
     device: str
     processors: tuple[int, ...] = ()
     """Those that the process may use; with none it takes its share of what it may use, if it has `of_node`."""

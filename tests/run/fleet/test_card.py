@@ -32,7 +32,7 @@ def request(**flags):
 def talked(*messages, **more):
     """What a card sends when it gets these messages, after `open`."""
     out = io.StringIO()
-    first = {"op": "open", "request": request_to_json(request(processes=2)), "operations": [], "device": "cpu", "processors": [], **more}
+    first = {"op": "open", "request": request_to_json(request(processes=2)), "operations": {}, "device": "cpu", "processors": [], **more}
     left = [first, *messages, None]
     with ExitStack() as end:
         serve(Link(out), lambda: left.pop(0), end)
@@ -55,7 +55,7 @@ def test_a_gpu_that_is_gone_costs_only_its_card(monkeypatch):
     """An earlier command saw it: the card is lost and the run goes on. Without that, the request is wrong."""
     forgotten = []
     monkeypatch.setattr(card.info_cache, "forget_machine", lambda: forgotten.append(True))
-    first = {"op": "open", "request": request_to_json(request()), "operations": [], "device": "cuda:99", "processors": []}
+    first = {"op": "open", "request": request_to_json(request()), "operations": {}, "device": "cuda:99", "processors": []}
     for remembered, kind in ((True, WorkersError), (False, UsageError)):
         with pytest.raises(kind, match="--device cuda:99: "), ExitStack() as end:
             serve(Link(io.StringIO()), lambda first={**first, "remembered": remembered}: first, end)
@@ -124,7 +124,7 @@ def test_copy_is_measured_while_the_other_backends_load(tmp_path, monkeypatch):
     copy = {"op": "measure", "cases": CASES[:1], "backends": ["copy"]}
     asked = request_to_json(request(backends=["late"], plugins=[tmp_path / "late.py"]))
     left = [
-        {"op": "open", "request": asked, "operations": [], "device": "cpu", "processors": [], "wait": False, "staged": True},
+        {"op": "open", "request": asked, "operations": {}, "device": "cpu", "processors": [], "wait": False, "staged": True},
         *(copy, copy, {"op": "load"}),
         {"op": "measure", "cases": CASES[1:]},
         None,
