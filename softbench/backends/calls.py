@@ -88,6 +88,7 @@ class Eager:
     """Base of the backends whose functions are eager PyTorch."""
 
     name: str
+    operations: tuple[str, ...]
     pairs: ClassVar[Mapping[str, Pair]]
     """Forward and backward over any dimension, of the operations that have both."""
     makers: ClassVar[Mapping[str, Maker]]

@@ -35,7 +35,6 @@ class Compiled:
     """torch.compile of a function, by Inductor or another Dynamo backend."""
 
     compiles: bool | str = True
-    operations = naive.backend.operations
     build_seconds = 1.5
 
     def __init__(
@@ -52,6 +51,7 @@ class Compiled:
         """`options` are torch.compile's. `reset`: Dynamo forgets earlier shapes before each case."""
         self.name, self.advice, self.extra, self.reuses_output = name, advice, extra, reuses_output
         self.family = name.partition(":")[0]
+        self.operations = EAGER[self.family].operations
         self.summary = f"torch.compile of {OF[self.family]}{summary}"
         self.reset, self.options = reset, options
         self._kept: tuple[tuple[str, str, Direction], Callable[[Case], Call]] | None = None

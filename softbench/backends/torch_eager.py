@@ -156,6 +156,11 @@ def add_rms_norm(case: Case, wrap: Wrap = as_it_is) -> Call:
     return wrap(backward) if case.device == "cuda" and given["saved"] else naive.add_rms_norm(case, wrap)
 
 
+def matmul(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """torch.matmul with its defaults."""
+    return wrap(lambda a, b: torch.matmul(a, b))
+
+
 class Functional(Eager):
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
@@ -169,12 +174,13 @@ class Functional(Eager):
         "rms_norm(eps)",
         "layer_norm(eps,saved)",
         "add_rms_norm(eps,saved)",
+        "matmul(K)",
     )
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
     pairs: ClassVar = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
     makers: ClassVar = {
         **{"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax},
-        **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm},
+        **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm, "matmul": matmul},
     }
 
 

@@ -252,6 +252,10 @@ class VerifyOutputs(Request[Verified], frozen=True, tag="verify"):
     """Verify the kept outputs of the batch, and read the telemetry."""
 
 
+class MeasureProducts(Request[Done], frozen=True, tag="products"):
+    """Measure the fastest matrix product of the case's dtype, once."""
+
+
 class TimeHost(Request[Done], frozen=True, tag="host"):
     """Measure the host time of calls, before the profiler starts."""
 

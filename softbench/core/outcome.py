@@ -183,6 +183,8 @@ class Profile:
     """Graphs that torch.compile made after the build; None if it made no graph at all."""
     do_bench_us: tuple[Us, ...] = ()
     """What `triton.testing.do_bench` finds for single calls in a short sample, microseconds: the host is in it where it is slower."""
+    product_tflops: NotNegative | None = None
+    """Of the yardstick, in a case with matrix products: the rate of the fastest product of its dtype, 10^12 operations a second."""
 
 
 @dataclass(frozen=True, slots=True)

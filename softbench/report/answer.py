@@ -48,7 +48,8 @@ def lines(rows: Sequence[Row], found: Mapping[CaseKey, Standing], why: str = "--
     """
     tied = {case: {row.backend: row for row in one.tied} for case, one in found.items()}
     where = _Places(list(dict.fromkeys(row.case for row in rows)), len(found))
-    made = [_fastest(found, tied, where), _speedup(rows, found, tied, where), _of_copy(rows, found), _correct(rows, where)]
+    of_roof = _of_copy(rows, found), _of_products(found)
+    made = [_fastest(found, tied, where), _speedup(rows, found, tied, where), *of_roof, _correct(rows, where)]
     return [line for line in [*made, _missing(rows, why), _doubtful(rows, found)] if line]
 
 
@@ -186,6 +187,9 @@ def _speedup(rows: Sequence[Row], found: Mapping[CaseKey, Standing], tied: Tied,
 def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | None:
     """How close the fastest is to the yardstick; without doubtful cells, if there are others."""
     best = [one.rows[0] for one in found.values() if one.rows[0].of_copy]
+    if best and all(row.compute_bound for row in best):
+        return None
+    best = [row for row in best if not row.compute_bound]
     values = sorted(row.of_copy or 0 for row in [row for row in best if not row.doubtful] or best)
     if values:
         some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
@@ -194,6 +198,15 @@ def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | N
     if found and any(row.grade == Grade.YARDSTICK and row.median_us for row in rows):
         return Line("of copy", "unknown: copy is doubtful, or slower than what it judges; measure again when nothing else runs", "yellow")
     return None
+
+
+def _of_products(found: Mapping[CaseKey, Standing]) -> Line | None:
+    """How close the fastest is to the fastest matrix product, in the cases that are compute-bound."""
+    values = sorted(row.of_copy for one in found.values() if (row := one.rows[0]).of_copy and row.compute_bound)
+    if not values:
+        return None
+    spread = f"median of {count(len(values), 'case')}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else ""
+    return Line("of roof", f"{percent(median(values))} of the speed of the fastest matrix product of the dtype{_in_parentheses(spread)}")
 
 
 def _correct(rows: Sequence[Row], where: _Places) -> Line | None:

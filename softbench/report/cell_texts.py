@@ -25,7 +25,7 @@ CELL: dict[str, Callable[[Row], str]] = {
     "p20..p80": lambda row: f"{us_text(row.p20_us)}..{us_text(row.p80_us)}" if row.p20_us and row.p80_us else "",
     "n": lambda row: str(row.n or ""),
     "GB/s": lambda row: units.three_digits(row.gbps) + " (L2)" * row.in_l2 if row.gbps else "",
-    "of copy": lambda row: units.percent(row.of_copy) if row.of_copy else "",
+    "of copy": lambda row: units.percent(row.of_copy) + " (products)" * row.compute_bound if row.of_copy else "",
     "of peak": lambda row: units.percent(row.of_peak) if row.of_peak else "",
     "device": lambda row: us_text(row.device_us),
     "host": lambda row: us_text(row.host_us),

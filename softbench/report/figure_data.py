@@ -217,6 +217,9 @@ def fraction(rows: Sequence[Row]) -> Quantity:
         return row.of_copy if row.status == Status.OK and row.grade != Grade.YARDSTICK else None
 
     def ends(row: Row) -> Ends | None:
+        if row.compute_bound and row.ends and row.median_us and (share := value(row)):
+            low, high = row.ends
+            return share * row.median_us / high, share * row.median_us / low
         copy = copies.get((row.run, row.unit, row.case))
         found = row.times_as_fast(copy) if copy and value(row) else None
         return (found.low, found.high) if found else None

@@ -220,7 +220,8 @@ def title(section: Section, detail: int) -> str:
     """What the section is, and what its cells hold."""
     first = section.rows[0]
     relative = next((row.relative_to for row in section.rows if row.relative_to), "")
-    parts = [section.unit[0], "% of copy", *([f"speed-up over {relative}"] if relative else [])]
+    bound = any(row.compute_bound for row in section.rows)
+    parts = [section.unit[0], "% of the roof" if bound else "% of copy", *([f"speed-up over {relative}"] if relative else [])]
     fixed = {"N": [f"M={first.M}"], "M": [f"N={first.N}"]}.get(section.axis, [])
     return f"{', '.join([f'{first.of_pass} {first.dtype}', *fixed])}: {', '.join(parts[:detail])}"
 

@@ -154,6 +154,9 @@ def _legend(rows: Sequence[Row], signs: str) -> Text | None:
     texts = [meaning for sign, meaning in LEGEND.items() if sign in signs]
     texts += [f"{'~ ' if signs else ''}{limit}" for limit in limits if "~" in signs or not signs]
     texts += ["us: the tensors fit the GPU's L2"] if signs and any(row.in_l2 for row in rows) else []
+    if (bound := [row for row in rows if row.of_copy and row.compute_bound]) and (signs or texts):
+        mixed = any(row.of_copy and not row.compute_bound for row in rows)
+        texts += ["the roof: the fastest matrix product" + (f" in {count(len(bound), 'cell')}, else copy" if mixed else "")]
     return Text("; ".join(texts), style="dim") if texts else None
 
 

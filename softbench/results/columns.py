@@ -11,11 +11,13 @@ from softbench.core.case import OPERATION, CaseKey, pass_name
 from softbench.core.outcome import Status
 
 L2_RESIDENT = "L2-resident"
+COMPUTE_BOUND = "compute-bound"
 IMPLAUSIBLE = "implausible"
 """Cells with this label publish no bandwidth."""
 LABELS = {
     "launch-bound": "do_bench read the host, and the kernels take less: use --timer queued, or see device_us",
     L2_RESIDENT: "the tensors fit the GPU's L2, so times are shown and no GB/s; larger tensors show the memory's bandwidth",
+    COMPUTE_BOUND: "the matrix products take longer than the bytes, so the percentage is of the fastest product of the dtype",
     "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
     "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
     "noisy": "the middle 60 % of the samples span over 10 %, or leave out the median: repeat with --processes 3, or when nothing else runs",
@@ -24,7 +26,7 @@ LABELS = {
     "graph-breaks": "torch.compile left parts of the function to Python: with fullgraph=True it says which",
 }
 """Each label with its meaning and what to do."""
-HARMLESS = frozenset({L2_RESIDENT, "graph-breaks"})
+HARMLESS = frozenset({L2_RESIDENT, COMPUTE_BOUND, "graph-breaks"})
 """Labels that describe a result without casting doubt on it."""
 DOUBTFUL = frozenset(LABELS) - HARMLESS
 """Labels that cast doubt on a result."""
@@ -65,7 +67,10 @@ class Row:
     gbps: float | None
     """Bandwidth in decimal GB/s: algorithmic bytes over `median_us`. Empty for `host` times and `implausible` cells."""
     of_copy: float | None
-    """Fraction of copy: copy's `median_us` over this one. Empty if copy has a doubtful label, or took more than 1.5 times as long."""
+    """Fraction of copy: copy's `median_us` over this one. Empty if copy has a doubtful label, or took more than 1.5 times as long.
+
+    Of a `compute-bound` cell it is the time of its operations at the rate of the fastest matrix product over `median_us`.
+    """
     speedup: float | None
     """Speed-up: the reference backend's `median_us` over this one."""
     relative_to: str
@@ -166,6 +171,11 @@ class Row:
     def in_l2(self) -> bool:
         """True if the tensors fit the GPU's L2, so that `gbps` is not the memory's."""
         return L2_RESIDENT in self.labels.split()
+
+    @property
+    def compute_bound(self) -> bool:
+        """True if `of_copy` is the fraction of the fastest matrix product."""
+        return COMPUTE_BOUND in self.labels.split()
 
 
 FIELDS = {"class" if field.name == "grade" else field.name: field for field in fields(Row)}

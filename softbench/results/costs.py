@@ -61,7 +61,7 @@ def _cost(rows: Sequence[Row], copies: Mapping[CaseKey, float | None] | None) ->
         if not row.timed:  # an implausible cell publishes no fraction
             continue
         copy_us = copies.get(row.case) if copies else None
-        of_copy = copy_us / row.device_us if copy_us and row.device_us else row.of_copy
+        of_copy = copy_us / row.device_us if copy_us and row.device_us and not row.compute_bound else row.of_copy
         if of_copy and row.grade != Grade.YARDSTICK:
             fractions.setdefault(row.of_pass, []).append(min(1.0, of_copy))
     return BackendCost(

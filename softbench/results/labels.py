@@ -7,9 +7,9 @@ from statistics import median
 
 from softbench.core import statistics
 from softbench.core.case import DO_BENCH, Case
-from softbench.core.outcome import Batch, Measured, Record
+from softbench.core.outcome import Batch, Grade, Measured, Record
 from softbench.ops.registry import operation
-from softbench.results.columns import DOUBTFUL, IMPLAUSIBLE, L2_RESIDENT
+from softbench.results.columns import COMPUTE_BOUND, DOUBTFUL, IMPLAUSIBLE, L2_RESIDENT
 
 DISTURBED = frozenset({"throttled", "busy"})
 """Labels of a cell that something else slowed in every round."""
@@ -68,6 +68,15 @@ def over_copy(outcome: Measured, yardstick: Record | None, moved_bytes: int, l2_
     return statistics.median_us(yardstick.outcome.timing) > OVER_COPY * statistics.median_us(outcome.timing)
 
 
+def products_us(case: Case, yardstick: Record | None) -> float | None:
+    """Microseconds of a case's matrix products at the rate that its yardstick's record has; None unless this is longer than copy's time."""
+    outcome = yardstick.outcome if yardstick else None
+    if not isinstance(outcome, Measured) or outcome.timing.kind == "host" or not outcome.profile.product_tflops:
+        return None
+    us = operation(case.op).flops(case) / outcome.profile.product_tflops / 1e6
+    return us if us > statistics.median_us(outcome.timing) else None
+
+
 def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = None) -> tuple[str, ...]:
     """A record's labels. A label that needs an unknown fact of the machine is not given.
 
@@ -88,6 +97,7 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
         found += ["launch-bound"] * launch_bound(us, device, host, len(profile.kernels))
     if isinstance(l2_bytes, int):
         found += [L2_RESIDENT] * l2_resident(case, l2_bytes)
+    found += [COMPUTE_BOUND] * (outcome.accuracy.grade is not Grade.YARDSTICK and products_us(case, yardstick) is not None)
     found += ["throttled" if case.device == "cuda" else "busy"] * throttled(timing.batches)
     found += ["noisy"] * noisy(us, p20, p80)
     if isinstance(l2_bytes, int) and timing.kind != "host":

@@ -71,7 +71,9 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
     note = next((profile.note for profile in profiles if profile.note), "")
     peaks = [profile.peak_bytes for profile in profiles if profile.peak_bytes is not None]
     again = [profile.recompiles for profile in profiles if profile.recompiles is not None]
-    return Profile(device_us, host_us, kernels, note, max(peaks, default=None), sum(again) if again else None, do_bench_us)
+    rates = [profile.product_tflops for profile in profiles if profile.product_tflops is not None]
+    peak, recompiles = max(peaks, default=None), sum(again) if again else None
+    return Profile(device_us, host_us, kernels, note, peak, recompiles, do_bench_us, max(rates, default=None))
 
 
 def record_to_json(record: Record) -> JsonObject:

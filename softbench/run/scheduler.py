@@ -16,6 +16,7 @@ from softbench.core.messages import (
     EndProfile,
     Failure,
     Graded,
+    MeasureProducts,
     Profiled,
     Release,
     RenewInputs,
@@ -44,6 +45,7 @@ from softbench.core.outcome import (
     Status,
     Timing,
 )
+from softbench.ops.registry import operation
 from softbench.plan.plan import Plan
 from softbench.processes.slot import WorkerSlot, revive
 from softbench.processes.worker_pool import Lost, Pool
@@ -256,10 +258,10 @@ class Scheduler:
 
     def _profile(self, slots: list[WorkerSlot], case: Case) -> None:
         """Profile the slots after the rounds, so that no sample contains effects of the profiler. A profile can end a cell."""
-        self._trace(slots)
+        self._trace(slots, case)
         suspects = {slot: reason for slot in slots if (reason := self.state[slot].unordered)}
         if suspects:  # a second trace decides
-            self._trace([slot for slot in self._active() if slot in suspects])
+            self._trace([slot for slot in self._active() if slot in suspects], case)
         for slot in self._active():
             state = self.state[slot]
             if slot in slots and (
@@ -267,9 +269,10 @@ class Scheduler:
             ):
                 self._end(slot, failed)
 
-    def _trace(self, slots: list[WorkerSlot]) -> None:
+    def _trace(self, slots: list[WorkerSlot], case: Case) -> None:
         """Trace calls: the profilers of all workers start and stop together, as that is slow; the calls of a worker have the GPU alone."""
         batch_ms, l2 = min(PROFILE_MS, self.plan.settings.batch_ms), self.plan.l2
+        self._ask_measured([[slot] for slot in slots if slot.name == YARDSTICK and operation(case.op).flops(case)], MeasureProducts())
         if self.plan.device == "cuda" and self.plan.settings.profile == "on":
             slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2))
             slots = self._ask_measured([slots], StartTrace(l2))

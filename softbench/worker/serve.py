@@ -77,6 +77,8 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return server.time(warmup_ms, batch_ms, timer, l2)
         case messages.VerifyOutputs():
             return server.verify()
+        case messages.MeasureProducts():
+            return server.measure_products()
         case messages.TimeHost(batch_ms, l2):
             return server.time_host(batch_ms, l2)
         case messages.StartTrace(l2):

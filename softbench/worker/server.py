@@ -16,6 +16,7 @@ from softbench.core.case import DO_BENCH, Case, Direction
 from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Telemetry
 from softbench.core.text import one_line
+from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import declarations, is_whole, solutions
 from softbench.plugins import traits
 from softbench.plugins.info import info_to_json
@@ -34,6 +35,7 @@ from softbench.worker.guarding.tamper_guard import TamperGuard
 from softbench.worker.timing import telemetry
 from softbench.worker.timing.batches import Batches
 from softbench.worker.timing.device_timer import DeviceTimer, keep_cupti_loaded
+from softbench.worker.timing.matrix_products import tflops
 from softbench.worker.timing.rotating_inputs import RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
@@ -60,6 +62,8 @@ class Server:
         self.peak_bytes: int | None = None
         self.profile = Profile()
         """The profile of the case, as far as it is measured."""
+        self.product_tflops: dict[str, float] = {}
+        """The rate of the fastest matrix product of each dtype, as far as it is measured."""
         self.unverified = ""
         """Why the profile leaves the case without a result."""
         self.unordered = ""
@@ -196,6 +200,14 @@ class Server:
             found = Accuracy(Grade.UNVERIFIED, float("nan"), triton_interpreter.RAN)
         return Verified(found, self.last_telemetry)
 
+    def measure_products(self) -> Done:
+        """Measure the rate of the fastest matrix product of the case's dtype, unless it is known."""
+        dtype = self._case().dtype
+        if dtype not in self.product_tflops:
+            with suppress(RuntimeError):  # too little memory, or no such product: the case has no roof but copy
+                self.product_tflops[dtype] = tflops(DTYPES[dtype], self.device)
+        return Done()
+
     def time_host(self, batch_ms: float, l2: str) -> Done:
         """Measure host times and do_bench's, and run calls without trace. All precede the profiler, which may slow them down."""
         timers, batches = self._ready(l2)
@@ -231,7 +243,9 @@ class Server:
         self.unverified = self.unordered = ""
         graphs = self.graphs.count()
         recompiles = graphs - self.graphs_built if graphs else None
-        return Profiled(replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles), unverified, unordered)
+        rate = self.product_tflops.get(self.case.dtype) if self.case else None
+        profile = replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles, product_tflops=rate)
+        return Profiled(profile, unverified, unordered)
 
     def _end_trace(self, meter: DeviceTimer) -> None:
         try:

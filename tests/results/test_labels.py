@@ -8,7 +8,7 @@ import pytest
 
 from softbench.core.case import Case, Direction
 from softbench.core.machine import peak_gbps
-from softbench.core.outcome import Grade, Profile
+from softbench.core.outcome import Accuracy, Grade, Profile
 from softbench.ops.registry import operation
 from softbench.report import tables
 from softbench.results import compare, labels, rows as results
@@ -111,6 +111,18 @@ def test_labels_are_given_from_what_is_known_only(make_record):
     assert labels.of(make_record("ours", [50.0, 50.0, 80.0, 80.0], N=256), {}) == ("noisy",)
     fast = make_record("ours", [1.0], N=262144)
     assert labels.of(fast, FACTS) == ("implausible",)
+
+
+def test_a_cell_whose_products_take_longer_than_its_bytes_is_compute_bound(make_record):
+    """The percentage is then of the fastest product, and the larger time of both is the roof."""
+    case = Case(512, 512, "fp32", Direction.FORWARD, "cpu", "matmul(K=512)")
+    copy, ours = (replace(make_record(name, [us]), case=case) for name, us in (("copy", 10.0), ("ours", 400.0)))
+    copy = replace(copy, outcome=replace(copy.outcome, accuracy=Accuracy(Grade.YARDSTICK, 0.0, "")))
+    for tflops, label, share in ((1.0, ("compute-bound",), 268.435 / 400), (100.0, (), 10 / 400), (None, (), 10 / 400)):
+        rated = replace(copy, outcome=replace(copy.outcome, profile=Profile(product_tflops=tflops)))
+        row = results.row(ours, rated, None, device="CPU", run="r")
+        assert (labels.of(ours, {}, rated), row.of_copy) == (label, pytest.approx(share, rel=1e-4))
+        assert labels.of(rated, {}, rated) == ()
 
 
 def test_a_cell_far_faster_than_copy_is_implausible(make_record):

@@ -1,0 +1,46 @@
+"""The rate of torch's fastest matrix product of a dtype: the roof of a case whose matrix products take longer than its bytes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from softbench.worker.timing.timers import synchronize
+
+SIDES = {"cuda": (4096, 8192), "cpu": (256, 512, 1024)}
+"""Sides of the square matrices. Smaller products do not fill a device, and larger ones are no faster."""
+SECONDS = 0.2
+"""Seconds of the calls of one size, about."""
+MOST_CALLS = 50
+
+
+def tflops(dtype: torch.dtype, device: str) -> float:
+    """10^12 operations a second of the fastest product of two square matrices, by torch with its defaults (float32 without TF32).
+
+    Of each size the median call counts. Raises as torch, if the dtype has no product there.
+    """
+    best = 0.0
+    for side in SIDES[device]:
+        one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(one)
+        seconds = _median_seconds(lambda one=one, other=other, out=out: torch.mm(one, other, out=out), device)  # type: ignore[misc]
+        best = max(best, 2 * side**3 / seconds / 1e12)
+        if seconds > SECONDS:
+            break
+    return best
+
+
+def _median_seconds(call: Callable[[], object], device: str) -> float:
+    """The median of single calls, each of which ends with a synchronization, after one that warms up."""
+    call()
+    synchronize(device)
+    found: list[float] = []
+    while len(found) < MOST_CALLS and sum(found) < SECONDS:
+        begin = time.perf_counter()
+        call()
+        synchronize(device)
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
