@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "cli": "core plugins ops results plan gate run report",
 }
 """A package imports from itself and from these."""
-KERNELS_MAY_IMPORT = {"common": "", "cuda": "common", "triton": "common", "automatic": "common cuda triton"}
+KERNELS_MAY_IMPORT = {"common": "", "cuda": "common", "triton": "common", "automatic": "common cuda triton", "gallery": ""}
 """The same of the packages in kernels/, which import nothing of softbench/."""
 TORCH = {"ops", "backends", "problems", "worker", "judge"}
 """Packages whose modules run in workers or in the judge's process; the parent process never imports torch."""
@@ -151,7 +151,8 @@ def test_functions_fit_a_screen():
 
 def test_kernels_import_nothing_of_softbench():
     for path in (ROOT / "kernels").rglob("*.py"):
-        assert not any(module.startswith("softbench") and "softbench.kernels" not in module for module in imported(path)), path
+        own = {module for module in imported(path) if module.startswith("softbench") and "softbench.kernels" not in module}
+        assert own <= ({"softbench"} if path.parent.name == "gallery" else set()), path  # a plugin calls softbench.build
 
 
 def test_parent_stays_light():

@@ -8,12 +8,10 @@
 - `traceable.py`: the launches that compilers trace; `row_operators.py`: the operators that compiled graphs call elsewhere.
 - `c_shims.py`: C functions that launch the same kernels in packages of AOTInductor.
 - `user_defined.py`: raw kernels as functions for torch.compile.
-- `tutorial.py`: Triton's fused-softmax tutorial, a row per program on a persistent grid.
-- `tiled.py`: several rows per program, autotuned, with tensor descriptors if the strides allow them.
 - `tune.py`: measures the fastest plans on this GPU (python -m softbench.kernels.triton.tune).
 
-`from softbench.kernels.triton import softmax, log_softmax` are the operators. `dispatch`, `tutorial` and `tiled` each have a `softmax`
-without an operator, and `dispatch` has a `log_softmax`. Under TRITON_INTERPRET=1, set before triton is imported, those run on the CPU.
+`from softbench.kernels.triton import softmax, log_softmax` are the operators. `dispatch` has both without an operator. Under
+TRITON_INTERPRET=1, set before triton is imported, those run on the CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base of the backends of other packages: `quack`, `liger`, `flaggems`, `flashinfer`, and those of `softbench.backends.dsl`.
+"""Base of the backends of other packages: `quack`, `liger`, `flaggems`, `flashinfer`, and those of `softbench.backends.gallery`.
 
 The timed call is the project's own entry point. Its output allocation and its look-ups count, as they do for its users.
 """
@@ -36,7 +36,7 @@ class ThirdParty:
         if self.only_nvidia and torch.version.hip is not None:
             return nvidia.missing()
         try:
-            if importlib.util.find_spec(self.needs or self.module.partition(".")[0]) is None:
+            if not _found(self.needs or self.module.partition(".")[0]):
                 return f"{self.package} is not installed; where there is a CUDA GPU: {self.install}"
             if not torch.cuda.is_available():
                 return "no CUDA GPU here"
@@ -55,3 +55,11 @@ class ThirdParty:
     def _module(self) -> ModuleType:
         """The module from `sys.modules`: the function `quack.softmax` hides the attribute of that name."""
         return importlib.import_module(self.module)
+
+
+def _found(module: str) -> bool:
+    """Whether a module is installed. Packages around it are imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,4 +1,4 @@
-"""softbench's Triton kernels as backends: `triton-row`, `triton-tile` and `triton`."""
+"""softbench's Triton kernels as the backend `triton`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,6 @@ from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
 
 INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond per program
-
-
-class Triton(Kernels):
-    """Base of the Triton backends."""
-
-    def available(self) -> str | None:
-        try:
-            import triton  # noqa: F401
-        except ImportError as error:
-            return f"triton cannot be imported ({error}); pip install triton"
-        return missing_compiler(cuda=True) if torch.cuda.is_available() else _interpreter_trouble()
-
-    def interpreted(self) -> tuple[str, int] | None:
-        """Why it is not timed here, and how many rows are checked; None with a GPU."""
-        if torch.cuda.is_available():
-            return None
-        return "Triton's interpreter, as there is no GPU", INTERPRETED_ROWS
 
 
 def _interpreter_trouble() -> str | None:
@@ -41,26 +24,7 @@ def _interpreter_trouble() -> str | None:
     return None
 
 
-class TritonRow(Triton):
-    """Triton's fused-softmax tutorial: a row per program, persistent grid."""
-
-    name, module = "triton-row", "triton.tutorial"
-    advice = "to learn from, and to reproduce the tutorial's results"
-
-    def supports(self, case: Case) -> str | None:
-        from softbench.kernels.triton.tutorial import MAX_COLUMNS
-
-        return f"a row must fit one program: N is at most {MAX_COLUMNS}" if case.N > MAX_COLUMNS else None
-
-
-class TritonTile(Triton):
-    """Several rows per program, tensor descriptors if the strides allow them, autotuned warps."""
-
-    name, module = "triton-tile", "triton.tiled"
-    advice = "for many short rows, if the first call of an autotuner is acceptable"
-
-
-class TritonOwn(Triton):
+class Triton(Kernels):
     """softbench's Triton softmax and losses: tiers by N, configurations by heuristics."""
 
     name, module, losses = "triton", "triton.dispatch", "triton.losses"
@@ -73,10 +37,23 @@ class TritonOwn(Triton):
     )
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
+    def available(self) -> str | None:
+        try:
+            import triton  # noqa: F401
+        except ImportError as error:
+            return f"triton cannot be imported ({error}); pip install triton"
+        return missing_compiler(cuda=True) if torch.cuda.is_available() else _interpreter_trouble()
+
+    def interpreted(self) -> tuple[str, int] | None:
+        """Why it is not timed here, and how many rows are checked; None with a GPU."""
+        if torch.cuda.is_available():
+            return None
+        return "Triton's interpreter, as there is no GPU", INTERPRETED_ROWS
+
     def supports(self, case: Case) -> str | None:
         if case.operation in (*LOSSES, SCORES) and torch.version.hip is not None:
             return f"its kernels of {case.operation} contain PTX, which AMD's GPUs do not run"
         return super().supports(case)
 
 
-row, tile, own = TritonRow(), TritonTile(), TritonOwn()
+own = Triton()

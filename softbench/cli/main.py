@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from softbench import __version__
-from softbench.cli import baseline, board, check, doctor, export, gate, inspect, judge, listing, merge, report, results, run, runs
+from softbench.cli import baseline, board, check, doctor, export, gallery, gate, inspect, judge, listing, merge, report, results, run, runs
 from softbench.cli.actions import end
 from softbench.cli.options import RUN_EPILOG
 from softbench.cli.panels import LineGroup
@@ -21,7 +21,7 @@ from softbench.core.text import one_line
 
 ORDER = (
     *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge", "export"),
-    *("gate", "baseline", "judge", "list", "doctor", "inspect"),
+    *("gate", "baseline", "judge", "list", "gallery", "doctor", "inspect"),
 )
 
 
@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (run, check, results, runs, report, board, merge, export, gate, baseline, judge, listing, doctor, inspect):
+for commands in (run, check, results, runs, report, board, merge, export, gate, baseline, judge, listing, gallery, doctor, inspect):
     commands.register(app)
 
 

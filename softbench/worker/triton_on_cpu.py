@@ -1,4 +1,4 @@
-"""Lets a plugin's Triton kernels run where there is no GPU, in Triton's interpreter: to be checked on a few rows, never timed.
+"""Lets Triton kernels of plugins and of the gallery run without a GPU, in Triton's interpreter: checked on a few rows, never timed.
 
 The interpreter itself lacks three things that kernels use. Autotuners and launch heuristics ask a driver; code around a launch enters
 `torch.cuda.device`; and a conversion to bfloat16 truncates, where a GPU rounds to nearest, so right results exceed their bound.
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -47,7 +48,12 @@ def prepare(source: PluginSource) -> tuple[str, int] | None:
 
     Returns what `softbench.plugins.traits.interpreted` says of its backends, or None if it is not selected.
     """
-    if torch.cuda.is_available() or (file := source.file) is None or os.environ.get(VARIABLE, "1") != "1" or "triton" in sys.modules:
+    if (
+        torch.cuda.is_available()
+        or (file := source.file or _of_gallery(source)) is None
+        or os.environ.get(VARIABLE, "1") != "1"
+        or "triton" in sys.modules
+    ):
         return None
     with suppress(OSError):
         files = files_of(file) if file.is_dir() else [file, *_imported(file)]
@@ -68,6 +74,12 @@ def prepare(source: PluginSource) -> tuple[str, int] | None:
         LAUNCHED if warmup else run(self, *given, warmup=False, **named)
     )
     return REASON, ROWS
+
+
+def _of_gallery(source: PluginSource) -> Path | None:
+    """The file of a strategy of `softbench.backends.gallery`; None for another source."""
+    module, _, stem = source.target.partition(":")
+    return Path(str(resources.files("softbench.kernels.gallery"))) / f"{stem}.py" if module == "softbench.backends.gallery" else None
 
 
 def _imported(file: Path) -> list[Path]:

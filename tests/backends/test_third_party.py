@@ -9,7 +9,7 @@ import pytest
 import torch
 from compiling import assert_passes, install
 
-from softbench.backends import dsl, nvidia
+from softbench.backends import gallery, nvidia
 from softbench.backends.calls import EMPTY
 from softbench.backends.cuda import backend as cuda
 from softbench.backends.cudnn import backend as cudnn
@@ -271,8 +271,8 @@ def test_a_backend_without_log_softmax_is_skipped_for_it(backend):
     assert found.startswith("it has no log_softmax, only softmax")
 
 
-ONLY_NVIDIA = [cuda, CudaOp(), TritonAoti(), cudnn, quack, flashinfer, dsl.CuPy(), dsl.Numba()]
-ANY_GPU = [liger, flaggems, dsl.Helion()]
+ONLY_NVIDIA = [cuda, CudaOp(), TritonAoti(), cudnn, quack, flashinfer, gallery.cupy_row, gallery.numba_row]
+ANY_GPU = [liger, flaggems, gallery.helion_row]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def softmax(x): pass
 COMPLETED = {
     "softbench ": [
         *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge", "export"),
-        *("gate", "baseline", "judge", "list", "doctor", "inspect"),
+        *("gate", "baseline", "judge", "list", "gallery", "doctor", "inspect"),
     ],
     "softbench run --dev": ["--device", "--devices"],
     "softbench run --backends nai": ["naive"],

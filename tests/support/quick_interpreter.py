@@ -1,4 +1,4 @@
-"""softbench's Triton backends as a plugin, under an interpreter that leaves out work which changes no result.
+"""softbench's Triton backend as a plugin, under an interpreter that leaves out work which changes no result.
 
 Triton's interpreter patches triton.language again in each call of a device function, and makes a table of dtypes in each operation. It also
 repeats each addition and multiplication of indices in 64 bits to find overflows. Each result gets a new type and a new shape, and operands
@@ -14,7 +14,7 @@ from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from softbench.backends.triton import own, row, tile
+from softbench.backends.triton import own as backend  # noqa: F401
 
 patched: set[frozenset[int]] = set()
 """The modules that the present launch has patched, for each set of them that a function can have."""
@@ -81,4 +81,3 @@ TritonSemantic.broadcast_impl_value = broadcast_unlike_shapes
 interpreter.GridExecutor.__call__, interpreter._patch_lang = launch_anew, patch_once
 interpreter._get_np_dtype = get_np_dtype
 interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
-backends = [row, tile, own]

@@ -21,8 +21,6 @@ from softbench.kernels.triton import (
     loss_plans,
     losses as loss_launches,
     masked_softmax as scores,
-    tiled,
-    tutorial,
 )
 from softbench.kernels.triton.launch_plan import Plan
 from softbench.kernels.triton.losses import Options
@@ -222,13 +220,3 @@ def test_dots_of_lanes_contract_no_product(h100, monkeypatch, dtype, N):
     operands = [cards.Operand(one.dtype, one.element_size()) if isinstance(one, torch.Tensor) else one for one in arguments]
     found = cards.compiled(h100, BACKWARD_SCORES, operands, (), options)
     assert_sums_of_lanes_contract_no_product(found.asm["ptx"])
-
-
-def test_the_tutorials_kernels_are_pinned(h100, monkeypatch):
-    asked, x = Asked(), torch.empty(4, 64)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    tiled.launch((x, x), asked, asked)
-    monkeypatch.setattr(tutorial, "resident_programs", lambda *_: 4)
-    tutorial.launch(asked, (x, x))
-    assert [options["enable_fp_fusion"] for _, options in asked.launches] == [True, True]
-    assert dispatch.CONTRACTION == {"enable_fp_fusion": True}

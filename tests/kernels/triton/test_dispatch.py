@@ -12,9 +12,8 @@ from softbench.kernels.triton.launch_plan import Plan, Problem
 from triton.runtime.jit import JITFunction
 
 
-@pytest.mark.parametrize("module", ["dispatch", "tiled", "tutorial"])
-def test_public_function_takes_any_shape_and_dim_and_differentiates(module, run_interpreted):
-    run_interpreted(PUBLIC_FUNCTION.format(module=module))
+def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpreted):
+    run_interpreted(PUBLIC_FUNCTION.format(module="dispatch"))
 
 
 TIERS = """

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from softbench.kernels.triton import generic, tutorial
+from softbench.kernels.triton import generic
 
 PROBE = """
 import torch, triton, triton.language as tl
@@ -67,4 +67,3 @@ def test_programs_of_amds_gpus_have_1024_threads(monkeypatch):
     """A warp of their data-center GPUs has 64 threads."""
     monkeypatch.setattr(torch.version, "hip", "6.4.43482")
     assert [generic.warps(elements) for elements in (512, 8192, 16384, 1 << 20)] == [1, 16, 16, 16]
-    assert tutorial.warps_of_block(1 << 17) == 16

@@ -1,14 +1,14 @@
-"""A plain CUDA C++ softmax through CuPy's RawModule. NVRTC compiles it for each N. Needs `cupy`.
+"""Softmax in CUDA C++ through CuPy: compiled for each N by NVRTC, without nvcc.
 
-One CTA computes one row in two passes. The first pass finds maximum and sum, the second pass writes. Loads are single elements.
+A block of threads takes a row. The first loop finds maximum and sum, the second one writes. Loads are single elements.
+
+softbench run --plugin cupy_row.py
 """
 
-from __future__ import annotations
+import functools
 
 import cupy
 import torch
-
-from softbench.backends.calls import Pair
 
 THREADS = 512
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -73,31 +73,29 @@ extern "C" __global__ void softmax_backward(const Number* dy, const Number* y, N
 """
 
 
-def options(N: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """NVRTC's options. The row length and the number format are compile-time constants."""
-    return "-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DCOLUMNS={N}", f"-DTHREADS={THREADS}"
+@functools.cache
+def module(N: int, dtype: torch.dtype) -> cupy.RawModule:
+    """The kernels for rows of N columns. The row length and the number format are compile-time constants."""
+    return cupy.RawModule(code=SOURCE, options=("-std=c++17", f"-DKIND={KINDS[dtype]}", f"-DCOLUMNS={N}", f"-DTHREADS={THREADS}"))
 
 
-def kernels(N: int, dtype: torch.dtype) -> Pair:
-    """Forward and backward for rows of N columns; both run on torch's current stream."""
-    module = cupy.RawModule(code=SOURCE, options=options(N, dtype))
-    launch_forward, launch_backward = module.get_function("softmax_forward"), module.get_function("softmax_backward")
-    streams: dict[int, cupy.cuda.ExternalStream] = {}
+@functools.cache
+def stream_of(number: int) -> cupy.cuda.ExternalStream:
+    return cupy.cuda.ExternalStream(number)
 
-    def launch(function: cupy.RawKernel, M: int, *tensors: torch.Tensor) -> None:
-        number = torch.cuda.current_stream().cuda_stream
-        stream = streams.get(number) or streams.setdefault(number, cupy.cuda.ExternalStream(number))
-        with stream:
-            function((M,), (THREADS,), tuple(tensor.data_ptr() for tensor in tensors))
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x, requires_grad=False)
-        launch(launch_forward, len(x), x, y)
-        return y
+def launch(name: str, *tensors: torch.Tensor) -> torch.Tensor:
+    """Run a kernel over the rows of contiguous tensors on torch's current stream; it writes the last one."""
+    M, N = tensors[0].shape
+    with stream_of(torch.cuda.current_stream().cuda_stream):
+        function = module(N, tensors[0].dtype).get_function(name)
+        function((M,), (THREADS,), tuple(tensor.data_ptr() for tensor in tensors))
+    return tensors[-1]
 
-    def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        dy, dx = dy.contiguous(), torch.empty_like(y)
-        launch(launch_backward, len(y), dy, y, dx)
-        return dx
 
-    return forward, backward
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return launch("softmax_forward", x, torch.empty_like(x))
+
+
+def softmax_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return launch("softmax_backward", dy, y, torch.empty_like(y))

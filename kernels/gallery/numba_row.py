@@ -1,23 +1,20 @@
-"""A plain softmax in Numba's CUDA Python: a CTA per row, float32. Needs `numba-cuda`."""
+"""Softmax in Numba's CUDA Python: the threads of CUDA C++, in Python.
 
-from __future__ import annotations
+A block of threads takes a row. float32 only: Numba's arrays have no bfloat16.
+
+softbench run --plugin numba_row.py --dtype fp32
+"""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from numba import cuda, float32
 
-from softbench.backends.calls import Pair
-
-if TYPE_CHECKING:
-    from numba.cuda.cudadrv.devicearray import DeviceNDArray
-    from numba.cuda.dispatcher import CUDADispatcher
-
 THREADS = 256
 
 
-def _forward(x: DeviceNDArray, y: DeviceNDArray) -> None:
+@cuda.jit
+def forward_row(x, y):
     shared = cuda.shared.array(THREADS, float32)
     row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
     top = float32(-math.inf)
@@ -25,7 +22,7 @@ def _forward(x: DeviceNDArray, y: DeviceNDArray) -> None:
         top = max(top, x[row, i])
     shared[thread] = top
     half = THREADS // 2
-    while half > 0:
+    while half > 0:  # a tree over the threads: each step halves the values
         cuda.syncthreads()
         if thread < half:
             shared[thread] = max(shared[thread], shared[thread + half])
@@ -48,7 +45,8 @@ def _forward(x: DeviceNDArray, y: DeviceNDArray) -> None:
         y[row, i] = math.exp(x[row, i] - top) / shared[0]
 
 
-def _backward(dy: DeviceNDArray, y: DeviceNDArray, dx: DeviceNDArray) -> None:
+@cuda.jit
+def backward_row(dy, y, dx):
     shared = cuda.shared.array(THREADS, float32)
     row, thread, columns = cuda.blockIdx.x, cuda.threadIdx.x, y.shape[1]
     total = float32(0.0)
@@ -66,22 +64,16 @@ def _backward(dy: DeviceNDArray, y: DeviceNDArray, dx: DeviceNDArray) -> None:
         dx[row, i] = y[row, i] * (dy[row, i] - shared[0])
 
 
-def kernels() -> Pair:
-    """Newly compiled forward and backward functions; both run on torch's current stream."""
-    compiled_forward, compiled_backward = cuda.jit(_forward), cuda.jit(_backward)
+def launch(kernel, *tensors: torch.Tensor) -> torch.Tensor:
+    """Run a kernel over the rows of tensors on torch's current stream; it writes the last one."""
+    stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
+    kernel[len(tensors[0]), THREADS, stream](*(cuda.as_cuda_array(tensor.detach()) for tensor in tensors))
+    return tensors[-1]
 
-    def launch(kernel: CUDADispatcher, *tensors: torch.Tensor) -> None:
-        stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
-        kernel[len(tensors[0]), THREADS, stream](*(cuda.as_cuda_array(tensor.detach()) for tensor in tensors))
 
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x, requires_grad=False)
-        launch(compiled_forward, x, y)
-        return y
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return launch(forward_row, x, torch.empty_like(x))
 
-    def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        dy, dx = dy.contiguous(), torch.empty_like(y)
-        launch(compiled_backward, dy, y, dx)
-        return dx
 
-    return forward, backward
+def softmax_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return launch(backward_row, dy, y, torch.empty_like(y))
