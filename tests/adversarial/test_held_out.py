@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from measure_checks import HELD_OUT, held_out, softbench, write_plugin
+from measure_checks import HELD_OUT, held_out, write_plugin
 
 BUGS = ("no_maximum", "vector_tail", "nan_becomes_zero", "infinities_clamped", "rows_of_inf_are_zero", "short_log2e")
 HONEST = ("three_passes", "online_blocks", "in_double", "padded_to_a_block", "numpy_rows", "object_with_call")
 
 
-def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(tmp_path: Path):
+def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(cli):
     plugins = [word for file in ("bugs.py", "honest.py") for word in ("--plugin", str(HELD_OUT / file))]
     cases = [word for case in ("shape 37x33", "structured 37x33") for word in ("--case", case)]
     backends = ",".join(BUGS + HONEST)
@@ -27,8 +27,8 @@ def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(tmp_path: Path
         "--json",
         "found.json",
     ]
-    softbench("check", "-q", *words, folder=tmp_path)
-    findings = json.loads((tmp_path / "found.json").read_text())["findings"]
+    cli("check", "-q", *words)
+    findings = json.loads((cli.folder / "found.json").read_text())["findings"]
     refused = {finding["backend"] for finding in findings if finding["verdict"] not in ("pass", "low-precision", "skipped")}
     assert refused == set(BUGS)
     assert {finding["backend"] for finding in findings if finding["verdict"] == "pass"} >= set(HONEST)

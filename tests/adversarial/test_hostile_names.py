@@ -76,7 +76,18 @@ def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
         PLUGIN.replace('[Hostile("skips"), Hostile("raises")]', "[Hostile()]").replace("name): self.name = name", "x=0): pass")
     )
     (cli.folder / "torn.py").write_text("def f(:")
-    done = cli("list", "--plugin", "own.py", "--plugin", plugins / "correct" / "logsumexp.py", "--plugin", "torn.py", "--device", "cpu")
+    done = cli(
+        "list",
+        "hostile,logsumexp,torn,torch",
+        "--plugin",
+        "own.py",
+        "--plugin",
+        plugins / "correct" / "logsumexp.py",
+        "--plugin",
+        "torn.py",
+        "--device",
+        "cpu",
+    )
     assert done.returncode == 0, done.stderr
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert not (cli.folder / "it-ran").exists()
@@ -85,7 +96,14 @@ def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
     assert "SyntaxError: invalid syntax (torn.py:1)" in lines["torn"]
     assert "available" in lines["torch"]
     files = ("own.py", plugins / "correct" / "logsumexp.py", plugins / "faulty" / "raises_at_import.py")
-    done = cli("list", "--load", *(word for file in files for word in ("--plugin", file)), "--device", "cpu")
+    done = cli(
+        "list",
+        "hostile,logsumexp,raises_at_import,torch",
+        "--load",
+        *(word for file in files for word in ("--plugin", file)),
+        "--device",
+        "cpu",
+    )
     assert done.returncode == 0
     assert (cli.folder / "it-ran").exists()
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}

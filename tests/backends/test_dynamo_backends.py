@@ -43,7 +43,6 @@ def test_only_all_lists_what_serves_tests_or_is_dead(by_name, main):
 
     assert listed("compile:*") == {name for name in by_name if name.startswith("compile:")} - hidden
     assert listed("--all") == set(by_name)
-    assert listed("compile:tvm") == {"compile:tvm"}
 
 
 @pytest.mark.parametrize("name", sorted(dynamo_backends.PACKAGES))

@@ -40,15 +40,10 @@ COMPLETED = {
     "softbench run --backends nai": ["naive"],
     "softbench run --backends torch,nai": ["torch,naive"],
     "softbench run --plugin mine.py --backends min": ["mine"],
-    "softbench run --plugin new=mine.py --backends new": ["new"],
-    "softbench run --plugin none.py --backends nai": [],
     "softbench check --dtype fp32,": ["fp32,fp16", "fp32,bf16"],
     "softbench gate --direction b": ["backward", "both"],
-    "softbench gate --candidate nai": ["naive"],
     "softbench run --config t": ["tutorial"],
     "softbench run --timer d": ["do_bench", "device"],
-    "softbench show --direction forward --dtype bf": ["bf16"],
-    "softbench inspect nai": ["naive"],
     "softbench list al": ["all"],
 }
 

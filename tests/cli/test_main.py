@@ -239,7 +239,6 @@ BAD = {
     "a pattern of no case": (("check", "--case", "no such*", "--device", "cpu"), "unknown case 'no such*'; --case '' prints the "),
     "an unknown dtype to check": (("check", "--dtype", "fp8"), "known are fp32, fp16, bf16"),
     "an unknown direction to check": (("check", "--direction", "bath"), "known are forward, backward, both"),
-    "an unknown backend to check": (("check", "--backends", "troch", "--device", "cpu"), "did you mean 'torch'?"),
     "a check of the yardstick": (("check", "--backends", "copy", "--device", "cpu"), "--backends copy: the yardstick computes nothing"),
     "code of an unknown dtype": (("inspect", "torch", "--dtype", "fp8"), "unknown dtype 'fp8'"),
     "code of two cases": (("inspect", "torch", "--dtype", "fp32,bf16"), "one case"),

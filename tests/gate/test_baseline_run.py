@@ -22,8 +22,8 @@ from softbench.run.request import RunRequest
 RULES = Rules(margin=unpaired.MARGIN)
 UNLIKE = ("quiet", "tau 4 %", "half 3.8 %", "machine 4 %", "bad process")
 """A noise of each kind."""
-MOST_UNLIKE = ("tau 4 %", "machine 4 %", "bad process")
-"""Of these, one of processes, one of the machine and one of a single process."""
+MOST_UNLIKE = ("tau 4 %", "machine 4 %")
+"""Of these, one of processes and one of the machine."""
 
 
 def asked(**flags):
@@ -136,7 +136,7 @@ def test_identical_cells_raise_no_alarm(noise):
 SLOWER = ["quiet", "tau 1 %", "slow batches", "machine 4 %", "bad process", "sitting 0.3 %"]
 
 
-@pytest.mark.parametrize("noise", sampled(SLOWER, lambda noise: noise in MOST_UNLIKE))
+@pytest.mark.parametrize("noise", sampled(SLOWER, lambda noise: noise == "bad process"))
 def test_slower_cells_are_found(noise):
     result = families(80, STORED[noise], 20, 0.10, 3, RULES.margin, 4, Stored)
     assert proportion_bounds(result.found, result.slow)[0] >= 0.95

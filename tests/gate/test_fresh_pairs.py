@@ -18,8 +18,8 @@ from softbench.gate.verdicts import Rules, State
 RULES = Rules(margin=paired.MARGIN)
 UNLIKE = ("quiet", "tau 2 %", "half 3.8 %", "drift 20 %", "slow batches")
 """A noise of each kind."""
-MOST_UNLIKE = ("quiet", "half 3.8 %", "slow batches")
-"""Of these, one without noise, one of processes and one of batches."""
+MOST_UNLIKE = ("half 3.8 %", "slow batches")
+"""Of these, one of processes and one of batches."""
 
 
 def source(slowdown=0.0, *, noise=NOISES["quiet"], cells=20, seed=1):
