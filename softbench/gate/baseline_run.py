@@ -68,7 +68,8 @@ def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rule
         run = measure(request)
     except UsageError as error:
         needed = " ".join(base.plugin_flags) or "--plugin"
-        raise UsageError(str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)) from None
+        message = str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)
+        raise UsageError(message.replace("--op FILE.py", " ".join(base.problem_flags) or "--op FILE.py", 1)) from None
     new = samples_of(run)
     mine = own(new, base, allowed)
     asked = {case.identity for case in cases(request.settings().sweep, str(mine.environment.get("device")))}

@@ -22,7 +22,7 @@ from softbench.gate.verdicts import GateReport, State
 from softbench.ops import registry
 from softbench.plugins.source import split_alias, split_function
 
-OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--set")
+OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--problem", "--set")
 """The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
 NOTHING_TESTED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
 """What to do about a report that tested nothing."""
@@ -44,9 +44,8 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
     if broken := _find_the_error(report, command):
         return broken
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
-        cell = slower[0]
-        axes: dict[str, object] = {**_extents(cell), "--dtype": cell.dtype, "--direction": cell.direction}
-        words = words_of(command)
+        cell, words = slower[0], words_of(command)
+        axes: dict[str, object] = {**_extents(cell, words), "--dtype": cell.dtype, "--direction": cell.direction}
         of_cell = _operation(cell.op, words, named=bool(options(words, ("--config",))))
         alone = shlex.join([*without(words, OF_A_CELL), *of_cell])
         return f"if the change is not intended, look at its worst cell alone: {_with(alone, {**axes, '--processes': MORE_PAIRS})}"
@@ -81,7 +80,7 @@ def after_new_processes(report: GateReport, command: str, base: RunSamples, proc
 
 def after_files(report: GateReport, command: str, files: Collection[Path], new: RunSamples, base: RunSamples) -> str:
     """After a comparison of stored runs with a baseline; empty if it passes."""
-    again = shlex.join([*_without_files(_without_absolute_outputs(command), files), *new.plugin_flags])
+    again = shlex.join([*_without_files(_without_absolute_outputs(command), files), *new.plugin_flags, *new.problem_flags])
     if broken := _find_the_error(report, again):
         return broken
     if report.exit_code == 3 and (dealt := _baseline_of_each_card(report, base, again)):
@@ -143,7 +142,7 @@ def _find_the_error(report: GateReport, command: str) -> str:
     program = words[: words.index("gate")] if "gate" in words else ["softbench"]
     axes = ["--dtype", cell.dtype, "--direction", cell.direction, *_operation(cell.op, words), *options(words, OF_ANY_COMMAND)]
     check = shlex.join([*program, "check", "--backends", cell.backend, *axes])
-    extents = [word for pair in _extents(cell).items() for word in pair]
+    extents = [str(word) for pair in _extents(cell, words).items() for word in pair]
     inspect = shlex.join([*program, "inspect", cell.backend, *extents, *axes])
     return (
         f"{text.count(len(broken), 'cell')} of {text.few(list(dict.fromkeys(one.backend for one in broken)))} "
@@ -151,19 +150,26 @@ def _find_the_error(report: GateReport, command: str) -> str:
     )
 
 
-def _extents(cell: CellKey) -> dict[str, str]:
-    """The options that give the cell's shape."""
+def _extents(cell: CellKey, words: Sequence[str]) -> dict[str, object]:
+    """The options that give the cell's shape. A problem may have no M or no N, so it gets those that were given."""
     if not cell.shape:
-        return {"--M": str(cell.M), "--N": str(cell.N)}
+        both: dict[str, object] = {"--M": cell.M, "--N": cell.N}
+        return {axis: size for axis, size in both.items() if options(words, (axis,))} if _problem(cell.op, words) else both
     sizes, _, dim = cell.shape.partition(AT_DIM)
     return {"--shape": sizes, "--dim": dim or "-1"}
+
+
+def _problem(op: str, words: Sequence[str]) -> list[str]:
+    """The option that names the problem of a cell, as it was typed; empty for an operation."""
+    return [] if parse_op(op)[0] in registry.NAMES else options(words, ("--problem",))
 
 
 def _operation(op: str, words: Sequence[str], *, named: bool = False) -> list[str]:
     """The options for a cell's operation, with a file as the command names it. The default one is left out, unless `named`."""
     name, parameters = parse_op(op)
+    typed = _problem(op, words)
     files = [file for file in python_files(words, "--op") if registry.of_file(str(Path(file).resolve())) == name]
-    found = ["--op", files[0] if files else registry.file_of(name) or name] if named or name != OPERATION else []
+    found = typed or (["--op", files[0] if files else registry.file_of(name) or name] if named or name != OPERATION else [])
     pairs = ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())
     return [*found, "--set", pairs] if pairs else found
 

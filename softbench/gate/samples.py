@@ -138,6 +138,11 @@ class RunSamples:
         """The `--plugin` flags of the run's command."""
         return command_line.options(command_line.words(self.command), ("--plugin",))
 
+    @property
+    def problem_flags(self) -> list[str]:
+        """The `--problem` flags of the run's command."""
+        return command_line.options(command_line.words(self.command), ("--problem",))
+
 
 def join(parts: Sequence[RunSamples]) -> RunSamples:
     """Combine runs of one machine: their processes add up. A cell that failed in one run has failed.

@@ -76,6 +76,22 @@ def test_a_broken_cell_is_checked_before_it_is_measured_again():
     assert "softbench check --backends ours --dtype bf16 --direction forward --plugin ours.py" in step
 
 
+def test_a_cell_of_a_problem_is_named_as_the_problem_was_typed():
+    given = ["softbench", "gate", "--problem", "kernelbench:p.py,new.py", "--N=8,16", "--reference", "reference"]
+    cell = key("new", 8)._replace(op="p(K=64)")
+    found = GateReport("x", (Verdict(cell, State.SLOWER, "why"), Verdict(cell, State.BROKEN, "why")), Rules(margin=0.05))
+    alone = "--reference reference --problem kernelbench:p.py,new.py --set K=64 --N 8 --dtype bf16 --direction forward --processes 10"
+    slower = replace(found, verdicts=found.verdicts[:1])
+    assert next_step.after_pairs(slower, shlex.join(given), 6).endswith(f": softbench gate {alone}")
+    problem = "--dtype bf16 --direction forward --problem kernelbench:p.py,new.py --set K=64"
+    broken = next_step.after_pairs(found, shlex.join(given), 6)
+    assert f": softbench check --backends new {problem}; " in broken
+    assert broken.endswith(f": softbench inspect new --N 8 {problem}")
+    new = run_samples({}, command="softbench run --problem p.py --M 8")
+    step = next_step.after_files(report(State.AMBIGUOUS), "softbench gate a.csv --baseline b", [Path("a.csv")], new, BASE)
+    assert command_in(step) == shlex.split("softbench gate --baseline b --problem p.py")
+
+
 def test_a_cell_that_is_right_on_neither_side_is_checked():
     step = next_step.after_pairs(report(State.FAILED), shlex.join(GIVEN), 1)
     assert step.startswith("1 cell of ours failed, so find the error, or leave the case out, before you measure again: ")
