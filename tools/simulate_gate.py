@@ -71,7 +71,7 @@ class Noise:
     sitting: float = 0.0
     """Between sittings, for each cell. This and the rest matter only against a baseline."""
     sittings: int = 2
-    """Those of the baseline."""
+    """Those of the baseline. Ten have one process each."""
     new_sittings: int = 1
     """Those of the new processes."""
     common_sitting: float = 0.0
@@ -128,6 +128,7 @@ STORED = {
     **{name: NOISES[name] for name in ("quiet", "tau 1 %", "tau 2 %", "tau 4 %", "half 3.8 %", "slow batches")},
     **{f"sitting {100 * sd:g} %": Noise(sitting=sd) for sd in (0.003, 0.01, 0.02, 0.04)},
     **{f"one sitting {100 * sd:g} %": Noise(sitting=sd, sittings=1) for sd in (0.003, 0.01, 0.02, 0.04)},
+    **{f"ten sittings {100 * sd:g} %": Noise(sitting=sd, sittings=10) for sd in (0.003, 0.01, 0.02)},
     **{f"{count} new 2 %": Noise(sitting=0.02, new_sittings=count) for count in (2, 3)},
     "common 2 %": Noise(common_sitting=0.02),
     "machine 4 %": Noise(machine=0.04),

@@ -125,7 +125,7 @@ Families = Annotated[int | None, option(SELF_TEST, "A/A repetitions of the self-
 Resume = Annotated[
     bool, option(SELF_TEST, "Continue an interrupted self-test of these settings in that folder.", "--resume", default=False)
 ]
-Rounds = Annotated[int | None, option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="10")]
+Rounds = Annotated[int | None, option(HOW_LONG, "Rounds of a process pair; with --baseline alone, those of the baseline.", default="8")]
 Processes = Annotated[
     int | None,
     option(

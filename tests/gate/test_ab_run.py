@@ -149,9 +149,9 @@ def test_without_undecided_cells_there_is_one_measurement(tmp_path):
 
 
 def test_the_plan_says_what_it_finds_and_its_time():
-    first = make(("new", "old"), cases=300, rounds=10, processes=6)
+    first = make(("new", "old"), cases=300, rounds=8, processes=6)
     plan, seconds = ab_run.plan_text(first, RULES), estimate.run_seconds(first)
-    assert "all cells in 6 process pairs of 10 rounds, then undecided ones again until they have 12 and 24 pairs; " in plan
+    assert "all cells in 6 process pairs of 8 rounds, then undecided ones again until they have 12 and 24 pairs; " in plan
     assert f"; about {duration(seconds)}, and up to {duration(4 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
     assert "finds a slowdown of 3.5% if" in plan
     assert "; margin 0.5%; " in ab_run.plan_text(first, Rules(margin=0.005))
@@ -167,7 +167,7 @@ def test_a_plan_that_cannot_reject_is_refused_before_measuring(main, monkeypatch
     for mode in (("--candidate", "naive", "--reference", "torch"), ("--self-test",)):
         code, out, err = main("gate", *mode, *arguments)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        assert "rounds can never show a regression, at least 6 are needed; use --rounds 10" in err
+        assert "rounds can never show a regression, at least 6 are needed; use --rounds 8" in err
 
 
 def test_fresh_pairs_measure_only_their_cases():
