@@ -83,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if count:  # with a thread per core each, the processes would wait for each other
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
     os.environ["SOFTBENCH_QUEUE"] = "off"  # tests share a device; their runs would wait for each other
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # as backends of softbench do that a test file may import
     if count and len(devices) <= 1 and not config.option.collectonly:
         shared = Imports(os.environ)
         os.environ[IMPORTS] = shared.address
@@ -130,9 +131,9 @@ def pytest_sessionfinish() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.option.slow and "slow" not in config.option.markexpr:
-        for item in items:
-            if item.get_closest_marker("slow"):  # `keywords` has the names of folders too
-                item.add_marker(pytest.mark.skip(reason="slow; pytest --slow runs it"))
+        slow = [item for item in items if item.get_closest_marker("slow")]  # `keywords` has the names of folders too
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     place = {file: i for i, file in enumerate(by_cost(list(dict.fromkeys(item.path for item in items))))}
     items.sort(key=lambda item: place[item.path])
     marked = [item for item in items if item.get_closest_marker("gpu") and isinstance(item, pytest.Function)]

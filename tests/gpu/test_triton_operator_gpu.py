@@ -43,16 +43,6 @@ def test_opcheck_passes_on_any_strides(pair, layout, dtype):
     opcheck(backward, (x, torch.softmax(x, 1), 1), test_utils=EVERY_TEST)
 
 
-@both
-@pytest.mark.parametrize(("shape", "dim"), [((5, 7), -1), ((3, 4, 5), 1), ((), 0), ((2, 70), -1)])
-def test_gradients_of_both_orders_are_those_of_finite_differences(pair, shape, dim):
-    forward, backward = pair
-    x, dy, y = (randn(*shape, dtype=torch.float64).requires_grad_() for _ in range(3))
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        assert check(lambda x: forward(x, dim), (x,), check_batched_grad=True)
-        assert check(lambda dy, y: backward(dy, y, dim), (dy, y), check_batched_grad=True)
-
-
 @each
 def test_gradients_of_both_orders_are_right_beyond_a_tile(name):
     forward, _ = OF_FUNCTION[name]["triton_op"]

@@ -85,24 +85,6 @@ def test_a_plan_that_a_card_does_not_have_is_found(name, plan, what):
     assert what in cards.card_launches.misfit(one, launch)
 
 
-def test_a_gradient_has_tiles_of_two_tensors_in_shared_memory():
-    a10 = card("A10")
-    plan = Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=2, smem_tiles=8)
-    problems = [cards.problem_of(a10, backward, 8, 8192, 2, 16) for backward in (False, True)]
-    found = [cards.card_launches.misfit(a10, cards.card_launches.planned(a10, problem, plan)) for problem in problems]
-    assert found == [None, "132096 bytes of shared memory, for 1 programs of an SM"]
-
-
-@pytest.mark.parametrize("ctas", [72, 144, 1000])
-def test_programs_that_wait_for_each_other_must_fit_together(ctas):
-    """An SM of an A10 has 1536 threads, so 72 SMs hold 216 programs of 512 threads, by registers 144."""
-    a10 = card("A10")
-    plan = Plan("split", 8, 512, 4, 8, warps=16, registers=64, split_ctas=ctas)
-    launch = cards.card_launches.planned(a10, cards.problem_of(a10, False, 1, 1 << 22, 2, 16), plan)
-    assert launch.together == -(-ctas // 72)
-    assert (cards.card_launches.misfit(a10, launch) is None) == (ctas <= 144)
-
-
 def test_resources_beyond_a_cards_limits_are_found():
     fits = cards.Resources(registers=64, spilled=0, shared=90 * 1024, threads=512)
     l4 = card("L4")
@@ -142,54 +124,7 @@ def test_kernels_that_spill_are_found_in_ptxas_report():
     assert spilling("sm_86", **report) == spilling("sm_120a", **report) == {block: 8}  # they have no clusters
 
 
-@pytest.mark.parametrize(
-    ("architecture", "kernel"),
-    [
-        ("sm_103a", "7clusterINS_7ForwardIff"),
-        ("sm_120a", "5splitINS_8BackwardIf6__half"),
-        ("sm_120a", "16sub_warp_alignedINS_7ForwardI6__halff"),
-    ],
-)
-def test_known_spills_may_not_grow(architecture, kernel):
-    name = f"{kernel}LNS_8FunctionE0EEEvv"
-    assert spilling(architecture, **{name: 12}) == {}
-    assert (spilling(architecture, **{name: 16}), spilling("sm_90a", **{name: 4})) == ({name: 16}, {name: 4})
-
-
-def test_kernels_that_no_rule_launches_may_spill():
-    kept = "5blockINS_7ForwardELb1EEEvNS_7TensorsIT_EE"  # it keeps its reads in L2
-    assert (spilling("sm_90a", **{kept: 8}), spilling("sm_86", **{kept: 8})) == ({kept: 8}, {})
-
-
-def test_kernels_beyond_a_cards_limits_are_found_in_ptxas_report():
-    """120 registers of 256 threads leave an SM two CTAs, where the launch bounds ask for three."""
-
-    def found(architecture, registers, shared, bounds):
-        report = "ptxas info    : Function properties for _ZN9softbench5blockI\n    0 bytes stack frame\n"
-        report += f"ptxas info    : Used {registers} registers"
-        ptx = f".visible .entry _ZN9softbench5blockI(\n.param .align 8 .b8 a[8]\n)\n{bounds}\n{{\n"
-        return cards.beyond_limits(f"{report}, used 1 barriers, {shared} bytes smem\n", ptx, architecture)
-
-    bounds = ".maxntid 256\n.minnctapersm 3"
-    assert found("sm_90a", 80, 1024, bounds) == []
-    assert found("sm_80", 120, 1024, bounds) == ["_ZN9softbench5blockI: A100 has no 2 of 3 CTAs for an SM"]
-    assert len(found("sm_89", 80, 40 << 10, bounds)) == 3  # two CTAs of 41 KiB fit an SM of 100 KiB
-    assert found("sm_90a", 80, 40 << 10, bounds) == []
-    assert "shared memory for a CTA" in found("sm_80", 80, 200 << 10, ".maxntid 256")[0]
-    assert "registers for each of 1024 threads" in found("sm_100a", 72, 0, ".maxntid 1024")[0]
-
-
 CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
-
-
-def test_parts_of_all_cuda_sources_can_be_asked():
-    every = cards.cuda_parts(list(CUDA))
-    assert {architecture for architecture, _, _ in every} == set(CUDA)
-    assert {function for _, function, _ in every} == set(build.ALL)
-    assert len({*every}) == len(every) == len(CUDA) * sum(map(build.parts, build.ALL))
-    few = cards.cuda_parts(list(CUDA), 2, seed=1)
-    assert {*few} < {*every}
-    assert len(few) == 2 * len(CUDA)
 
 
 @needs_nvcc
@@ -282,13 +217,3 @@ def test_amds_gpus_get_kernels_without_ptx(driver, name):
     resources = cards.compile_plan(one, problem, Plan("tile"))
     assert resources.misfit(one) is None
     assert resources.registers > 8
-
-
-@pytest.mark.parametrize(("log", "most"), [(True, 8), (False, 0)])
-def test_only_log_softmax_may_spill_in_rows(log, most):
-    from softbench.kernels.triton import heuristics
-
-    one = card("A10")
-    problem = cards.problem_of(one, False, 1, 5330, 2, 4)
-    launch = cards.card_launches.planned(one, problem, heuristics.choose(problem, ""), log)
-    assert (launch.kernel.__name__, launch.most_spilled) == ("forward_rows", most)

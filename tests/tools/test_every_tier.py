@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import sys
-from dataclasses import replace
 
 import every_tier
 import launches
@@ -55,18 +54,6 @@ def test_each_cuda_instantiation_is_launched_and_right(launch_all, library, monk
     assert sum(found["launches"].values()) <= MOST_LAUNCHES
     halves = [launch_all("cuda", *LIMITS, "--part", f"{part}/2")[0]["launches"] for part in (1, 2)]
     assert all(sum(half[tier] for half in halves) == count for tier, count in found["launches"].items())
-
-
-@pytest.mark.slow
-@needs_nvcc
-def test_wrong_results_are_named(launch_all, library, monkeypatch):
-    simulate_scores(library, monkeypatch)
-    monkeypatch.setattr(masked_launches, "ROWS_OF_SOFTMAX", ())
-    called = masked_launches.called
-    monkeypatch.setattr(masked_launches, "called", lambda function, asked, given: called(function, replace(asked, scale=0.4), given))
-    found, code = launch_all("cuda", "--rows", "90", "--bytes", "10000")
-    assert code == 1 and len(found["wrong"]) > 10
-    assert all("rows, " in name for name in found["wrong"])
 
 
 INTERPRETED = f"""
@@ -153,12 +140,3 @@ def test_results_are_compared_with_float64(monkeypatch, change, direction, given
     assert name == f"{direction} torch"
     assert all(agrees(*pair) for pair in pairs()) is (change == "right")
     assert launch.rows == 30 and launch.moved == (2 if direction == FORWARD else 3) * 30 * 40 * 2
-
-
-def test_scores_begin_anywhere_and_a_mask_row_is_out(monkeypatch):
-    monkeypatch.setattr(launches, "DEVICE", "cpu")
-    scores = masked_launches.Scores(Asked(FORWARD, HALF, (2, 3, 5, 41), torch.bool, "BN", offset=1, mask_offset=3))
-    assert scores.x.storage_offset() == 1 and scores.x.untyped_storage().nbytes() == 2 * (1 + 2 * 3 * 5 * 41)
-    assert scores.mask.shape == (2, 1, 1, 41) and scores.mask.storage_offset() == 3
-    assert not scores.mask[-1].any() and scores.mask[0].any()
-    assert scores.expected()[0][-1].isnan().all() and not scores.expected()[0][0].isnan().any()

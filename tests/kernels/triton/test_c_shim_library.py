@@ -1,6 +1,5 @@
 """The C functions of packages: their table, and what they ask of torch and of CUDA's driver. Doubles stand in for both."""
 
-import ctypes
 import json
 import re
 import subprocess
@@ -87,10 +86,6 @@ def seen(launches, tmp_path_factory):
 def only(lines, name):
     (line,) = [line for line in lines if name in line]
     return line
-
-
-def test_the_launches_are_of_all_tiers(launches):
-    assert [launch.kernel.__name__ for _, launch, _ in launches] == KERNELS
 
 
 @each
@@ -215,27 +210,6 @@ def test_another_dtype_or_function_raises_one_line(number, seen):
 def test_failures_name_the_call_and_leak_nothing(number, seen):
     for case, text in (("failing", "cuLaunchKernelEx: the driver says no"), ("without memory", "aoti_torch_empty_strided failed")):
         assert only(seen[case, number], "raised") == {"raised": f"softbench: {text}", "kept": 0}
-
-
-def test_modules_are_loaded_once_a_device_with_their_attributes(seen):
-    first = [seen["first", number] for number in range(4)]
-    attributes = [{line["attribute"]: line["value"] for line in lines if "attribute" in line} for lines in first]
-    assert attributes[CLUSTER] == {14: 1}  # clusters of 16 CTAs are not portable
-    occupied = 3 * (16 + only(first[STAGED], "kernel")["shared"] + 1024)  # three CTAs of an SM, as the doubles say
-    assert attributes[STAGED] == {9: -(-100 * occupied // 233_472)}  # the carveout, in percent
-    assert 9 in attributes[SMALL]
-    assert [line for line in seen["no such launch", -1] if "module_loads" in line] == [{"module_loads": 2 * len(LAUNCHES)}]
-
-
-def test_a_thread_without_a_context_gets_that_of_the_device(seen):
-    assert only(seen["first", CLUSTER], "context") == {"context": 103}
-    assert not any("context" in line for line in seen["first", SMALL])
-
-
-def test_dtypes_have_torchs_numbers():
-    torchs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-    names = {"float16": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    assert {dtype: getattr(torchs, f"aoti_torch_dtype_{name}")() for name, dtype in names.items()} == c_shims.DTYPES
 
 
 def test_a_library_that_cannot_be_built_says_why(tmp_path, monkeypatch):

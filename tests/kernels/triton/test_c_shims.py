@@ -1,7 +1,5 @@
 """Packages of AOTInductor with C functions, as far as a machine without a GPU can show them: what is traced, and for which rows."""
 
-import contextlib
-import dataclasses
 import os
 import re
 import threading
@@ -218,18 +216,6 @@ def test_other_threads_compile_without_functions(no_library):
         thread.join()
         assert c_shims.active() is not None
     assert found == [None]
-
-
-@pytest.mark.parametrize("inputs", [1, 2])
-def test_a_kernel_is_compiled_for_its_tensors_and_arguments(inputs, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-    given = (fake(5, 1_000_000),) * inputs
-    launch = static_launch(given)
-    kernel = types.SimpleNamespace(warmup=lambda *operands, **options: asked.append((operands, options)))
-    c_shims.compiled_kernel(dataclasses.replace(launch, kernel=kernel), given)
-    tensors = [torch.bfloat16] * (inputs + 1) + [torch.int64] * 2  # the result, and the workspace's counter and slots
-    assert asked == [((*tensors, *launch.arguments, None), {"grid": (launch.programs,), **launch.options})]
 
 
 def test_operators_on_rows_give_contiguous_results_without_gradients():
