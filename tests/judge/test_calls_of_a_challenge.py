@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from problem_files import cases, problem
 from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
 from softbench.core.messages import Called, MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs
+from softbench.ops import registry
 from softbench.worker import serve
 from softbench.worker.judged import calls as judged_calls, memory, shared_memory
 from softbench.worker.judged.calls import WARM_CALLS, JudgedCalls
@@ -64,6 +66,14 @@ def test_calls_are_right_for_new_inputs_at_one_address():
     challenges = Challenges(lambda x: (addresses.append(x.data_ptr()), softmax(x))[1])
     assert all(all_right(*challenges.run()) for _ in range(3))
     assert len(set(addresses)) == CALLS and addresses == addresses[:CALLS] * 3
+
+
+def test_an_input_that_a_call_changes_is_copied_to_where_the_judge_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    text = "def inputs(M=16, N=96):\n return torch.randn(M, N)\n\ndef reference(x):\n x.mul_(2)\n"
+    challenges = Challenges(lambda x: x.mul_(2), *cases(problem(tmp_path, text)))
+    given, found = challenges.run()
+    assert all(torch.equal(2 * x, after) for x, after in zip(given, found, strict=True))
 
 
 @pytest.mark.parametrize("name", ["cached-by-address", "cached-by-version"])

@@ -64,6 +64,8 @@ class OutputArena:
 
     def __init__(self, block: shared_memory.Block, case: Case, calls: int) -> None:
         self.block, self.device, self.forms = block, case.device, output_checks.forms(case)
+        self.changed = [(number, form.becomes) for number, form in enumerate(self.forms) if form.becomes is not None]
+        """The outputs that inputs become, each with the number of its input."""
         layout, size = output_layout(case)
         self.start, self.bytes = block.bytes.data_ptr(), block.bytes.nbytes
         self.slots = tensors_of_calls(block.bytes, layout, size, case, calls)
@@ -87,6 +89,13 @@ class OutputArena:
             return
         with torch.cuda.use_mem_pool(self._pools[0]):
             yield
+
+    def writable(self, call: int, tensors: Tensors) -> Tensors:
+        """The tensors of a call: an input that it changes is copied to the slot where the judge reads what it becomes."""
+        found = list(tensors)
+        for number, place in self.changed:
+            found[place] = self.slots[call][number].copy_(tensors[place])
+        return tuple(found) if self.changed else tensors
 
     def place(self, call: int, outputs: Any, kept: list[torch.Tensor], *, copied: bool = False) -> tuple[int, ...]:
         """The byte at which each output of a call begins. An outside output is copied; with `copied` each is. `kept` gets the others.
