@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Sequence
 
+OPERATIONS = ("--op", "--problem")
+"""The names of the option of operations and problems."""
+
 
 def words(command: str) -> list[str]:
     """The words of a command line; none if a quotation mark is open."""
@@ -24,10 +27,17 @@ def without(of: Sequence[str], names: Collection[str]) -> list[str]:
     return [word for word, is_option in _marked(of, names) if not is_option]
 
 
-def python_files(of: Sequence[str], name: str) -> list[str]:
-    """The Python files among the values of an option, which may be lists with commas."""
-    values = [word.partition("=")[2] or word for word in options(of, (name,))]
-    return list(dict.fromkeys(part for value in values for part in value.split(",") if part.endswith(".py")))
+def operation_files(of: Sequence[str]) -> list[str]:
+    """The files of operations and problems among the values of `--op` and `--problem`, which may be lists with commas."""
+    values = [word.removeprefix("--op=").removeprefix("--problem=") for word in options(of, OPERATIONS)]
+    found: list[str] = []
+    for value in values:
+        named = False  # what follows a problem with its format is a solution
+        for part in value.split(","):
+            formatted = ":" in part and "(" not in part
+            found += [part] if formatted or (part.endswith(".py") and not named) else []
+            named = named or formatted
+    return list(dict.fromkeys(found))
 
 
 def _marked(of: Sequence[str], names: Collection[str]) -> list[tuple[str, bool]]:

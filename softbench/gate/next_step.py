@@ -14,7 +14,7 @@ from pathlib import Path
 from softbench.core import text
 from softbench.core.case import AT_DIM, OPERATION, parse_op, value_text
 from softbench.gate import unpaired
-from softbench.gate.command_line import options, python_files, without, words as words_of
+from softbench.gate.command_line import OPERATIONS, operation_files, options, without, words as words_of
 from softbench.gate.fresh_pairs import MORE_PAIRS
 from softbench.gate.samples import CellKey, RunSamples
 from softbench.gate.units import count_dealt
@@ -22,7 +22,7 @@ from softbench.gate.verdicts import GateReport, State
 from softbench.ops import registry
 from softbench.plugins.source import split_alias, split_function
 
-OF_A_CELL = ("--M", "--N", "--shape", "--dim", "--op", "--problem", "--set")
+OF_A_CELL = ("--M", "--N", "--shape", "--dim", *OPERATIONS, "--set")
 """The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
 NOTHING_TESTED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
 """What to do about a report that tested nothing."""
@@ -168,8 +168,8 @@ def _operation(op: str, words: Sequence[str], *, named: bool = False) -> list[st
     """The options for a cell's operation, with a file as the command names it. The default one is left out, unless `named`."""
     name, parameters = parse_op(op)
     typed = _problem(op, words)
-    files = [file for file in python_files(words, "--op") if registry.of_file(str(Path(file).resolve())) == name]
-    found = typed or (["--op", files[0] if files else registry.file_of(name) or name] if named or name != OPERATION else [])
+    files = [file for file in operation_files(words) if registry.of_file(str(Path(file).resolve())) == name]
+    found = typed or (["--op", files[0] if files else registry.given(name)] if named or name != OPERATION else [])
     pairs = ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())
     return [*found, "--set", pairs] if pairs else found
 

@@ -54,6 +54,12 @@ def file_of(name: str) -> str:
     return _added[name][1] if name in _added else ""
 
 
+def given(name: str) -> str:
+    """What `--op` takes for an operation: its name, or of a user's the file."""
+    file = file_of(name)
+    return f"backendbench:{file}" if file and path_of(file) != Path(file) else file or name
+
+
 def path_of(file: str) -> Path | None:
     """The file on disk of one that `files` names: of `FOLDER:TRACES` the traces. None for an operator of torch, which has no file."""
     return next((path for path in (Path(file), Path(file.rpartition(":")[2])) if path.is_file()), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -134,10 +135,15 @@ def _layer(data: JsonObject) -> Layer:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command for a results file. An absolute path becomes its last part, as results may be published."""
+    """The command for a results file. An absolute path becomes one from here, or its last part: results may be published."""
 
-    def without_folders(argument: str) -> str:
-        option, equals, value = argument.rpartition("=")
-        return f"{option}{equals}{Path(value).name}" if value.startswith("/") else argument
+    def without_folders(path: str) -> str:
+        if not path.startswith("/"):
+            return path
+        return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else Path(path).name
 
-    return shlex.join(["softbench", *map(without_folders, arguments)])
+    def shown(part: str) -> str:
+        head = re.match(r"(?:[\w-]+[=:])*", part)
+        return f"{head[0]}{without_folders(part[head.end() :])}" if head else part
+
+    return shlex.join(["softbench", *(",".join(map(shown, argument.split(","))) for argument in arguments)])

@@ -21,11 +21,19 @@ def rows(x, y, M, N, BLOCK: tl.constexpr):
         v = tl.exp(v - tl.max(v, 0))
         tl.store(y + row * N + at, SCALE * v / tl.sum(v, 0), mask=at < N)
 
-def softmax(x):
+def solution(x):
     y = torch.empty_like(x)
     with torch.cuda.device(x.device):
         rows[(min(SMS, x.shape[0]),)](x, y, *x.shape, triton.next_power_of_2(x.shape[1]))
     return y
+"""
+PROBLEM = """import torch
+
+def inputs(M=32, N=33, dtype=torch.float32):
+    return torch.randn(M, N, dtype=dtype)
+
+def reference(x):
+    return x.softmax(-1)
 """
 ROUND = """
 import numpy, pathlib, torch
@@ -53,7 +61,8 @@ def test_right_kernels_are_checked_and_wrong_ones_found(cli):
     for name, scale in (("right", "1"), ("double", "2")):
         (cli.folder / f"{name}.py").write_text(PLUGIN.replace("SCALE", scale))
     both = ("--plugin", "right.py", "--plugin", "double.py", "--backends", "right,double")
-    assert cli("run", *both, "--M", "40", "--N", "33", "--dtype", "fp32,bf16").returncode == 1
+    (cli.folder / "problem.py").write_text(PROBLEM)
+    assert cli("run", *both, "--problem", "problem.py", "--dtype", "fp32,bf16").returncode == 1
     found = [row for row in cli.rows() if row["backend"] != "copy"]
     assert {(row["backend"], row["status"]) for row in found} == {("right", "checked"), ("double", "wrong")}
     reasons = {row["reason"] for row in found if row["status"] == "checked"}

@@ -14,7 +14,7 @@ from softbench.core.case import AT_DIM, OPERATION, TIMERS, YARDSTICK, CaseKey, p
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Batch, Checked, Failed, Measured, Record, Skipped
 from softbench.core.text import printable
-from softbench.gate.command_line import options, python_files, words
+from softbench.gate.command_line import OPERATIONS, operation_files, options, words
 from softbench.report import colours
 from softbench.report.assets.embedded import column
 from softbench.report.figure_data import ANY, LEAP, POWER, WHOLE, kinds, shape, slices
@@ -208,14 +208,20 @@ def command(row: Row, header: JsonObject) -> tuple[str, str, str]:
     It is in three parts, which few cells have alone: the backends, the sizes, and the rest.
     """
     name, parameters = parse_op(row.op)
+    typed = words(str(header.get("command", "")))
+    problem = name in (header.get("problems") or {})
     backends = ",".join(dict.fromkeys((YARDSTICK, *filter(None, [row.relative_to]), row.backend)))
-    if row.shape:
+    if problem:  # its sizes follow from parameters, and M and N may be some
+        size = [word for axis, size in (("--M", row.M), ("--N", row.N)) if options(typed, (axis,)) for word in (axis, str(size))]
+    elif row.shape:
         sizes, _, dim = row.shape.partition(AT_DIM)
         size = ["--shape", sizes, *(["--dim", dim] if dim else [])]
     else:
         size = ["--M", str(row.M), "--N", str(row.N)]
     rest = ["--dtype", row.dtype, "--direction", row.direction]
-    if row.op != OPERATION:
+    if problem and len(operation_files(typed)) == 1:
+        rest += options(typed, OPERATIONS)  # with its solutions
+    elif row.op != OPERATION:
         rest += ["--op", _file_of(name, header) or name]
     if parameters:
         rest += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())]
@@ -223,7 +229,7 @@ def command(row: Row, header: JsonObject) -> tuple[str, str, str]:
         rest += ["--timer", row.timer]
     if row.l2 == "warm":
         rest += ["--l2", "warm"]
-    rest += options(words(str(header.get("command", ""))), COMMAND_FLAGS)
+    rest += options(typed, COMMAND_FLAGS)
     return shlex.join(["softbench", "run", "--backends", backends]), shlex.join(size), shlex.join(rest)
 
 
@@ -231,5 +237,5 @@ def _file_of(op: str, header: JsonObject) -> str:
     """The Python file of a user's operation, as the run's command line has it; empty if there is none, or which one is unknown."""
     environment = header.get("environment")
     hashes = environment.get("operations") if isinstance(environment, dict) else None
-    files = python_files(words(str(header.get("command", ""))), "--op")
+    files = operation_files(words(str(header.get("command", ""))))
     return files[0] if len(files) == 1 and isinstance(hashes, dict) and op in hashes else ""

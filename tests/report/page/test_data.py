@@ -75,6 +75,11 @@ def test_data_have_no_endless_text(made):
             {"command": "softbench run --op a.py,b.py", "environment": {"operations": {"rms_norm": "1"}}},
             "--op rms_norm",
         ),
+        (
+            {"op": "rms"},
+            {"command": "softbench run --problem kernelbench:rms.py,k.py --M 8", "problems": {"rms": {}}},
+            "--M 4096 --dtype fp32 --direction forward --problem kernelbench:rms.py,k.py",
+        ),
         ({"relative_to": "torch"}, {}, "--backends copy,torch,ours "),
     ],
 )
