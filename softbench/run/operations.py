@@ -60,7 +60,8 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
             found |= {file: _read(pool, file, at, seconds, cases) for file in files}
     for word in words:
         if word not in found and word.partition("(")[0] not in registry.names() and Path(word).exists():
-            folder = f"; write kernelbot:{word} for a task of kernelbot" if Path(word).is_dir() else ""
+            kind = "backendbench" if any(Path(word).glob("*/*_implementation*.py")) else "kernelbot"
+            folder = f"; write {kind}:{word} for a folder of {kind}" if Path(word).is_dir() else ""
             raise UsageError(f"{at} {word}: is neither an operation nor a file of one ({', '.join(SUFFIXES)}){folder}")
     ops = [found.get(word, word) for word in words]
     for before, op in zip(written, ops, strict=True):
