@@ -23,7 +23,7 @@ class Liger(ThirdParty):
     install = "pip install liger-kernel"
     operations = (
         "softmax",
-        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
+        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap,reduction)",
         "rms_norm(eps)",
         "layer_norm(eps,saved)",
         "add_rms_norm(eps,saved)",
@@ -80,7 +80,7 @@ def _cross_entropy(case: Case) -> Call:
 
     def fused(x: torch.Tensor, target: torch.Tensor) -> Tensors:
         logits = x.clone().requires_grad_()
-        loss, *_, dx = liger.cross_entropy_forward(logits, target, None, ignore, z_loss, smoothing, "none", cap, False)
+        loss, *_, dx = liger.cross_entropy_forward(logits, target, None, ignore, z_loss, smoothing, values["reduction"], cap, False)
         return loss.float(), dx.detach()
 
     return fused

@@ -102,28 +102,35 @@ def _loss_gradient(
     if softcap:
         dz = dz * (1 - torch.tanh(x.float() / softcap).square())
     if dloss is not None:
-        dz = dz * dloss[:, None]
+        dz = dz * (dloss[:, None] if dloss.dim() else dloss)
     return torch.where((target == ignore_index)[:, None], 0.0, dz).to(x.dtype)
 
 
 def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     """The formulas in float32, one operation after the other."""
     given = parameters(case)
+    mean = given.pop("reduction") == "mean"
     cap, of_loss = given["softcap"], (given["ignore_index"], given["label_smoothing"], given["z_loss"])
+
+    def counted(target: torch.Tensor) -> torch.Tensor:
+        return (target != given["ignore_index"]).sum()
 
     def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
         z = capped(x, cap)
         high, log = _log_sum(z)
-        return _loss(z, target, high, log, *of_loss), high + log
+        loss = _loss(z, target, high, log, *of_loss)
+        return loss.sum() / counted(target) if mean else loss, high + log
 
     def backward(x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor) -> torch.Tensor:
+        dloss = dloss / counted(target) if mean else dloss
         return _loss_gradient(x, torch.exp(capped(x, cap) - lse[:, None]), target, lse, dloss, **given)
 
     def fused(x: torch.Tensor, target: torch.Tensor) -> Tensors:
         z = capped(x, cap)
         high, log = _log_sum(z)
         p = torch.exp((z - high[:, None]) - log[:, None])
-        return _loss(z, target, high, log, *of_loss), _loss_gradient(x, p, target, high + log, None, **given)
+        loss, each = _loss(z, target, high, log, *of_loss), 1 / counted(target) if mean else None
+        return loss if each is None else loss.sum() * each, _loss_gradient(x, p, target, high + log, each, **given)
 
     calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FUSED: fused}
     return wrap(calls[case.direction])
@@ -278,7 +285,7 @@ class Naive(Eager):
     operations = (
         "softmax(scale,out_dtype)",
         "log_softmax",
-        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
+        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap,reduction)",
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
         "rms_norm(eps)",

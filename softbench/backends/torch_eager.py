@@ -44,8 +44,13 @@ def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     functional, cap, z_loss = torch.nn.functional.cross_entropy, given["softcap"], given["z_loss"]
 
     def loss(z: torch.Tensor, target: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
-        found = functional(z, target, ignore_index=given["ignore_index"], label_smoothing=given["label_smoothing"], reduction="none")
-        return found if lse is None else found + torch.where(target == given["ignore_index"], 0.0, z_loss * lse.square())
+        found = functional(
+            z, target, ignore_index=given["ignore_index"], label_smoothing=given["label_smoothing"], reduction=given["reduction"]
+        )
+        if lse is None:
+            return found
+        more = torch.where(target == given["ignore_index"], 0.0, z_loss * lse.square())
+        return found + (more.sum() / (target != given["ignore_index"]).sum() if given["reduction"] == "mean" else more)
 
     def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
         z = naive.capped(x, cap)
@@ -168,7 +173,7 @@ class Functional(Eager):
     operations = (
         "softmax(scale,out_dtype)",
         "log_softmax",
-        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
+        "cross_entropy(ignore_index,label_smoothing,z_loss,softcap,reduction)",
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
         "rms_norm(eps)",

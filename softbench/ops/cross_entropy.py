@@ -1,4 +1,4 @@
-"""Cross entropy of logits and a target in each row, with its gradient. There is no reduction over rows.
+"""Cross entropy of logits and a target in each row, or its mean over rows, with its gradient.
 
 With z = x, or softcap * tanh(x / softcap), lse = log(sum_j exp(z_j)), p = exp(z - lse), the target t, and e = label_smoothing:
 
@@ -44,32 +44,38 @@ rounded at 1 and has twice the error of tanh: q is 9 u. Without softcap e_i and 
   e_i = 6 u |z_i| + 6 u softcap + [16-bit: u_o |z_i|]. The slope then has q = 24 u, and u_o in 16 bits.
 
 An lse that is rounded to 16 bits is wrong in each class.
+
+With the reduction `mean` the loss is the sum over all rows by the number of rows that are not ignored, and dloss of each row is that of the
+mean by this number. Its bound is the mean of the rows' bounds, and u (c + 4) of the mean of their sizes; dx has 2 u |dx_i| more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from softbench.core.case import Case, Direction
 from softbench.ops.check import Worst, row_chunks
-from softbench.ops.check_case import Draw, Tensors
+from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.error_terms import ETA, SMALLEST, U_OUT, LogSum, U, alike, log_sum, summing, weighted
 from softbench.ops.lazy import numpy, torch
 from softbench.ops.operation import Operation, Pass, TensorSpec
 from softbench.ops.parameters import Parameter
-from softbench.ops.registry import operation
+from softbench.ops.registry import is_whole, operation
 from softbench.ops.rowwise import PRESETS
 from softbench.ops.second_opinion import FLUSHED, Again, Array, moved, numpy_log_sum
-from softbench.ops.targets import TargetValues, draw_target
+from softbench.ops.targets import UNDEFINED, TargetValues, draw_target
 
 IGNORE_INDEX = Parameter("ignore_index", "whole", -100, "the target of ignored rows, whose loss and gradient are 0", least=-1e6, most=1e6)
 LABEL_SMOOTHING = Parameter("label_smoothing", "number", 0.0, "the share of the target that all columns get alike", least=0, most=0.999)
 Z_LOSS = Parameter("z_loss", "number", 0.0, "adds z_loss * lse^2 to the loss, as PaLM does", least=0, most=0.1)
 SOFTCAP = Parameter("softcap", "number", 0.0, "logits are softcap * tanh(x / softcap); 0: they are x", least=0, most=1e4)
+REDUCTION = Parameter("reduction", "choice", "none", "the loss of each row, or its mean over rows that count", choices=("none", "mean"))
 
-EACH = TensorSpec(("M",), "fp32")
+OF_ROWS, OF_MEAN = (REDUCTION.name, "none"), (REDUCTION.name, "mean")
+EACH, NUMBER = TensorSpec(("M",), "fp32", OF_ROWS), TensorSpec((), "fp32", OF_MEAN)
+GIVEN = ("x", "target", "lse", "dloss", "dmean")
 OPERATION = Operation(
     name="cross_entropy",
     summary="log(sum(exp(x))) - x[target] of each row, and its gradient; fused gives both",
@@ -78,22 +84,24 @@ OPERATION = Operation(
             "x": TensorSpec(("M", "N")),
             "target": TensorSpec(("M",), "int64"),
             "loss": EACH,
-            "lse": EACH,
+            "mean": NUMBER,
+            "lse": TensorSpec(("M",), "fp32"),
             "dloss": EACH,
+            "dmean": NUMBER,
             "dx": TensorSpec(("M", "N")),
         }
     ),
     passes=MappingProxyType(
         {
-            Direction.FORWARD: Pass(("x", "target"), ("loss", "lse"), ("x", "target")),
-            Direction.BACKWARD: Pass(("x", "target", "lse", "dloss"), ("dx",), ("x", "target", "lse", "dloss")),
-            Direction.FUSED: Pass(("x", "target"), ("loss", "dx"), ("x", "target")),
+            Direction.FORWARD: Pass(("x", "target"), ("loss", "mean", "lse"), ("x", "target"), whole=OF_MEAN),
+            Direction.BACKWARD: Pass(GIVEN, ("dx",), GIVEN, whole=OF_MEAN),
+            Direction.FUSED: Pass(("x", "target"), ("loss", "mean", "dx"), ("x", "target"), whole=OF_MEAN),
         }
     ),
     presets=MappingProxyType({"vocabularies": PRESETS["vocabularies"]}),
-    parameters=(IGNORE_INDEX, LABEL_SMOOTHING, Z_LOSS, SOFTCAP),
+    parameters=(IGNORE_INDEX, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, REDUCTION),
 )
-OPERATORS = ("logsumexp", "tanh", "exp", "Tensor.gather", "Tensor.mean", "Tensor.scatter_add_")
+OPERATORS = ("logsumexp", "tanh", "exp", "Tensor.gather", "Tensor.mean", "Tensor.sum", "Tensor.scatter_add_")
 """What the tamper guard protects of torch for the reference."""
 LANES = 16
 """In how many parts a CPU sums a row, at least."""
@@ -113,13 +121,28 @@ class Settings:
     z_loss: float
     cap: float
     """0 without softcap."""
+    mean: bool
+    """True for the mean over rows."""
+
+    def reduced(self, of_rows: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The losses of rows, or their mean."""
+        return of_rows.sum() / self.counted(target) if self.mean else of_rows
+
+    def of_row(self, dloss: torch.Tensor | float, target: torch.Tensor) -> torch.Tensor:
+        """The gradient of each row's loss, (rows,)."""
+        given = torch.as_tensor(dloss, dtype=torch.float64, device=target.device)
+        return (given / self.counted(target) if self.mean else given).expand(target.shape)
+
+    def counted(self, target: torch.Tensor) -> torch.Tensor:
+        """How many rows are not ignored."""
+        return (target != self.ignore_index).sum()
 
 
 def settings(case: Case) -> Settings:
     """The values of a case's parameters."""
     values = operation(case.op).parameter_values
     smoothing, z_loss, cap = (float(values[parameter.name]) for parameter in (LABEL_SMOOTHING, Z_LOSS, SOFTCAP))
-    return Settings(int(values[IGNORE_INDEX.name]), smoothing, z_loss, cap)
+    return Settings(int(values[IGNORE_INDEX.name]), smoothing, z_loss, cap, values[REDUCTION.name] == "mean")
 
 
 def capped(x: torch.Tensor, cap: float) -> torch.Tensor:
@@ -169,20 +192,32 @@ class CrossEntropy(TargetValues):
 
     def draw(self, case: Case, random: Draw) -> Tensors:
         x, target = random.normal(case.M, case.N), draw_target(case, random, self.ignore_index(case))
+        mean = settings(case).mean
+        if mean:  # the mean of no row is NaN
+            target = torch.where((target == self.ignore_index(case)).all(), int(self.ignore_index(case) == 0), target).clamp(max=case.N - 1)
         if case.direction is not Direction.BACKWARD:
             return x, target
-        dloss = torch.randn(case.M, generator=random.generator, device=random.device)
-        given = x, target, torch.empty_like(dloss), dloss
+        dloss = torch.randn(() if mean else case.M, generator=random.generator, device=random.device)
+        given = x, target, torch.empty(case.M, device=random.device), dloss
         self.derived(case, given)
         return given
 
     def derived(self, case: Case, given: Tensors) -> None:
         if case.direction is Direction.BACKWARD:
-            for rows in row_chunks(case):
+            for rows in [slice(None)] if is_whole(case) else row_chunks(case):
                 given[2].data[rows] = logsumexp(given[0].data[rows].double(), settings(case).cap).float()
 
     def upstream(self, case: Case) -> Mapping[str, Callable[..., object]]:
-        return DLOSS if case.direction is Direction.BACKWARD else {}
+        return DLOSS if case.direction is Direction.BACKWARD and not is_whole(case) else {}
+
+    def structured_rows(self, case: Case) -> Mapping[str, Callable[..., object]]:
+        """Of a mean no row is NaN or infinite, as the mean would be, and none is ignored but those that are drawn so."""
+        found = super().structured_rows(case)
+        left_out = (*UNDEFINED, "with -inf at the target") if is_whole(case) else ()
+        return {name: change for name, change in found.items() if name not in left_out and not (left_out and "ignored" in name)}
+
+    def special_cases(self, op: str, direction: Direction) -> Iterator[CheckCase]:
+        return iter(()) if operation(op).passes[direction].whole else super().special_cases(op, direction)
 
     def reference(self, case: Case, *inputs: torch.Tensor) -> Tensors:
         x, target, *rest = inputs
@@ -190,10 +225,10 @@ class CrossEntropy(TargetValues):
         z = capped(x, given.cap)
         if case.direction is Direction.BACKWARD:
             lse, dloss = rest
-            return (gradient(z, target, lse, dloss, given),)
+            return (gradient(z, target, lse, given.of_row(dloss, target), given),)
         lse = torch.logsumexp(z, dim=-1)
-        of_rows = loss(z, target, lse, given)
-        return of_rows, lse if case.direction is Direction.FORWARD else gradient(z, target, lse, 1.0, given)
+        found = given.reduced(loss(z, target, lse, given), target)
+        return found, lse if case.direction is Direction.FORWARD else gradient(z, target, lse, given.of_row(1.0, target), given)
 
     def bound(self, case: Case, *inputs: torch.Tensor) -> Tensors:
         return bounds(case, inputs, loose=False)
@@ -262,11 +297,11 @@ def bounds(case: Case, inputs: Tensors, *, loose: bool) -> Tensors:
         return _of_loss(one), one.of_z.error + one.carried + ETA["fp32"]
     if case.direction is Direction.FUSED:
         extra = torch.expm1(one.of_z.at_maximum) if loose else 0.0
-        ones = torch.ones_like(one.of_z.lse)
+        ones = given.of_row(1.0, target)
         return _of_loss(one), _of_gradient(one, one.of_z.lse, ones, one.of_z.log_error + extra, one.of_z.error, one.carried)
     lse, dloss = rest
     extra = torch.expm1(2 * U * lse.abs()) if loose else torch.zeros_like(lse)
-    return (_of_gradient(one, lse, dloss, extra, 3 * U * lse.abs(), torch.zeros_like(lse)),)
+    return (_of_gradient(one, lse, given.of_row(dloss, target), extra, 3 * U * lse.abs(), torch.zeros_like(lse)),)
 
 
 def _of_cap(z: torch.Tensor, case: Case, given: Settings, *, loose: bool) -> torch.Tensor | None:
@@ -298,7 +333,11 @@ def _of_loss(one: Rounded) -> torch.Tensor:
         bound = bound + one.carried + (1 - e) * at_target + e * others
     if one.loose:
         bound = bound + of_z.at_maximum + one.u_out * (1 + (lse - z.amax(dim=-1)) + 2 * size)
-    return one.counted(bound)
+    if not given.mean:
+        return one.counted(bound)
+    sizes = torch.where(one.target == given.ignore_index, 0.0, size)[None]
+    c = summing(sizes, alike(sizes, whole=False))[0, 0]
+    return (one.counted(bound).sum() + U * (c + 4) * sizes.sum()) / given.counted(one.target)
 
 
 def _of_gradient(
@@ -323,7 +362,7 @@ def _of_gradient(
         slope = 1 - (z / given.cap).square()
         bound = bound * slope + terms * (24 * U + u_out if one.loose else 9 * U)
     exact = gradient(z, one.target, lse, dloss, given).abs()
-    bound = bound * dloss.abs()[:, None] + (u_out + 2 * U) * exact + (ETA[one.case.dtype] if one.loose else 0.0)
+    bound = bound * dloss.abs()[:, None] + (u_out + (4 if given.mean else 2) * U) * exact + (ETA[one.case.dtype] if one.loose else 0.0)
     return one.counted(bound)
 
 

@@ -140,6 +140,8 @@ class NormalValues(Values):
             wide = (2048, LONG) if repeat == "streams" else (ROWS_OF_CASES, COLUMNS)
             one = self._normal(name, op, direction, *wide)
             yield replace(one, repeat=repeat, gpu_only="streams" if "stream" in repeat else "")
+        if operation(op).passes[direction].whole:  # the reference of a huge tensor has no room
+            return
         M, N = BEYOND_INT32
         huge = self._normal(OVER_INT32, op, direction, M, N)
         yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)

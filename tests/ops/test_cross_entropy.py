@@ -35,6 +35,46 @@ def test_wrong_ways_with_parameters_are_rejected(name, direction, dtype):
     assert graded(make, case_of(64, 48, dtype, direction, f"{OP}({given})")).grade is Grade.WRONG
 
 
+MEAN = f"{OP}(reduction=mean)"
+OF_MEAN = {
+    "right": (1.0, lambda target: (target != -100).sum(), Grade.PASS),
+    "the sum": (1.0, lambda target: 1, Grade.WRONG),
+    "by all rows": (1.0, len, Grade.WRONG),
+    "without the last row": (0.0, lambda target: (target != -100).sum(), Grade.WRONG),
+}
+
+
+@pytest.mark.parametrize("name", OF_MEAN)
+def test_a_mean_is_compared_as_a_whole(name):
+    last, rows, grade = OF_MEAN[name]
+
+    def of_rows(x, target):
+        kept = torch.ones(len(x)).index_fill(0, torch.tensor([len(x) - 1]), last)
+        return (torch.nn.functional.cross_entropy(x.float(), target, reduction="none") * kept).sum() / rows(target)
+
+    def fused(x, target):
+        leaf = x.detach().requires_grad_()
+        loss = of_rows(leaf, target)
+        return loss.detach(), torch.autograd.grad(loss, leaf)[0]
+
+    makers = {F: lambda case: lambda x, target: (of_rows(x, target), x.float().logsumexp(1)), FUSED: lambda case: fused}
+    fused(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))  # a first autograd imports modules, and these change filters of warnings
+    for direction, make in makers.items():
+        case = case_of(40, 65, "fp32", direction, MEAN)
+        given = numerics(MEAN).make(case, 3, CPU)
+        given[1][-1] = 1
+        assert PreCheck(case, make(case), given, object(), None).run(2).grade is grade
+
+
+def test_the_gradient_of_a_mean_is_that_of_autograd():
+    x, target = torch.randn(20, 33, dtype=torch.float64, requires_grad=True), torch.arange(20)
+    target[3] = -100
+    (expected,) = torch.autograd.grad(torch.nn.functional.cross_entropy(x, target), x, torch.tensor(0.7))
+    given = x.detach(), target, x.detach().logsumexp(1), torch.tensor(0.7, dtype=torch.float64)
+    (found,) = numerics(MEAN).reference(case_of(20, 33, "fp32", B, MEAN), *given)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-12)
+
+
 def test_zeros_are_named_with_their_result():
     found = graded(WRONG["zeros second"][0], case_of(64, 257, "bf16", F))
     assert found.detail.startswith("lse[")
