@@ -1,6 +1,8 @@
 """Code that pages show is that of files which tests load, or runs: README's plugin, docs/operations.md and docs/problems.md."""
 
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +45,35 @@ def test_the_problem_of_the_page_accepts_its_solution(tmp_path):
     case = replace(cases(operation)[0], dtype="bf16")
     assert judged(operation, found["solution"], case)[0] == "sampled"
     assert judged(operation, lambda x, w, eps: found["solution"](x, w, 0.1), case)[0] == "wrong"
+
+
+LIBRARY = """
+#include <math.h>
+#include <stdint.h>
+void launch(const float* x, float* y, int64_t M, int64_t N, void* stream) {
+    for (; M--; x += N, y += N) {
+        float sum = 0;
+        for (int i = 0; i < N; i++) sum += expf(x[i]);
+        for (int i = 0; i < N; i++) y[i] = expf(x[i]) / sum;
+    }
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+def test_the_page_calls_a_compiled_library(tmp_path, monkeypatch):
+    (tmp_path / "softmax.c").write_text(LIBRARY)
+    subprocess.run(["gcc", "-shared", "-fPIC", "softmax.c", "-o", "libsoftmax.so", "-lm"], cwd=tmp_path, check=True)
+    (text,) = [
+        block for block in re.findall(r"```python\n(.*?)\n```", (ROOT / "docs/plugins.md").read_text(), re.DOTALL) if "ctypes" in block
+    ]
+    (tmp_path / "compiled.py").write_text(text)
+    (backend,) = load(PluginSource("file", "compiled", str(tmp_path / "compiled.py"), "compiled.py"))
+    call = backend.prepare(Case(4, 9, "fp32", Direction.FORWARD, "cpu"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    for shape in ((4, 9), (0, 9), (9, 0)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(call(x), torch.softmax(x, -1))
 
 
 def graded(call, dtype="fp32", direction=Direction.FORWARD):

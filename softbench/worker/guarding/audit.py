@@ -25,6 +25,7 @@ SYMBOLS = ("PyEval_", "PyFrame_", "PyThreadState_", "PyInterpreterState_", "PyGC
 """Python's own functions in C that give them, by `ctypes.pythonapi`."""
 _HERE = Path(__file__)
 FOLDERS = {folder for one in (Path(os.__file__).parent, _HERE.parents[2], _HERE.parents[3] / "kernels") for folder in (one, one.resolve())}
+ADVICE = "trace outside softbench, and install a library that asks for it without -e"
 LIBRARIES = ("<frozen", *(f"{folder}{os.sep}" for folder in FOLDERS))
 PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 """How files of Python's library and softbench begin, and what the paths of installed packages contain."""
@@ -62,7 +63,7 @@ def close() -> None:
             caller = caller.f_back
         before = caller.f_back
         if _own(caller) or ((both or caller.f_code.co_name in GIVING) and _own(before)):
-            raise ForbiddenError(f"{what} shows what measures and checks a plugin, and is closed to plugins")
+            raise ForbiddenError(f"{what} shows what measures and checks a plugin, and is closed to plugins; {ADVICE}")
 
     sys.addaudithook(hook)
     _signal.signal = _without_frames(_signal.signal)
