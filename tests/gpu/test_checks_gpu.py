@@ -31,6 +31,18 @@ def test_our_kernels_pass_every_check_case(cli, backend, direction):
     assert skipped == ({"shape 2x262145", "shape 1x524294"} if backend == "triton-row" else set())  # a row must fit one program
 
 
+GALLERY = ("eager", "compiled", "gluon", "cute", "cutile", "tilelang", "helion", "numba", "cupy", "cuda-row", "cuda-online")
+
+
+@pytest.mark.parametrize("backend", GALLERY)
+def test_strategies_of_the_gallery_pass(cli, backend):
+    (info,) = json.loads(cli("list", backend, "--json", "-").stdout)["backends"]
+    if info["state"] != "available":
+        pytest.skip(info["reason"])
+    found = findings(cli, backend, "forward,backward", f"!{LARGE}")
+    assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
+
+
 @pytest.mark.alone  # needs 52 GB at once
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_our_kernels_pass_over_2_to_the_31_elements(cli, direction):
