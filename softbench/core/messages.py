@@ -117,6 +117,8 @@ class Timed(Reply, frozen=True):
     """On a CPU: the calls of the batch, with those of its warm-up; 0 if nobody counted."""
     spent_us: NotNegative = 0.0
     """Microseconds of all these calls, by the worker's clock."""
+    whole_us: NotNegative = 0.0
+    """Microseconds of the whole batch by the same clock, if the calls were counted."""
 
 
 class Verified(Reply, frozen=True):

@@ -236,7 +236,7 @@ class Scheduler:
             watch = worker_clock.Watch(slot.worker.pid if slot.worker else 0)
             for timed in self._ask([slot] if slot in renewed else [], request, "time").values():
                 state = self.state[slot]
-                state.spans.append(worker_clock.Span(watch.us(), timed.spent_us, timed.calls))
+                state.spans.append(worker_clock.Span(watch.us(), timed.spent_us, timed.calls, timed.whole_us))
                 if timed.timer != state.timer:  # its calls wait for the GPU: earlier batches have another kind of time
                     state.timer, state.batches = timed.timer, []
                 state.batches.append(Batch(self.process, number, places[slot], timed.samples_us))

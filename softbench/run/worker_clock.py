@@ -52,11 +52,16 @@ class Span(NamedTuple):
     """Of all its calls, those of the warm-up too, by the worker's clock."""
     calls: int
     """The number of these calls; 0 if nobody counted."""
+    whole_us: float = 0.0
+    """Of the whole batch, by the worker's clock; 0 if it does not tell."""
 
     @property
     def too_long(self) -> bool:
-        """True if the calls cannot have been as short as the worker says."""
-        return self.calls > 0 and self.took_us > FACTOR * self.spent_us + GAP_US * self.calls + BATCH_US
+        """True if the calls cannot have been as short as the worker says, or its clock goes slowly."""
+        most = FACTOR * self.spent_us + GAP_US * self.calls
+        if self.whole_us:
+            most = min(most, FACTOR * self.whole_us)
+        return self.calls > 0 and self.took_us > most + BATCH_US
 
 
 def disputed(spans: Sequence[Span]) -> Failed | None:

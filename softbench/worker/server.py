@@ -36,7 +36,7 @@ from softbench.worker.timing import telemetry
 from softbench.worker.timing.batches import Batches
 from softbench.worker.timing.device_timer import DeviceTimer, keep_cupti_loaded
 from softbench.worker.timing.matrix_products import tflops
-from softbench.worker.timing.rotating_inputs import RotatingInputs
+from softbench.worker.timing.rotating_inputs import CLOCK_NS, RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
 
@@ -175,6 +175,7 @@ class Server:
 
     def time(self, warmup_ms: float, batch_ms: float, timer: str, l2: str) -> Timed:
         """Time a batch; after the first batch of a case on a GPU, late work is looked for."""
+        began = CLOCK_NS()
         timers, batches = self._ready(l2)
         waiting = telemetry.Waiting() if self.device == "cpu" else None
         found = batches.time(timers.by_name[timer, l2], warmup_ms, batch_ms, self.block)
@@ -184,7 +185,7 @@ class Server:
             self.late_work_checked = True
             batches.check_late_work(found.us)
         made = 0 if is_whole(self._case()) else found.made  # between its calls whole tensors change
-        return Timed(tuple(found.us), found.timer, made, found.spent_us)
+        return Timed(tuple(found.us), found.timer, made, found.spent_us, (CLOCK_NS() - began) / 1e3 if made else 0.0)
 
     def read_telemetry(self) -> None:
         """Read the telemetry after the reply to `TimeBatch`, so that the parent does not wait for it."""

@@ -21,6 +21,8 @@ def test_a_cell_is_disputed_if_most_batches_took_far_longer_than_their_calls():
     assert failed.reason == "disputed: the calls of a batch took 12 ms by its worker's clock, and the batch 400 ms by softbench's"
     assert disputed([Span(4e8, 0.0, 0)]) is None  # nobody counted
     assert disputed([]) is None
+    short = Span(500_000, 12_000, 80_000, 50_000)  # so many calls that what is done between them could take as long
+    assert disputed([short]) and disputed([short._replace(whole_us=450_000)]) is None
 
 
 def test_the_shorter_of_two_times_counts():
