@@ -98,7 +98,7 @@ def test_opcheck_passes_on_any_strides(name, layout):
 
 
 @each
-@pytest.mark.parametrize(("shape", "dim"), [((3, 5), -1), ((2, 3, 2), 1), ((), 0)])
+@pytest.mark.parametrize(("shape", "dim"), [((2, 3, 2), 1), ((), 0)])
 def test_gradients_of_both_orders_are_those_of_finite_differences(name, shape, dim):
     forward, backward = PAIRS[name]
     x, dy, y = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for _ in range(3))

@@ -102,7 +102,7 @@ slow = pytest.mark.slow
     [
         (naive.backend, "bf16", "logprob"),
         (torch_eager.backend, "fp32", "cross_entropy"),
-        (naive.backend, "bf16", op_of(ALL_SET)),
+        pytest.param(naive.backend, "bf16", op_of(ALL_SET), marks=slow),
         pytest.param(torch_eager.backend, "fp32", "logprob", marks=slow),
         pytest.param(naive.backend, "bf16", "cross_entropy", marks=slow),
         pytest.param(torch_eager.backend, "fp32", op_of("mask=boolean"), marks=slow),
