@@ -13,7 +13,7 @@ from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.lazy import torch
 from softbench.ops.parameters import Parameter
 from softbench.ops.registry import numerics, operation
-from softbench.ops.rowwise import CONTRACT
+from softbench.ops.rowwise import CONTRACT, unaligned
 from softbench.ops.structured_rows import MASSIVE, Places, put
 
 NONE, ADDITIVE, BOOLEAN = "none", "additive", "boolean"
@@ -34,13 +34,15 @@ MASK_AXES = Parameter(
 )
 CAUSAL = Parameter("causal", "bool", False, "a query sees no later key: query s sees its first s + 1 + max(0, N - S)")
 SINK = Parameter("sink", "bool", False, "a logit of each head joins the sum and has no output, as in gpt-oss")
-LOWEST = {"fp32": -(2.0**127), "fp16": -65504.0, "bf16": -(2.0**127)}
+LOWEST = {"fp32": -(2.0 - 2**-23) * 2**127, "fp16": -65504.0, "bf16": -(2.0 - 2**-7) * 2**127}
 """What code adds in place of -inf. A sum with z overflows only in float16, to -inf, so each row has another element."""
 SHAPES = (
     *((1, 1, 1, 1), (1, 1, 5, 2), (2, 3, 7, 7), (1, 2, 33, 33), (2, 2, 128, 128), (3, 2, 130, 197), (1, 3, 5, 1023), (2, 1, 9, 1025)),
     *((2, 5, 70, 33), (1, 2, 4, 4097), (1, 1, 3, 8192), (2, 1, 2, 12289), (1, 2, 2, 16384)),
 )
 """B, H, S and N: one query, more queries than keys and fewer, odd numbers, and the longest rows."""
+UNALIGNED = (1, 1, 3, 8192)
+"""Its rows of whole vectors begin within a vector, too."""
 SMALL = (2, 2, 24, 321)
 FEW = (1, 2, 33, 33)
 WIDE = (2, 8, 128, 4097)
@@ -119,7 +121,8 @@ def of_mask(off: float) -> Mapping[str, Change]:
 
 def of_bias(dtype: str) -> Mapping[str, Change]:
     """Changes of rows of a bias that are none of a mask, by name."""
-    return {
+    alone = {"of the lowest number": partial(_fill, value=LOWEST[dtype])} if dtype != "fp16" else {}
+    return alone | {
         "30 times as wide": lambda bias, places: bias.nan_to_num_(neginf=0.0).mul_(30),
         "with the lowest number": partial(_lowest, lowest=LOWEST[dtype]),
         "falling with the distance": lambda bias, places: bias.copy_(
@@ -160,6 +163,8 @@ def _of_direction(op: str, direction: Direction) -> Iterator[CheckCase]:
         normal = _case(f"shape {name}", op, direction, shape)
         yield normal
         yield replace(normal, name=f"structured {name}", repeat="structured")
+        if shape == UNALIGNED:
+            yield unaligned(normal, name)
     for name, change in _values(op, direction):
         yield _case(name, op, direction, SMALL, change)
     for name, repeat in {**CONTRACT, "late calls": "late"}.items():

@@ -76,10 +76,14 @@ HUGE_TENSORS = 6
 """Tensors of the case over 2^31 elements that are in memory at once, at most: two inputs, an output, and three temporaries of `naive`."""
 
 LEAST_LONG, LONGEST = 4096, 2**18
+DISTANCES = 80.0
+"""Beyond it, 1/N of an exponential is below the smallest float32 in a row of 2^19."""
 COLUMNS = 1023  # of the value cases: no multiple of a vector, and just below a tier of most kernels
 ROWS_OF_CASES = 16
 SMALL = (37, 33)
 """M and N of the cases of very many calls."""
+UNALIGNED = (3, 1000)
+"""M and N of the case whose rows begin within a vector."""
 CONTRACT = {
     "twice the same": "twice",
     "another stream": "stream",
@@ -90,7 +94,7 @@ CONTRACT = {
 """Check cases of more than one call: name and `CheckCase.repeat`."""
 SHAPES = ((1, 1), (1, 7), (37, 33), (3, 1000), (64, 781), (300, 60), (0, 16))
 LONG_SHAPES = (
-    *((5, 4102), (2, 20011), (4, 32000), (3, 50257), (2, 128256), (1, 201088), (1, 262144)),
+    *((6, 3002), (5, 4102), (2, 20011), (3, 50257), (2, 128256), (1, 201088), (1, 262144)),
     *((1823, 256), (65537, 9)),
 )
 """M and N of the check cases of other operations: odd and even, one row, many rows, and the vocabularies of models. LONG_SHAPES have
@@ -135,6 +139,8 @@ class NormalValues(Values):
                 yield replace(normal, name=f"structured {M}x{N}", repeat="structured")
             if (M, N) == SMALL:
                 yield replace(normal, name="late calls", repeat="late")
+            if (M, N) == UNALIGNED:
+                yield unaligned(normal, f"{M}x{N}")
         yield from self.special_cases(op, direction)
         for name, repeat in CONTRACT.items():
             wide = (2048, LONG) if repeat == "streams" else (ROWS_OF_CASES, COLUMNS)
@@ -238,35 +244,34 @@ class RowwiseCases:
         yield self.gradient("dy with a mean", lambda dy, y: (dy + 5, y))
 
     def shapes(self, direction: Direction) -> Iterable[CheckCase]:
-        small = [(37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1025)]
-        tiers = [(5, 4095), (6, 8196), (7, 16391), (5, 32777), (5, 50257), (6, 65532), (2, 262145), (1, 131072), (1, 2**19 + 6)]
+        small = [*((37, N) for N in (1, 2, 33, 255, 257, 1002, 1025)), (9, 2048)]
+        tiers = [(5, 4095), (6, 6001), (6, 8196), (7, 16391), (5, 32777), (6, 65532), (1, 131072), (1, 201088), (2, 262145), (1, 2**19 + 6)]
         for M, N in (*small, (128, 1024), (1823, 781), *tiers, (1, 1000), (65537, 9)):
             yield self.shape(f"{M}x{N}", direction, M, N)
         for M, N in ((0, 16), (16, 0)):
             yield self.shape(f"{M}x{N}", direction, M, N)
         for N in (781, 1000):
-            yield replace(self.shape(f"12x{N}", direction, 12, N, offset=1), name=f"rows aligned to an element 12x{N}")
+            yield unaligned(self.shape(f"12x{N}", direction, 12, N), f"12x{N}")
         yield replace(self.shape(f"{2**24 + 3}x2", direction, 2**24 + 3, 2), gpu_only="its number of rows")
         M, N = 2**15 + 1, 2**16
         huge = self.shape(OVER_INT32, direction, M, N)
         yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
 
-    def shape(self, name: str, direction: Direction, M: int, N: int, *, offset: int = 0) -> CheckCase:
-        """Normal values; long rows are uneven in turn. With an offset, x or y begins so many elements after aligned memory."""
-
-        def normal(draw: Draw, rows: int, begin: int) -> torch.Tensor:
-            return draw.normal(rows * N + begin)[begin:].view(rows, N) if begin else draw.normal(rows, N)
+    def shape(self, name: str, direction: Direction, M: int, N: int) -> CheckCase:
+        """Normal values; long rows are uneven in turn."""
 
         def make(draw: Draw) -> Tensors:
             rows = draw.rows(M, N)
-            x = normal(draw, rows, offset)
+            x = draw.normal(rows, N)
             if direction is Direction.BOTH:
                 return x.requires_grad_(), draw.normal(rows, N)
             if N > LEAST_LONG and (M > 1 or N < LONGEST):
                 self._unlike(x, draw)
+            elif N > LONGEST:
+                every_distance(x, draw.generator)
             if direction is Direction.FORWARD:
                 return (x,)
-            return normal(draw, rows, 3 * offset), self.of(x)
+            return draw.normal(rows, N), self.of(x)
 
         return CheckCase(f"shape {name}", direction, make)
 
@@ -370,6 +375,27 @@ class RowwiseCases:
         if direction is Direction.BACKWARD:
             given.append(self.forward(draw.normal(*sizes).float(), dim=dim).to(given[0].dtype))
         return tuple(strided(tensor, source) for tensor in given)
+
+
+def unaligned(item: CheckCase, shape: str) -> CheckCase:
+    """The case with tensors that begin a few elements after aligned memory, and with NaN or the largest integer around them."""
+
+    def make(draw: Draw) -> Tensors:
+        return tuple(_within(tensor, 1 + 2 * number) for number, tensor in enumerate(item.make(draw)))
+
+    return replace(item, name=f"rows aligned to an element {shape}", make=make)
+
+
+def _within(values: torch.Tensor, offset: int) -> torch.Tensor:
+    around = math.nan if values.is_floating_point() else torch.iinfo(values.dtype).max if values.dtype is not torch.bool else 1
+    memory = values.new_full((values.numel() + 2 * offset,), around)
+    return memory[offset : offset + values.numel()].view(values.shape).copy_(values)
+
+
+def every_distance(x: torch.Tensor, generator: torch.Generator) -> None:
+    """Rows whose distances from the maximum are evenly spread, in random order: a table of exponentials has few finer steps."""
+    order = torch.randperm(x.shape[1], generator=generator, device=x.device)
+    x.copy_(-DISTANCES * order / x.shape[1])
 
 
 def strided(values: torch.Tensor, source: random.Random) -> torch.Tensor:

@@ -64,7 +64,21 @@ from softbench.ops.parameters import Parameter
 from softbench.ops.registry import operation
 from softbench.ops.rowwise import COLUMNS, NormalValues, RowwiseCases, one_hot
 from softbench.ops.second_opinion import FLUSHED, MAX_WIDER, WIDEST, Again, Array, exact
-from softbench.ops.structured_rows import LARGE_DY, LONG_ROWS, Kinds, Places, first, fit, make_structured, of_dy, of_x, put, second, shrink
+from softbench.ops.structured_rows import (
+    LARGE_DY,
+    LONG_ROWS,
+    ZEROS,
+    Kinds,
+    Places,
+    first,
+    fit,
+    make_structured,
+    of_dy,
+    of_x,
+    put,
+    second,
+    shrink,
+)
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 """A number, one number a row as float64 of shape (rows, 1), or None for softmax without scale."""
@@ -102,7 +116,7 @@ NEAR_ZERO = "1000 times as narrow"
 """Its products with a scale are small, and so are their errors: y has no error but its own rounding."""
 SMALL_DY = {"fp32": 1e-8, "fp16": 1e-4, "bf16": 1e-8}
 FLAT = (
-    *("constant", "of zeros", "stepping up", "stepping down", LONG_ROWS[0], "all below -100"),
+    *("constant", ZEROS, "stepping up", "stepping down", LONG_ROWS[0], "all below -100"),
     *("with a dy of mean 5", "with a dy of ones", NEAR_ZERO),
 )
 """Kinds that `both` lacks in float16. There an eager gradient divides twice by the sum, and on flat rows the quotient is subnormal."""

@@ -25,8 +25,11 @@ MASSIVE = (300.0, 3008.0, 29952.0)
 """Single large elements, as the massive activations and sinks of language models; 16 bits hold them."""
 STEPS = (1e2, 1e3, 1e4)
 """Heights of steps. All exceed 88, where exp overflows float32. At larger ones a float32 exponent by one multiply-add is too inexact."""
-LEVELS = (100.0, 2e4)
-"""Elements of all-negative rows lie below minus these numbers."""
+LEVELS = {"fp32": (100.0, 2e4, 5e6), "fp16": (100.0, 2e4, FLOAT16), "bf16": (100.0, 2e4, 5e6)}
+"""Elements of all-negative rows lie below minus these numbers. Kernels may begin a maximum there."""
+TINY = {"fp32": 1e-40, "fp16": 1e-7, "bf16": 1e-40}
+"""Factors that make normal values subnormal."""
+ZEROS = "of zeros or tiny numbers"
 NORMAL = "of normal values"
 """What rows are called that stay as they were drawn."""
 LONG_ROWS = ("with a large element or a step, and -inf", "with -inf first", "with one large element")
@@ -99,8 +102,18 @@ def of_x(dtype: str) -> dict[str, Change]:
         put(x, places, 50)
 
     def ramp(x: torch.Tensor, places: Places, *, falling: bool) -> None:
-        values = torch.linspace(0, 60, places.N, device=x.device).to(x.dtype)  # in float16 itself, its 65520th step is inf
-        x.copy_(values.flip(0) if falling else values)
+        values = torch.linspace(0, 60 if falling else -100, places.N, device=x.device).to(x.dtype)  # float16's own has an inf
+        x.copy_(values.flip(0))
+
+    def zeros(x: torch.Tensor, places: Places) -> None:
+        turn = int(torch.randint(3, (), generator=places.generator))
+        x.mul_(TINY[dtype])
+        x[turn::3] = 0.0
+        x[(turn + 1) % 3 :: 3] = -0.0
+
+    def infinite(x: torch.Tensor, places: Places) -> None:
+        put(x[1::2], places, -math.inf)
+        put(x, places, math.inf)
 
     def step(x: torch.Tensor, places: Places, *, up: bool) -> None:
         x.add_(torch.where(places.before(len(x)) != up, _levels(x, STEPS), 0))
@@ -123,20 +136,20 @@ def of_x(dtype: str) -> dict[str, Change]:
         f"shifted by {MAX_SHIFT[dtype]:g}": lambda x, places: x.add_(MAX_SHIFT[dtype]),
         "constant": lambda x, places: x.fill_(3.25),
         "one-hot": one_hot,
-        "rising to 60": partial(ramp, falling=False),
+        "rising to 0": partial(ramp, falling=False),
         "falling from 60": partial(ramp, falling=True),
         "stepping up": partial(step, up=True),
         "stepping down": partial(step, up=False),
         "with one large element": large,
         LONG_ROWS[0]: uneven,
-        "of zeros": lambda x, places: x.zero_(),
-        "all below -100": lambda x, places: x.abs_().neg_().sub_(_levels(x, LEVELS)),
+        ZEROS: zeros,
+        "all below -100": lambda x, places: x.abs_().neg_().sub_(_levels(x, LEVELS[dtype])),
         "with -inf first": lambda x, places: x.masked_fill_(places.before(len(x)), -math.inf),
         "with -inf last": lambda x, places: x.masked_fill_(places.before(len(x)).flip(1), -math.inf),
         "with -inf scattered": lambda x, places: x.masked_fill_(places.some(len(x)), -math.inf),
         "of -inf": lambda x, places: x.fill_(-math.inf),
         "with one NaN": lambda x, places: put(x, places, math.nan),
-        "with one +inf": lambda x, places: put(x, places, math.inf),
+        "with one +inf": infinite,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,21 @@ from softbench.worker.callables import prepared, refused
 from softbench.worker.checking.any_dim import rows_of, rows_of_outputs
 from softbench.worker.checking.contract_cases import WAYS, ContractCase
 from softbench.worker.checking.error_metrics import MetricsAccumulator
-from softbench.worker.checking.output_checks import SHARED, as_tuple, breach, forms, like, poison, same, settled, shared, versions
+from softbench.worker.checking.output_checks import (
+    BESIDE,
+    NO_RESULT,
+    SHARED,
+    as_tuple,
+    breach,
+    forms,
+    like,
+    memory_of,
+    poison,
+    same,
+    settled,
+    shared,
+    versions,
+)
 from softbench.worker.checking.pre_check import PreCheck, one_thread, vacuous_bound, verify_outputs
 from softbench.worker.checking.row_sample import of_check_case, rows_to_compare, suspects
 from softbench.worker.guarding import caller_state
@@ -88,7 +103,7 @@ class CheckCaseRunner:
         if item.repeat in WAYS:
             found = contract_case(self.backend, case, call, given, self.guard, random).judge(item.repeat)
         else:
-            found = self._judge(item, case, call, given)
+            found = self._judge(item, case, call, given, random)
         return replace(found, grade=Grade.WRONG, worst=float("inf")) if found.grade is Grade.FINITE_ONLY else found
 
     def _prepared(self, case: Case) -> Call:
@@ -102,16 +117,19 @@ class CheckCaseRunner:
         """The error metrics of the last check case; None if nothing was compared."""
         return self._metrics.found() if self._metrics.rows else None
 
-    def _judge(self, item: CheckCase, case: Case, call: Call, given: Tensors) -> Accuracy:
+    def _judge(self, item: CheckCase, case: Case, call: Call, given: Tensors, random: int) -> Accuracy:
         """The accuracy of a call."""
         kept, written = tuple(tensor.clone() for tensor in given), versions(given)
         due = forms(case) if item.case or (item.dim is None and (given[0].numel() or case.N)) else like(given[0], forms(case)[0].dtype)
-        poison(due, given)
+        poison(due, given, NO_RESULT if random & 1 else math.nan)
+        memory = [memory_of(tensor) for tensor in given if tensor.untyped_storage().nbytes() != tensor.nbytes]
+        around = [part.clone() for part in memory]
         before, watch = caller_state.of_first(given), AsyncWorkWatch(self.device.type)
         out = self._on_stream(call, given) if item.repeat == "stream" else call(*given)
         late = watch.unfinished(out)
         results = as_tuple(out, due)
         reason = breach(given, kept, results, due, written=written) or late or before.changed()
+        reason = reason or ("" if all(map(same, memory, around)) else BESIDE)
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
         return self._compared(item, case, call, given, settled(given, kept, results, due))

@@ -1,11 +1,11 @@
-"""What grows with each call of a backend: Python objects, memory of the host and the device, threads, open files."""
+"""What grows with each call of a backend: Python objects, memory of the host and the device, threads and files."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import sys
-import threading
 import time
 from contextlib import suppress
 from itertools import pairwise
@@ -14,9 +14,16 @@ from typing import Any
 
 import torch
 
-UNITS = {"Python objects": 0.9, "memory": 4.0, "device memory": 256.0, "threads": 0.5, "open files": 0.5}
-"""By what grows, the least growth of a call that is a leak. Memory is in bytes: a list grows by 8."""
-LEAST = {"memory": 1024}
+UNITS = {
+    "Python objects": 0.9,
+    "memory": 4.0,
+    "address space": mmap.PAGESIZE / 2,
+    "device memory": 256.0,
+    "threads": 0.5,
+    "open files": 0.5,
+}
+"""By what grows, the least growth of a call that is a leak. Memory is in bytes: a list grows by 8, a mapping by a page."""
+LEAST = {"memory": 1024, "address space": 2**20}
 """Growth between two marks below which there is no leak: the allocator's own records vary."""
 WINDOWS = 3
 """Windows in which it grows. Each has as many calls as all before it, so what is bounded has stopped to grow."""
@@ -70,13 +77,25 @@ class Growth:
 
     def _counts(self) -> dict[str, int]:
         info = _mallinfo()
-        files = 0
-        with suppress(OSError):
-            files = sum(1 for _ in Path("/proc/self/fd").iterdir())
         return {
             "Python objects": sys.getallocatedblocks(),
             "memory": info.used + info.mapped,
+            "address space": mmap.PAGESIZE * _number("/proc/self/statm"),
             "device memory": torch.cuda.memory_allocated() if self.on_gpu else 0,
-            "threads": threading.active_count(),
-            "open files": files,
+            "threads": _entries("/proc/self/task"),
+            "open files": _entries("/proc/self/fd"),
         }
+
+
+def _entries(folder: str) -> int:
+    """How many files a folder has; 0 where there is none, as on systems without /proc."""
+    with suppress(OSError):
+        return sum(1 for _ in Path(folder).iterdir())
+    return 0
+
+
+def _number(file: str) -> int:
+    """The first number of a file of /proc; 0 where there is none."""
+    with suppress(OSError):
+        return int(Path(file).read_text().split()[0])
+    return 0

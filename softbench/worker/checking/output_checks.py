@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, cycle, islice
@@ -14,6 +15,9 @@ from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.registry import operation
 
 CHANGED = "changed its input, which a call may only read"
+NO_RESULT = 3e4
+"""No result of a check case. An exponential of a distance from it is 0."""
+BESIDE = "wrote to memory beside its input"
 SHARED = "two outputs that are both alive share their memory; a backend that does so on purpose declares reuses_output = True"
 
 
@@ -59,23 +63,29 @@ def like(given: torch.Tensor, dtype: torch.dtype | None = None) -> tuple[Form, .
     return (Form("y", tuple(given.shape), dtype or given.dtype),)
 
 
-def poison(due: Sequence[Form], given: tuple[torch.Tensor, ...]) -> None:
-    """Leave NaN, or the largest integer, in the memory that the next outputs will get, so that stale results cannot pass for new.
+def poison(due: Sequence[Form], given: tuple[torch.Tensor, ...], value: float = math.nan) -> None:
+    """Leave this value, or the largest integer, in the memory that the next outputs will get, so that stale results cannot pass for new.
 
-    As many tensors as inputs are poisoned at least, because a call may allocate a temporary before its output.
+    As many tensors as inputs are poisoned at least, because a call may allocate a temporary before its output. NaN hides what is not
+    written where NaN is right, and what takes the larger of it and a number; NO_RESULT does not.
     """
     device, count = given[0].device, max(len(due), len(given))
     for _ in range(2):
-        spare = [torch.full(form.shape, _poison(form.dtype), dtype=form.dtype, device=device) for form in islice(cycle(due), count)]
+        spare = [torch.full(form.shape, _poison(form.dtype, value), dtype=form.dtype, device=device) for form in islice(cycle(due), count)]
         del spare
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def _poison(dtype: torch.dtype) -> float | int | bool:
+def _poison(dtype: torch.dtype, value: float) -> float | int | bool:
     if dtype.is_floating_point:
-        return float("nan")
+        return value
     return True if dtype is torch.bool else torch.iinfo(dtype).max
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements of a tensor's storage, before, between and behind its own."""
+    return torch.as_strided(tensor.detach(), (tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
 
 
 def as_tuple(results: Any, due: Sequence[object]) -> Any:
@@ -168,8 +178,8 @@ def shared(outputs: Iterable[torch.Tensor]) -> bool:
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Exact for equal strides that nest; for other strides true when the tensors' ranges of bytes overlap."""
-    start, end = _range(one)
-    other_start, other_end = _range(other)
+    start, end = span(one)
+    other_start, other_end = span(other)
     if end <= other_start or other_end <= start:
         return False
     apart, rest = divmod(other_start - start, one.element_size())
@@ -188,7 +198,7 @@ def _reaches(apart: int, axes: Sequence[tuple[int, int]]) -> bool:
     return any(abs(step) < size and _reaches(apart - step * stride, inner) for step in (steps, steps + 1))
 
 
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses of the first byte of a tensor with elements, and of the first byte after it."""
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
@@ -197,7 +207,7 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 def _in_storage(out: torch.Tensor, given: torch.Tensor) -> bool:
     """True if `out` is a view of `given`'s storage, or lies in its memory."""
     storage = given.untyped_storage()
-    start, end = _range(out)
+    start, end = span(out)
     same_storage = storage.data_ptr() == out.untyped_storage().data_ptr()
     return same_storage or (start < storage.data_ptr() + storage.nbytes() and storage.data_ptr() < end)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ Tensors = tuple[torch.Tensor, ...]
 
 DRAWN_ROWS = 4096
 """Rows that `Values.drawn` gets, at most."""
+POISONED = 2**14
+"""Elements of tensors whose later calls get poisoned memory, too, at most."""
 ROWS_OF_A_KIND = 2
 """Structured rows of each kind, at least, if the rows are not long."""
 
@@ -97,7 +100,7 @@ class PreCheck:
             place = slice(call * self.case.M, (call + 1) * self.case.M)
             if apart:
                 any_dim.write(self.case, self.given, any_dim.rows_of(many, given, place))
-            results, reason = self._once() if call == 0 else self._again()
+            results, reason = self._once(output_checks.NO_RESULT) if call == 0 else self._again()
             if reason:
                 return (), Accuracy.wrong(reason)
             first = first or results
@@ -125,12 +128,12 @@ class PreCheck:
         results, reason = self._once()
         return Accuracy.wrong(reason) if reason else self._compared(self.given, results, seed, kinds)
 
-    def _once(self) -> tuple[Tensors, str]:
-        """One call into memory poisoned with NaN, and how it broke the contract."""
+    def _once(self, stale: float = math.nan) -> tuple[Tensors, str]:
+        """One call into memory that holds a stale value, and how it broke the contract."""
         device, due = self.case.device, output_checks.forms(self.case)
         kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
         before = caller_state.of(self.given)
-        output_checks.poison(due, self.given)
+        output_checks.poison(due, self.given, stale)
         held_bytes = self._reset_peak()
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
@@ -149,6 +152,8 @@ class PreCheck:
     def _again(self) -> tuple[Tensors, str]:
         """One more call; only the form of its outputs is checked."""
         due = output_checks.forms(self.case)
+        if self.case.M * self.case.N <= POISONED:
+            output_checks.poison(due, self.given, output_checks.NO_RESULT)
         results = output_checks.as_tuple(self.call(*self.given), due)
         reason = output_checks.misformed(self.given, results, due)
         return ((), reason) if reason else (results, "")

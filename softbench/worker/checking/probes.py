@@ -13,24 +13,32 @@ call (`EqualProbes`), and the calls whose rows are copied are chosen after the c
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 import random
+import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
+import numpy
 import torch
 
 from softbench.core.case import Case, first_sees
 from softbench.core.outcome import Accuracy, Grade
+from softbench.core.text import micros
 from softbench.ops import scores
 from softbench.ops.registry import is_whole, of_rows, operation
 from softbench.worker.checking import any_dim
-from softbench.worker.checking.output_checks import CHANGED, SHARED, Form, as_tuple, forms, misformed, same, shared
+from softbench.worker.checking.output_checks import CHANGED, SHARED, Form, as_tuple, forms, misformed, same, shared, span
 from softbench.worker.guarding import active
 
 Tensors = tuple[torch.Tensor, ...]
 Judge = Callable[[Case, Tensors, Tensors], Accuracy]
+Array: TypeAlias = "numpy.typing.NDArray[Any]"
 
 HELD_CALLS = 11
 """Calls over which a probe's output is held."""
@@ -48,10 +56,19 @@ LONGER_CALLS = 40
 """On a CPU an output is held over so many more calls, at most: a backend cannot tell when its memory is free again."""
 SPLICED = 512
 """Pairs of elements of a problem's tensor, of which one changes before a probe."""
+COLUMNS_OF_A_CHANGE = 2048
+MOST_CHANGED = 2**13
+"""Rows that change before a call on a CPU: one for so many elements of a thread, and so many at most. It takes a twentieth of the call."""
+NEAR = 8
+"""Distance of two columns that change places, at most: each row then has them in one line of the cache."""
+MOST_PAGES, READ_NS = 2**12, 2e5
+"""Pages of an output that are read to see how long it takes, at most; and what any reading may take, in nanoseconds."""
+CLOCK_NS = time.perf_counter_ns  # bound before a plugin can patch it
 WORDS = {1: ctypes.c_uint8, 2: ctypes.c_uint16, 4: ctypes.c_uint32, 8: ctypes.c_uint64}
 """Types of an element by its bytes."""
 INDEXES = ("int64", "int32", "bool")
 """Dtypes of inputs that are no result of a row's values."""
+WHEN_READ = "its output seems to be computed when it is read"
 CHANGED_ROW = "in a timed call, in a row that had just changed"
 CHANGED_VALUES = "in a timed call, on values that had just changed"
 OVERWRITTEN = "its output changed during later calls; a backend whose next call overwrites it on purpose declares reuses_output = True"
@@ -70,6 +87,8 @@ class Probe:
     """The row of the outputs, right after the call."""
     later: Tensors = ()
     """The row of the outputs, some calls later."""
+    read_ns: float = 0.0
+    """On a CPU: how long reading all of the outputs would take, by a byte of each page."""
 
 
 class Probes:
@@ -160,7 +179,8 @@ class Probes:
             inputs, copied = any_dim.rows_of(self.case, given, here), any_dim.rows_of_outputs(self.case, tuple(results), here)
         probe = Probe(place, row, tuple(tensor.clone() for tensor in inputs), tuple(out.clone() for out in copied))
         if not (self.overwrites or self.held or (self.splices and self.splices.in_place)):
-            self.held = turn + HELD_CALLS, tuple(results), probe
+            kept = tuple(map(torch.Tensor.detach, results)) if self.random.random() < 0.5 else tuple(results)  # views keep memory alive too
+            self.held = turn + HELD_CALLS, kept, probe
         return probe
 
     def _resized(self, place: int) -> str:
@@ -285,39 +305,20 @@ def _linked(tensor: torch.Tensor) -> bool:
     return bool((wide[..., 1:] >= wide[..., :-1]).all()) if tensor.shape[-1] > 2 else False
 
 
-@dataclass(frozen=True, slots=True)
-class _Elements:
-    """The elements of an input with columns as an array of words: torch's functions would take longer and leave traces."""
-
-    words: Any
-    sizes: tuple[int, ...]
-    """Of its axes but that of the columns, the last one first."""
-    strides: tuple[int, ...]
-    step: int
-    """The stride of its columns."""
-
-    def start(self, row: int) -> int:
-        """The place of a row's first element."""
-        place = 0
-        for size, stride in zip(self.sizes, self.strides, strict=True):
-            row, index = divmod(row, size)
-            place += index * stride
-        return place
-
-
-def _elements(tensor: torch.Tensor, dim: int) -> _Elements:
-    """Those of a tensor whose columns lie along `dim`."""
+def _rows(tensor: torch.Tensor, dim: int) -> Array:
+    """The elements of a tensor as words, the columns last, in its memory: torch's functions would take longer and leave traces."""
     moved = tensor.data.movedim(dim, -1)
     count = 1 + sum((size - 1) * stride for size, stride in zip(moved.shape, moved.stride(), strict=True))
-    words = (WORDS[tensor.element_size()] * count).from_address(tensor.data_ptr())
-    return _Elements(words, tuple(moved.shape[-2::-1]), tuple(moved.stride()[-2::-1]), moved.stride(-1))
+    words = numpy.ctypeslib.as_array((WORDS[tensor.element_size()] * count).from_address(tensor.data_ptr()))
+    return numpy.lib.stride_tricks.as_strided(words, moved.shape, [tensor.element_size() * stride for stride in moved.stride()])
 
 
 class EqualProbes(Probes):
-    """On a CPU: two values of a random row change places before each call, by the same steps, and back after it.
+    """On a CPU: two columns change places before each call, by the same steps, and back after it.
 
-    So nothing tells a backend which calls are compared. These are random, and chosen only after their call: all calls of a batch are
-    equally likely. Where no output has columns, two values of a column change places, because exchanged columns of a row change no sum.
+    So nothing tells a backend which calls are compared, and no row is as it was; of short or many rows some are. The calls are random,
+    and chosen only after their call: all calls of a batch are equally likely. Where no output has columns, the values of a column move by
+    a row, because exchanged columns of a row change no sum.
     """
 
     def __init__(
@@ -335,30 +336,36 @@ class EqualProbes(Probes):
         fixed = [spec for spec in self.specs if spec.has_rows and not spec.has_columns]  # sums of rows must stay right
         self._across = case.M > 1 and not any(spec.has_columns for spec in operation(case.op).outputs(case).values())
         self._across &= all(spec.dtype in INDEXES for spec in fixed)
+        self._alone = bool(case.shape) and operation(case.op).is_causal
+        self._per_row = COLUMNS_OF_A_CHANGE * torch.get_num_threads()
         dim = case.dim if case.shape else -1
         self._elements = [
-            [_elements(tensor, dim) for spec, tensor in zip(self.specs, tensors, strict=True) if spec.has_columns] for tensors in sets
+            [_rows(tensor, dim) for spec, tensor in zip(self.specs, tensors, strict=True) if spec.has_columns] for tensors in sets
         ]
 
     def before(self, turn: int) -> None:
-        """Let two values change places."""
+        """Let values change places."""
         if self.broken or self._moved(place := turn % len(self.sets)):
             return
         if self.splices:
             self.splices.write(place)
             self._now = place, self.splices.pair, self.splices.restore, int, 0
             return
-        row, pairs = self._drawn(place)
+        row, one, parts = self._drawn(place)
+        kept = [part.copy() for part in parts]
 
-        def exchange() -> None:
-            for words, one, other in pairs:
-                words[one], words[other] = words[other], words[one]
+        def restore() -> None:
+            for part, values in zip(parts, kept, strict=True):
+                part[...] = values
 
-        def values() -> list[int]:
-            return [words[one] for words, one, _ in pairs]
-
-        exchange()
-        self._now = place, row, exchange, values, values()
+        for part, values in zip(parts, kept, strict=True):
+            if self._across:
+                part[1:], part[:1] = values[:-1], values[-1:]
+            else:
+                part[...] = values[..., ::-1]
+        rows = self._elements[place][0]
+        value = partial(rows.__getitem__, (*numpy.unravel_index(row, rows.shape[:-1]), one))
+        self._now = place, row, restore, value, value()
 
     def after(self, turn: int, outputs: object) -> bool:
         """Copy the row of some calls, and let the values change back. False: no time of a call has a part of this."""
@@ -373,8 +380,11 @@ class EqualProbes(Probes):
             self.broken = SHARED
         if self.held and turn >= self.held[0]:
             self.release()
-        if self.random.random() * (turn + 1) < self.most and (probe := self._copied(turn, place, row, outputs)):
+        chosen = self.random.random() * (turn + 1) < self.most
+        read_ns = self._read_ns(outputs) if chosen else 0.0
+        if chosen and (probe := self._copied(turn, place, row, outputs)):
             self.turns.append(turn)
+            probe.read_ns = read_ns
             if self.held and self.held[0] == turn + HELD_CALLS:
                 self.held = (self.held[0] + self.random.randrange(LONGER_CALLS), *self.held[1:])
                 self._next_turn = turn + 1
@@ -383,6 +393,32 @@ class EqualProbes(Probes):
             self.done.append(probe)
         undo()
         return False
+
+    def late(self, call_ns: float) -> str:
+        """Why outputs seem to be computed when they are read, in words; empty if not. `call_ns`: the mean of the batch's calls.
+
+        To read a byte of each page takes far less than to write all of it, on as many threads.
+        """
+        read_ns = statistics.median(probe.read_ns for probe in self.done) if self.done else 0.0
+        if read_ns <= torch.get_num_threads() * call_ns + READ_NS:
+            return ""
+        return f"{WHEN_READ}: a call took {micros(call_ns / 1e3)}, and reading a byte of each page of its output {micros(read_ns / 1e3)}"
+
+    def _read_ns(self, outputs: object) -> float:
+        """How long reading a byte of each page of the outputs takes, from some pages."""
+        results, took = as_tuple(outputs, self.due_outputs), 0.0
+        for out in results if isinstance(results, tuple | list) else ():
+            if type(out) is not torch.Tensor or out.layout is not torch.strided or out.device.type != "cpu":
+                continue
+            start, end = span(out)
+            if (pages := (end - start) // mmap.PAGESIZE) < 1:
+                continue
+            first, count = self.random.randrange(max(1, pages - MOST_PAGES)), min(pages, MOST_PAGES)
+            memory = numpy.ctypeslib.as_array((ctypes.c_uint8 * (count * mmap.PAGESIZE)).from_address(start + first * mmap.PAGESIZE))
+            began = CLOCK_NS()
+            memory[:: mmap.PAGESIZE].max()
+            took += (CLOCK_NS() - began) * pages / count
+        return took
 
     def release(self) -> None:
         """As `Probes.release`. The rows are compared now, because a later probe may displace this one."""
@@ -402,25 +438,30 @@ class EqualProbes(Probes):
             self.broken = CHANGED
         return bool(self.broken)
 
-    def _drawn(self, place: int) -> tuple[int, list[tuple[Any, int, int]]]:
-        """A random row, which sees two columns at least, and of each input with columns the places of two elements.
+    def _drawn(self, place: int) -> tuple[int, int, list[Array]]:
+        """A random row, which sees two columns at least, its first column that changes, and of each input with columns what changes.
 
-        They hardly ever recur, so an output that was stored with its input is of no use.
+        The columns, two near each other or one, hardly ever recur. So an output that was stored with its input is of no use.
         """
         M, uniform = self.case.M, self.random.random
         row = next((row for row in (int(uniform() * M) for _ in range(4)) if self._seen(row) > 1), M - 1)
-        other, seen = row, self._seen(row)
-        one, two = int(uniform() * seen), int(uniform() * (seen - 1))
-        two += two >= one
-        if self._across:
-            other, two = (row + 1 + int(uniform() * (M - 1))) % M, one
-        if seen < 2:
-            two = one
-        pairs = []
-        for elements in self._elements[place]:
-            first, second = elements.start(row), elements.start(other)
-            pairs.append((elements.words, first + one * elements.step, second + two * elements.step))
-        return row, pairs
+        seen = self._seen(row)
+        apart = 1 + int(uniform() * min(NEAR, seen - 1))
+        one = int(uniform() * (seen - apart)) if seen > apart else 0
+        columns = slice(one, one + 1 if self._across or seen < 2 else one + apart + 1, apart)
+        return row, one, [rows[self._block(row, rows.shape[:-1])][..., columns] for rows in self._elements[place]]
+
+    def _block(self, row: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+        """Rows around this one; all of an input without rows. Rows of a causal case see columns of their own: there it is the row alone."""
+        if not sizes:
+            return ()
+        first, rest = sizes[0], math.prod(sizes[1:])
+        at = row // rest % first
+        if self._alone:
+            return tuple(slice(int(place), int(place) + 1) for place in numpy.unravel_index(row % (first * rest), sizes))
+        count = min(first, max(2, min(MOST_CHANGED, self.case.M * self.case.N // self._per_row) // rest))
+        begin = min(max(0, at - self.random.randrange(count)), first - count)
+        return (slice(begin, begin + count),)
 
     def _seen(self, row: int) -> int:
         """The columns that a row sees."""

@@ -7,13 +7,19 @@ collector is switched over. So a call that sets what an earlier call has set, or
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
+import decimal
 import gc
 import locale
 import logging
 import os
 import random
+import resource
 import signal
+import socket
 import sys
+import threading
+import tracemalloc
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,13 +28,18 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils import deterministic
 
 SMALLEST = sys.float_info.min
 SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 COLLECT_OTHERWISE = 11
 """Added to the first threshold of the garbage collector, so that a call which sets a usual one is noticed."""
 
-OF_COMPILERS = ("TORCHINDUCTOR_", "TRITON_")
+BACKENDS = [
+    getattr(torch._C, f"_get_{name}", None) for name in ("mkldnn_enabled", "nnpack_enabled", "flash_sdp_enabled", "math_sdp_enabled")
+]
+"""Functions of torch that tell whether a backend is enabled; None where a version has no such function."""
+OF_COMPILERS = (b"TORCHINDUCTOR_", b"TRITON_")
 """Variables that torch.compile sets when it compiles."""
 
 State = dict[str, Any]
@@ -46,19 +57,20 @@ class Setting:
     """True if a first call must keep it, too."""
 
 
-def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(OF_COMPILERS)}
+def _environment() -> dict[bytes, bytes]:
+    raw = vars(os.environ)["_data"]  # to decode all of it takes 0.2 ms
+    return {name: value for name, value in raw.items() if not name.startswith(OF_COMPILERS)}
 
 
-def _write_environment(values: Mapping[str, str]) -> None:
+def _write_environment(values: Mapping[bytes, bytes]) -> None:
     for name in set(_environment()) - set(values):
-        del os.environ[name]
-    os.environ.update(values)
+        del os.environb[name]
+    os.environb.update(values)
 
 
 def _write_signals(handlers: tuple[Any, ...]) -> None:
     for number, handler in zip(SIGNALS, handlers, strict=True):
-        if handler is not None and signal.getsignal(number) is not handler:
+        if handler is not None and _signal.getsignal(number) is not handler:
             signal.signal(number, handler)
 
 
@@ -77,6 +89,19 @@ def _matmul() -> tuple[object, ...]:
             *(flags.allow_bf16_reduced_precision_reduction, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, cudnn.deterministic),
         )
     return ()
+
+
+def _backends() -> tuple[object, ...]:
+    read = (
+        getattr(torch._C, f"_get_{name}", None) for name in ("mkldnn_enabled", "nnpack_enabled", "flash_sdp_enabled", "math_sdp_enabled")
+    )
+    return *(one() for one in read if one), torch.autograd.is_multithreading_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+
+def _process() -> tuple[object, ...]:
+    timers = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+    limits = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_STACK)
+    return os.nice(0), *map(resource.getrlimit, limits), *(signal.getitimer(one)[0] > 0 for one in timers)
 
 
 SETTINGS: dict[str, Setting] = {
@@ -101,16 +126,29 @@ SETTINGS: dict[str, Setting] = {
     "the mask of new files": Setting(_umask, os.umask, lasting=True),
     "the processors of its thread": Setting(lambda: os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else (), lasting=True),
     "the locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lasting=True),
-    "Python's limit of recursion": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "Python's limits": Setting(
+        lambda: (sys.getrecursionlimit(), threading.stack_size(), sys.get_int_max_str_digits()),
+        lambda value: sys.setrecursionlimit(value[0]),
+    ),
     "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
-    "Python's hooks": Setting(lambda: (sys.excepthook, sys.displayhook, sys.stdout, sys.stderr)),
-    "the handlers of signals": Setting(lambda: tuple(map(signal.getsignal, SIGNALS)), _write_signals),
+    "Python's hooks or flags": Setting(
+        lambda: (
+            *(sys.excepthook, threading.excepthook, warnings.showwarning, sys.displayhook, sys.stdout, sys.stderr),
+            *(sys.getdlopenflags(), gc.get_debug(), numpy.geterrcall()),
+        )
+    ),
+    "the handlers of signals": Setting(lambda: tuple(map(_signal.getsignal, SIGNALS)), _write_signals),  # signal's makes enums of it
     "the filters of warnings": Setting(
         lambda: list(warnings.filters),
         lambda value: warnings.filters.__setitem__(slice(None), value),  # type: ignore[index]
     ),
     "the environment": Setting(_environment, _write_environment),
     "the root logger": Setting(lambda: (logging.root.level, logging.root.disabled, logging.root.manager.disable)),
+    "the precision of decimal": Setting(lambda: (decimal.getcontext().prec, decimal.getcontext().rounding), lasting=True),
+    "the default timeout of sockets": Setting(socket.getdefaulttimeout, socket.setdefaulttimeout, lasting=True),
+    "the process's priority, limits or timers": Setting(_process, lasting=True),
+    "the tracing of memory": Setting(tracemalloc.is_tracing, lasting=True),
+    "torch's backends for the CPU or attention": Setting(_backends, lasting=True),
     "numpy's handling of errors": Setting(numpy.geterr, lambda value: numpy.seterr(**value)),
     "the options of printing": Setting(lambda: (repr(torch._tensor_str.PRINT_OPTS), repr(numpy.get_printoptions())), lasting=True),
 }
@@ -147,6 +185,8 @@ class CallerState:
         self._put_back()
         if _places(self.given) != self.places:
             return "moved its input to other memory"
+        if any(tensor.grad is not None for tensor in self.given if tensor.is_leaf):
+            return "left a gradient in the .grad of its input; use torch.autograd.grad, or clear it"
         if name := next((name for name, value in self.settings.items() if now[name] != value), ""):
             return f"changed {name}, which its caller uses"
         if not self.generators:

@@ -56,6 +56,7 @@ class Batches:
         synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced()
         if isinstance(body, TimedCalls):
+            self.broken = self.broken or body.probes.late(body.spent_ns / max(1, body.turn))
             us = body.samples_us(len(found.us), found.calls) if body.readings_ns else found.us
             return replace(found, us=us, made=body.turn, spent_us=body.spent_ns / 1e3)
         probes = self.rotation.probes

@@ -52,7 +52,7 @@ APART = 1.25  # largest ratio of two kept calls' numbers, so that the last kept 
 class TimedCalls:
     """A batch's calls on a CPU. Its clock runs only during the backend's calls: what is done between two of them takes none of its time."""
 
-    def __init__(self, function: Call, sets: Sequence[Tensors], probes: Probes) -> None:
+    def __init__(self, function: Call, sets: Sequence[Tensors], probes: EqualProbes) -> None:
         self.function, self.sets, self.probes = function, sets, probes
         self.turn = self.spent_ns = 0
         self.readings_ns: list[int] = []
@@ -214,12 +214,12 @@ class RotatingInputs:
         function, sets, kept, uniform = self.function, self.sets, self.kept, self.random.uniform
         most = 1 if self.whole else min(MAX_PROBES, self._most_rows())
         truth = (*self._truth, self._draw(self.case)) if self.whole else ()
-        make = EqualProbes if self.case.device == "cpu" else Probes
-        probes = self.probes = make(self.case, sets, self.random, most, overwrites=self.overwrites, truth=truth)
         if self.case.device == "cpu":
-            timed = TimedCalls(function, tuple(sets), probes)
+            equal = self.probes = EqualProbes(self.case, sets, self.random, most, overwrites=self.overwrites, truth=truth)
+            timed = TimedCalls(function, tuple(sets), equal)
             self.calls = lambda: timed.turn
             return timed
+        probes = self.probes = Probes(self.case, sets, self.random, most, overwrites=self.overwrites, truth=truth)
         count, turn, due = len(sets), 0, 0
         every = self.overwrites
 

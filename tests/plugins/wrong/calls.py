@@ -5,13 +5,16 @@
 `in_run`: the rule by which a run finds it before timing; empty if it does not.
 """
 
+import mmap
 import random
+import weakref
 
 import torch
 
 from softbench import Direction
 
 F, B, BOTH = Direction.FORWARD, Direction.BACKWARD, Direction.BOTH
+KEPT = []
 HELD, MANY, LATE = "outputs held over later calls", "many calls", "late calls"
 
 
@@ -94,6 +97,55 @@ def aligned_reads(size):
     return call
 
 
+def weak_pool(x, pool=[]):  # noqa: B006
+    """Memory is used again when the tensor is gone that was returned, though a view of it may live."""
+    free = (one for one, made in pool if made() is None and (one.shape, one.dtype) == (x.shape, x.dtype))
+    memory = next(free, None)
+    memory = torch.empty_like(x) if memory is None else memory
+    pool[:] = [pair for pair in pool if pair[0] is not memory][-9:]
+    y = memory.copy_(honest(x))[:]
+    pool.append((memory, weakref.ref(y)))
+    return y
+
+
+def beside(place):
+    """Writes before its rows or behind them, where the memory goes on."""
+
+    def call(x):
+        memory = torch.as_strided(x.data, (x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
+        if len(memory) > x.numel():
+            memory[place] = 0
+        return honest(x)
+
+    return call
+
+
+def unwritten(x):
+    """Rows of -inf are not written."""
+    y, none = torch.empty_like(x), (x == -torch.inf).all(-1)
+    y[~none] = honest(x[~none])
+    return y
+
+
+def wrong_entry(x):
+    """One entry of a table of exponentials is off by a thousandth."""
+    d = x.float().amax(-1, keepdim=True) - x.float()
+    e = torch.where((d >= 21.5) & (d < 21.5 + 1 / 4096), 1.001, 1.0) * (-d).exp()
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+def maximum_of_zero(x):
+    """A maximum of 0 is taken as none."""
+    high = x.float().amax(-1, keepdim=True)
+    e = (x.float() - torch.where(high == 0, x[:, :1].float(), high)).exp()
+    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+def mapped(x):
+    """Keeps a page of memory."""
+    KEPT.append(mmap.mmap(-1, mmap.PAGESIZE))
+
+
 class Bug:
     """A softmax with one bug."""
 
@@ -124,5 +176,11 @@ backends = [
     Bug("rows-end-at-2^17", rows_wrap_at(2**17), f"structured {2**17 + 5}x9", BOUND),
     Bug("rows-in-float", rows_wrap_at(2**24), f"shape {2**24 + 3}x2", BOUND, gpu_only=True),
     *(Bug(f"columns-end-at-{n}", columns_end_at(n), f"shape 1x{2**19 + 6}", BOUND) for n in (2**19, 400_000)),
+    Bug("weak-pool", weak_pool, HELD, LATER),
+    *(Bug(f"writes-at-{place}", beside(place), "rows aligned to an element 12x1000", "beside its input") for place in (0, -1)),
+    Bug("rows-of-inf-unwritten", unwritten, "structured 37x33", BOUND),
+    Bug("wrong-entry", wrong_entry, f"shape 1x{2**19 + 6}", BOUND),
+    Bug("maximum-of-zero", maximum_of_zero, "structured 37x1002", BOUND),
+    Bug("pages-mapped", with_side_effect(mapped), LATE, "keeps"),
     *(Bug(f"reads-of-{n}-bytes", aligned_reads(n), "rows aligned to an element 12x1000", BOUND) for n in (8, 16)),
 ]

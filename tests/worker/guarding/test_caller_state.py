@@ -21,6 +21,7 @@ DAMAGES = {
     "changed torch's number of threads": lambda x: torch.set_num_threads(torch.get_num_threads() + 1),
     "set the seed of torch's default generator": lambda x: torch.manual_seed(0),
     "set the seed of Python's random generator": lambda x: random.seed(1),
+    "left a gradient in the .grad of its input": lambda x: setattr(x, "grad", torch.ones_like(x)),
     "moved its input to other memory": lambda x: setattr(x, "data", x.data.clone()),
 }
 
