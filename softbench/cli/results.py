@@ -91,7 +91,7 @@ Threshold = Annotated[
     typer.Option(
         metavar="PERCENT",
         help="A change of fewer percent counts as noise.",
-        show_default="0; for --exit-code 5, the gate's margin",
+        show_default="0; with --exit-code the gate's margin, 5",
         rich_help_panel=OUTPUT,
     ),
 ]
