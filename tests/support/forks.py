@@ -36,7 +36,7 @@ IMPORTS = "SOFTBENCH_TEST_IMPORTS"
 """The socket of the process with the imports, which pytest-xdist's processes share."""
 READ_LATE = (
     *("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "COLUMNS", "LINES", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"),
-    *("PYTEST_", "SOFTBENCH_", "XDG_", "GITHUB_", INDUCTORS),
+    *("PYTEST_", "SOFTBENCH_", "XDG_", "GITHUB_", "TEARDOWN_CUPTI", INDUCTORS),
 )
 """The first letters of variables that no import of the forking process reads, or that `command` reads in place of Python."""
 IMPORTED_BY_WORKERS = ("torch.utils.benchmark", "torch._dynamo", "torch._inductor.compile_fx")

@@ -23,6 +23,7 @@ def run(monkeypatch, tmp_path, capsys):
     """`run(steps, *options)`: the exit code, the lines of the table by step, and the folder."""
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would the steps
 
     def start(steps, *options, count=2):
         monkeypatch.setattr(sys, "argv", ["on_gpus.py", "--out", str(tmp_path / "out"), *options])
@@ -30,7 +31,8 @@ def run(monkeypatch, tmp_path, capsys):
         lines = capsys.readouterr().out.splitlines()
         return code, {line.split()[0]: line for line in lines}, tmp_path / "out"
 
-    return start
+    yield start
+    signal.signal(signal.SIGINT, before)
 
 
 def number(file):
