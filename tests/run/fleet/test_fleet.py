@@ -296,6 +296,7 @@ def test_an_interrupted_fleet_is_resumed_and_loses_a_card(cli):
     assert cli.left_behind() == []
 
 
+@pytest.mark.slow
 def test_the_fleet_ends_with_its_parent(cli):
     """A fleet that is killed leaves no card behind."""
     process = cli.start("run", "--devices", "cpu:0", "--backends", "torch", "--M", 8, "--N", "8:800:8")
