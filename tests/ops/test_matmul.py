@@ -43,7 +43,7 @@ def test_right_and_wrong_products_are_told_apart(name):
 
 def test_the_backend_passes_the_check_cases():
     runner = CheckCaseRunner(torch_eager.backend, "cpu", operation="matmul")
-    for dtype in ("fp32", "bf16", "fp16"):
+    for dtype in ("fp32", "bf16"):
         assert {runner.run(name, direction, dtype, 0).grade for name, direction in runner.items} <= {Grade.PASS, Grade.LOW_PRECISION}
 
 
