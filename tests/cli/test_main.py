@@ -270,7 +270,7 @@ BAD = {
         "'!shape *': no case is left",
     ),
     "a folder for a plugin": (("run", "--plugin", "."), "--plugin .: is a folder; name a Python file in it"),
-    "a folder to judge": (("judge", "."), ".: is a folder; name a Python file in it"),
+    "a folder to judge": (("judge", "."), "takes the file of one plugin, and here is .; name it: --plugin FILE"),
     "a torn plugin": (("run", "--plugin", "torn.py"), "--plugin torn.py: SyntaxError: '(' was never closed (torn.py:1)"),
     "a torn plugin to check": (("check", "--plugin", "torn.py"), "'(' was never closed (torn.py:1)"),
     "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),

@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from softbench.backends import cudnn, dsl, torch_compile, torchscript_fx
+from softbench.backends import cudnn, torch_compile, torchscript_fx
 from softbench.backends.flaggems import backend as flaggems
 from softbench.backends.liger import backend as liger
 from softbench.backends.quack import backend as quack
@@ -70,7 +70,7 @@ def test_cudnn_uses_the_torch_stream_and_refuses_large_cases():
 @pytest.mark.parametrize("direction", operation("softmax").directions)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("M", "N"), [(37, 1), (64, 781), (16, 16384), (5, 50257)])
-@pytest.mark.parametrize("language", [dsl.helion, dsl.cupy, dsl.numba, flaggems], ids=lambda language: language.name)
+@pytest.mark.parametrize("language", [flaggems], ids=lambda language: language.name)
 def test_other_languages_are_right(language, M, N, dtype, direction, op):
     grade, detail = graded(language, M, N, dtype, direction, op)
     assert grade in (NARROW if language is flaggems and dtype != "fp32" else (Grade.PASS,)), detail
