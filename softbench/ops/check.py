@@ -204,7 +204,10 @@ class _Comparison:
         lost = got.isnan() & ~expected.isnan()
         if not lost.any():
             return None
-        lost &= first.isneginf().any(dim=-1).view(-1, *[1] * (lost.dim() - 1))
+        holding = first.isneginf().any(dim=-1)
+        if len(holding) != len(lost):  # a pass over all rows
+            holding = holding.any().view(1)
+        lost &= holding.view(-1, *[1] * (lost.dim() - 1))
         return lost if lost.any() else None
 
 

@@ -25,6 +25,8 @@ MASSIVE = (300.0, 3008.0, 29952.0)
 """Single large elements, as the massive activations and sinks of language models; 16 bits hold them."""
 STEPS = (1e2, 1e3, 1e4)
 """Heights of steps. All exceed 88, where exp overflows float32. At larger ones a float32 exponent by one multiply-add is too inexact."""
+ABOVE = (7.0, 11.0, 15.0)
+"""Maxima of rows whose other elements are near 0."""
 LEVELS = {"fp32": (100.0, 2e4, 5e6), "fp16": (100.0, 2e4, FLOAT16), "bf16": (100.0, 2e4, 5e6)}
 """Elements of all-negative rows lie below minus these numbers. Kernels may begin a maximum there."""
 TINY = {"fp32": 1e-40, "fp16": 1e-7, "bf16": 1e-40}
@@ -61,6 +63,17 @@ class Places:
         """The first and last columns, and those around powers of two, where tiles begin and end."""
         near = {around + off for power in range(self.N.bit_length()) for around in (1 << power, 0, self.N) for off in (-2, -1, 0, 1)}
         return sorted(column for column in near if 0 <= column < self.N)
+
+    def at_blocks(self, rows: int) -> torch.Tensor:
+        """A column for each row: the first or the last one of any block of 16, 32, 64 and so on."""
+        powers = range(4, self.N.bit_length())
+        if not powers:
+            return self.columns(rows)
+        first, off = (int(torch.randint(count, (), generator=self.generator)) for count in (len(powers), 2))
+        sizes = torch.tensor([1 << powers[(first + row) % len(powers)] for row in range(rows)])
+        blocks = 1 + (torch.rand(rows, generator=self.generator, dtype=torch.float64) * (self.N // sizes)).long()
+        ends = blocks * sizes - (torch.arange(rows) // len(powers) + torch.arange(rows) + off) % 2
+        return ends.clamp(max=self.N - 1).to(self.device)
 
     def before(self, rows: int) -> torch.Tensor:
         """(rows, N), True to the left of a random column of each row. At least one column of a row is False."""
@@ -115,6 +128,11 @@ def of_x(dtype: str) -> dict[str, Change]:
         put(x[1::2], places, -math.inf)
         put(x, places, math.inf)
 
+    def crowd(x: torch.Tensor, places: Places) -> None:
+        """The sum before the maximum is small beside it, and still counts."""
+        x.mul_(0.25)  # equal ones would round alike in a serial sum
+        put(x, places, *ABOVE)
+
     def step(x: torch.Tensor, places: Places, *, up: bool) -> None:
         x.add_(torch.where(places.before(len(x)) != up, _levels(x, STEPS), 0))
 
@@ -140,6 +158,7 @@ def of_x(dtype: str) -> dict[str, Change]:
         "falling from 60": partial(ramp, falling=True),
         "stepping up": partial(step, up=True),
         "stepping down": partial(step, up=False),
+        "with one element a little above the others": crowd,
         "with one large element": large,
         LONG_ROWS[0]: uneven,
         ZEROS: zeros,

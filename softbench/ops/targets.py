@@ -51,9 +51,9 @@ def kinds(case: Case, ignore_index: int | None) -> dict[str, Change]:
         "with a tile of -inf first": _masked_tile,
         "with target 0": lambda x, target, places: target.fill_(0),
         "with the last column as target": lambda x, target, places: target.fill_(places.N - 1),
-        "with a target at an edge": lambda x, target, places: target.copy_(places.columns(len(x))),
+        "with a target at an edge": lambda x, target, places: target.copy_(places.at_blocks(len(x))),
         "with the largest element at the target": partial(_at_target, value=300.0),
-        "one-hot at the target": partial(_at_target, value=50.0, others=-50.0),
+        "one-hot at the target": _at_blocks,
         "one-hot elsewhere": _elsewhere,
         "with its sum in two columns": _two_columns,
         "with one element above many small ones": _tail,
@@ -94,9 +94,16 @@ def _at_target(x: torch.Tensor, target: torch.Tensor, places: Places, *, value: 
     x.scatter_(1, target[:, None], value)
 
 
+def _at_blocks(x: torch.Tensor, target: torch.Tensor, places: Places) -> None:
+    """A column that two blocks add, or none, is then nearly the whole sum."""
+    target.copy_(places.at_blocks(len(x)))
+    _at_target(x, target, places, value=50.0, others=-50.0)
+
+
 def _elsewhere(x: torch.Tensor, target: torch.Tensor, places: Places) -> None:
-    x.fill_(-50)
-    x.scatter_(1, ((target + 1) % places.N)[:, None], 50)
+    """lse is 0, and so are the errors of an entropy: one with a floor is wrong."""
+    x.fill_(-100)
+    x.scatter_(1, ((target + 1) % places.N)[:, None], 0)
 
 
 class TargetValues(NormalValues):

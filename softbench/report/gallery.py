@@ -61,7 +61,7 @@ def strategies() -> tuple[Strategy, ...]:
     for name, stem in stems.items():
         source = (gallery / f"{stem}.py").read_text()
         about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-        found.append(Strategy(name, f"kernels/gallery/{stem}.py", code_lines(source), about.removeprefix("Softmax ").removesuffix(".")))
+        found.append(Strategy(name, f"kernels/gallery/{stem}.py", code_lines(source), about.removeprefix(f"{OPERATION.capitalize()} ").removesuffix(".")))
     for name, folders in OWN.items():
         files = [file for folder in folders for file in _folder(folder).iterdir() if file.suffix in SUFFIXES]
         lines = sum(code_lines(file.read_text(), file.suffix) for file in files)
@@ -211,5 +211,5 @@ def figure(rungs: Sequence[Rung], rows: Sequence[Row]) -> Figure:
     panel.set_xticks(range(0, 101, 20))
     panel.set_xlabel("% of the speed of copy, which only moves the bytes", fontsize=8)
     answer = f"Strategies by their speed, with lines of code. Geometric means over {text.count(len({row.case for row in rows}), 'case')}."
-    style.head(made, f"softmax, {style.devices(rows)}", answer)
+    style.head(made, f"{OPERATION}, {style.devices(rows)}", answer)
     return made
