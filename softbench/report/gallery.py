@@ -48,7 +48,7 @@ class Strategy:
     lines: int
     """Lines of code: without empty lines, comments and docstrings."""
     about: str
-    """The first line of the file's docstring, without the word softmax."""
+    """The first line of the file's docstring, without its first word."""
 
 
 @cache
@@ -61,7 +61,8 @@ def strategies() -> tuple[Strategy, ...]:
     for name, stem in stems.items():
         source = (gallery / f"{stem}.py").read_text()
         about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-        found.append(Strategy(name, f"kernels/gallery/{stem}.py", code_lines(source), about.removeprefix(f"{OPERATION.capitalize()} ").removesuffix(".")))
+        about = about.removeprefix(f"{OPERATION.capitalize()} ").removesuffix(".")
+        found.append(Strategy(name, f"kernels/gallery/{stem}.py", code_lines(source), about))
     for name, folders in OWN.items():
         files = [file for folder in folders for file in _folder(folder).iterdir() if file.suffix in SUFFIXES]
         lines = sum(code_lines(file.read_text(), file.suffix) for file in files)
@@ -124,7 +125,7 @@ def ladder(rows: Sequence[Row]) -> list[Rung]:
     costs = by_backend(row for row in rows if row.op == OPERATION)
     rungs = [Rung(one, costs[one.name]) for one in strategies() if one.name in costs]
     if not any(rung.strategy.name not in OWN for rung in rungs):
-        raise ResultsError("no strategy of the gallery has run softmax there; measure them: softbench run --config gallery")
+        raise ResultsError("no strategy of the gallery has run there; measure them: softbench run --config gallery")
     return sorted(rungs, key=lambda rung: (rung.share is None, rung.share or 0.0))
 
 

@@ -23,6 +23,6 @@ def test_a_run_becomes_a_ladder_and_a_picture(main, tmp_path):
 
 def test_what_has_no_ladder_is_one_line(main):
     code, _, err = main("gallery", str(STRATEGIES.with_name("losses.csv")))
-    assert code == 2 and "no strategy of the gallery has run softmax there; measure them: softbench run --config gallery" in err
+    assert code == 2 and "no strategy of the gallery has run there; measure them: softbench run --config gallery" in err
     code, _, err = main("gallery", "--plot", "ladder.png")
     assert code == 2 and "gallery: --plot shows results; name the CSV" in err
