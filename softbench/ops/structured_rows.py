@@ -97,6 +97,12 @@ def put(rows: torch.Tensor, places: Places, *values: float) -> None:
     rows[torch.arange(len(rows), device=rows.device), places.columns(len(rows))] = _levels(rows, values)[:, 0]
 
 
+def _a_little_above(x: torch.Tensor, places: Places) -> None:
+    """The sum before the maximum is small beside it, and still counts."""
+    x.mul_(0.25)  # equal elements would round alike in a serial sum
+    put(x, places, *ABOVE)
+
+
 def _levels(rows: torch.Tensor, levels: tuple[float, ...]) -> torch.Tensor:
     """(rows, 1), the levels in turn."""
     return torch.tensor(levels, dtype=rows.dtype, device=rows.device).repeat(1 + len(rows) // len(levels))[: len(rows), None]
@@ -128,11 +134,6 @@ def of_x(dtype: str) -> dict[str, Change]:
         put(x[1::2], places, -math.inf)
         put(x, places, math.inf)
 
-    def crowd(x: torch.Tensor, places: Places) -> None:
-        """The sum before the maximum is small beside it, and still counts."""
-        x.mul_(0.25)  # equal ones would round alike in a serial sum
-        put(x, places, *ABOVE)
-
     def step(x: torch.Tensor, places: Places, *, up: bool) -> None:
         x.add_(torch.where(places.before(len(x)) != up, _levels(x, STEPS), 0))
 
@@ -158,7 +159,7 @@ def of_x(dtype: str) -> dict[str, Change]:
         "falling from 60": partial(ramp, falling=True),
         "stepping up": partial(step, up=True),
         "stepping down": partial(step, up=False),
-        "with one element a little above the others": crowd,
+        "with one element a little above the others": _a_little_above,
         "with one large element": large,
         LONG_ROWS[0]: uneven,
         ZEROS: zeros,
