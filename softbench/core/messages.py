@@ -88,8 +88,8 @@ class Graded(Reply, frozen=True):
 class CheckCases(Reply, frozen=True):
     """All check cases."""
 
-    cases: list[tuple[str, Direction, bool]]
-    """Name, direction, and whether the case needs the device alone."""
+    cases: list[tuple[str, Direction, bool, str]]
+    """Name, direction, whether the case needs the device alone, and its only dtype if it has one."""
 
 
 class CheckCaseGraded(Reply, frozen=True):

@@ -37,6 +37,8 @@ class CheckCase:
     """Why it needs a GPU; empty if it does not."""
     case: Case | None = None
     """The case of a problem, but for its dtype and device; None if the tensors tell it."""
+    dtype: str = ""
+    """The dtype of its case, if it has one dtype only."""
     free_bytes: int = 0
     """Free device memory that it needs in float32, in bytes. If above 0, backends run it one after the other."""
 

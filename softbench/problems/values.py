@@ -240,7 +240,7 @@ class ProblemValues(Values):
         cases = [Case(M, N, "fp32", Direction.FORWARD, "cpu", text, shape) for text, M, N, shape in self.layouts if not given or text == op]
         return [
             CheckCase(f"{draw} draw {case.op.partition('(')[2].rstrip(')')} {case.identity.size}".replace("  ", " "), case.direction,
-                      partial(self._drawn, case), case=case)
+                      partial(self._drawn, case), case=case, dtype=self._layout(case).case.dtype)
             for case in cases for draw in ("first", "second")
         ]  # fmt: skip
 

@@ -218,10 +218,14 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             session.drop([slot for slot in opened if slot not in able])
             checker = _Checker(session, settings, sanitizer)
             steps = [
-                (dtype, case) for direction in request.directions for dtype in request.dtypes for case in cases if case[1] == direction
+                (dtype, case)
+                for direction in request.directions
+                for dtype in request.dtypes
+                for case in cases
+                if case[1] == direction and case[3] in ("", dtype)
             ]
             total = len(steps)
-            for dtype, (name, direction, alone) in steps:
+            for dtype, (name, direction, alone, _) in steps:
                 advance(done, total, f"{name}, {direction} {dtype}")
                 findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
                 done += 1
@@ -252,8 +256,8 @@ def _sanitizer() -> Sanitizer:
     return Sanitizer(program)
 
 
-def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool]]:
-    """Name, direction, and whether the case needs the device alone, of each check case that the request selects."""
+def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool, str]]:
+    """Name, direction, whether it needs the device alone, and the only dtype if it has one, of each check case that the request selects."""
     worker = pool.spawn("check cases")
     reply = pool.ask(worker, ListCheckCases(request.op, registry.files()), request.settings.timeout["import"], "import")
     pool.discard(worker)

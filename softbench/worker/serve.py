@@ -66,7 +66,9 @@ def handle(server: Server, request: Request[Any]) -> Reply:
         case messages.ListCheckCases(operation, files):
             for file in files:
                 load(file)
-            return CheckCases([(item.name, item.direction, item.free_bytes > 0) for item in numerics(operation).check_cases(operation)])
+            return CheckCases(
+                [(item.name, item.direction, item.free_bytes > 0, item.dtype) for item in numerics(operation).check_cases(operation)]
+            )
         case messages.RunCheckCase(operation, name, direction, dtype, seed):
             return server.run_check_case(operation, name, direction, dtype, seed)
         case messages.InspectCase(case, seed):

@@ -81,6 +81,7 @@ def test_traces_are_cases_with_their_own_dtypes_arguments_and_strides(folder):
     assert from_json(to_json(add)).cases == dict(add.cases)
     assert [(one.dtype, one.call.inputs) for one in relu.cases.values()] == [("fp32", ("self",)), ("fp16", ("self",))]
     values = registry.numerics("aten.relu")
+    assert [one.dtype for one in values.check_cases("aten.relu")] == ["fp32", "fp32", "fp16", "fp16"]
     first, second = cases_of([Sweep(op=("aten.relu",), dtype=("fp32", "fp16"))], "cpu")
     assert [tensor.stride() for tensor in values.make(first, 0, torch.device("cpu"))] == [(1, 64)]
     assert (second.op, second.dtype, (values.make(second, 0, torch.device("cpu"))[0] < 0).any()) == ("aten.relu(sample=1)", "fp16", True)
