@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from glob import escape
 
 from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
@@ -217,13 +218,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
                 raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
             session.drop([slot for slot in opened if slot not in able])
             checker = _Checker(session, settings, sanitizer)
-            steps = [
-                (dtype, case)
-                for direction in request.directions
-                for dtype in request.dtypes
-                for case in cases
-                if case[1] == direction and case[3] in ("", dtype)
-            ]
+            steps = _steps(request, cases)
             total = len(steps)
             for dtype, (name, direction, alone, _) in steps:
                 advance(done, total, f"{name}, {direction} {dtype}")
@@ -245,6 +240,12 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         total - done,
         interrupted,
     )
+
+
+def _steps(request: CheckRequest, cases: Sequence[tuple[str, Direction, bool, str]]) -> list[tuple[str, tuple[str, Direction, bool, str]]]:
+    """Each dtype of a request with each case of that dtype, by direction."""
+    dtypes = product(request.directions, request.dtypes)
+    return [(dtype, case) for direction, dtype in dtypes for case in cases if case[1] == direction and case[3] in ("", dtype)]
 
 
 def _sanitizer() -> Sanitizer:
