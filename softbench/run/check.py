@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatchcase
-from itertools import product
 from glob import escape
+from itertools import product
 
 from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import Interrupted, UsageError, WorkersError
