@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from result_pages import PAGES, readme_results, rows_of, table
+from result_pages import PAGES, readme_results, table
 
 from softbench.cli.main import app
 from softbench.cli.panels import PLACES, panel_of
@@ -25,13 +25,11 @@ from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import KEYS
-from softbench.report import glossary, listing
+from softbench.report import glossary
 from softbench.results.columns import Row
-from softbench.results.costs import by_backend
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-LEFT_OUT = re.compile(r"compile-torch:|compile:(aot_eager_|eager_|inductor|invoke_subgraph|pre_dispatch_)")
 """Variants of compile-torch, which cost what those of compile do, and backends that Dynamo has for its own tests."""
 
 
@@ -106,13 +104,6 @@ def configurations() -> str:
     return table(("name", "what it measures"), [(f"`{name}`", text) for name, text in shipped().items()])
 
 
-def costs() -> str:
-    """The table of `softbench show --costs --markdown`, without what has no result and LEFT_OUT."""
-    rows = rows_of("h200/strategies")
-    shown = {row.backend for row in rows if row.status == "ok" and not LEFT_OUT.match(row.backend)}
-    return listing.markdown(by_backend([row for row in rows if row.backend in shown])).split("\n\n")[0]
-
-
 def terms() -> str:
     """The glossary's sections as tables."""
     return "\n\n".join(f"## {name}\n\n{table(('term', 'meaning'), list(found.items()))}" for name, found in glossary.sections().items())
@@ -163,7 +154,6 @@ def _default(param: Any) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "readme-results": readme_results,
     "commands": commands,
-    "costs": costs,
     "configurations": configurations,
     "glossary": terms,
     "settings": settings,

@@ -230,7 +230,7 @@ def h200() -> str:
         f"{judged('h200/judged')} [The judge](../judge.md) describes the method.",
         measured_by("h200/judged"),
         "## All backends",
-        "[Backends](../backends.md#costs) has the table and the [figure](../../results/h200/strategies.png).",
+        "[Backends](../backends.md#costs) has the [figure](../../results/h200/strategies.png).",
         measured_by("h200/strategies"),
         "## Training steps inside `use()`",
         "Is any call slower inside `softbench.use()`? The gate's verdicts:",

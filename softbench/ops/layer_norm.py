@@ -10,9 +10,9 @@ Source: Ba, Kiros and Hinton, https://arxiv.org/abs/1607.06450. The backward get
 The bounds are elementwise bounds on the error against float64, derived from the arithmetic. u, u_o, eta and c are those of
 `softbench.ops.error_terms`; c is that of the sum of the named terms. k = 1 + rstd sqrt(mean x^2) is the condition of the variance:
 
-    mean   u c mean|x| + eta
+    mean   M + eta,  M = u (c mean|x| + max|x| / 4): torch's mean of two parts may begin at that of the smaller part, and cancel
     rstd   R rstd,  R = u (c k / 2 + 12)
-    y      u_o |y_i| + |w_i| H_i + 2 u (|w_i h_i| + |b_i|) + eta,  H_i = u rstd (c mean|x| + 3 |x_i| + 3 |m|) + R |h_i|
+    y      u_o |y_i| + |w_i| H_i + 2 u (|w_i h_i| + |b_i|) + eta,  H_i = rstd (M + 3 u |x_i| + 3 u |m|) + R |h_i|
     dx     u_o |dx_i| + u c S_i + rstd (H_i mean|g h| + |h_i| mean(|g| H)) + R |dx_i| + eta + lost
     dw     u_o |dw_i| + u (c + 4) sum|dy_i h_i| + sum |dy_i| H_i + eta;  db has no H
 
@@ -94,7 +94,7 @@ def rows_of(case: Case, x: torch.Tensor, *saved: torch.Tensor) -> Rows:
     below = x - m
     rstd = rstd_of(below, eps_of(case))
     sizes, squares = x.abs(), below.square()
-    of_m = U * summing(sizes, alike(sizes, whole=False)) * mean(sizes)
+    of_m = U * (summing(sizes, alike(sizes, whole=False)) * mean(sizes) + sizes.amax(dim=-1, keepdim=True) / 4)
     condition = 1 + rstd * mean(x.square()).sqrt()
     of_rstd = U * (summing(squares, alike(squares, whole=False)) * condition / 2 + 12)
     h = below * rstd
