@@ -20,7 +20,6 @@ from result_pages import PAGES, readme_results, table
 
 from softbench.cli.main import app
 from softbench.cli.panels import PLACES, panel_of
-from softbench.gate import self_test
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.plan.config_file import shipped
@@ -65,28 +64,6 @@ def gate_report() -> str:
     parts = [("", report.document(), {**docs, **dict(docs_of(GateReport))}), ("rules.", asdict(report.rules), dict(docs_of(Rules)))]
     parts.append(("verdicts[].", verdict.document(), of_verdict))
     return table(("key", "meaning"), [(f"`{place}{key}`", found[key]) for place, document, found in parts for key in document])
-
-
-def self_test_report() -> str:
-    """The keys of the self-test's JSON with the docs of its classes: with --reference, and with --baseline."""
-    levels = (self_test.Power(0.0, 0.0, 0.0, 0.0, 1, 0, 1),)
-    result = self_test.SelfTest("", "", 0.0, 1, 1, 1, 0, 0, 1, 1, 1, 1.0, 0, levels, ()).document()
-    of_sittings = self_test.SittingTest("", "", 1, 1, 0, 1, 0.0, ()).document()
-    of_power = docs_with(self_test.Power, "share", "bounds")
-    of_result = BOUND | docs_with(self_test.SelfTest, "exit_code")
-    rows = [(f"`{key}`", of_result[key]) for key in result] + [(f"`power[].{key}`", of_power[key]) for key in result["power"][0]]
-    of_baseline = BOUND | docs_with(self_test.SittingTest, "exit_code")
-    others = [(f"`{key}`", of_baseline[key]) for key in of_sittings if of_baseline[key] != of_result.get(key)]
-    return f"{table(('key', 'meaning'), rows)}\n\nWith `--baseline` some keys differ:\n\n{table(('key', 'meaning'), others)}"
-
-
-BOUND = {"false_alarm_rate_at_most": "The upper 95 % bound of the rate of false alarms."}
-
-
-def docs_with(cls: type, *properties: str) -> dict[str, str]:
-    """The docs of a class's fields, by their JSON keys, and of these properties."""
-    docs = dict(docs_of(cls)) | {name: " ".join(getattr(cls, name).__doc__.split()) for name in properties}
-    return {self_test.JSON_KEYS.get(name, name): text for name, text in docs.items()}
 
 
 def settings() -> str:
@@ -159,7 +136,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "columns": columns,
     "gate-report": gate_report,
-    "self-test-report": self_test_report,
 }
 
 
