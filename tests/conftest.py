@@ -122,6 +122,9 @@ def _without_interpreter() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     SEARCHED[:] = sys.path
+    if torch := sys.modules.get("torch"):  # the first gradient of a process may import sympy, which changes filters of warnings
+        x = torch.zeros(1, requires_grad=True)
+        torch.autograd.grad(x.sum(), x)
     gc.enable()
     gc.freeze()  # each full collection of garbage would look at all modules and tests again
     generic = sys.modules.get("softbench.kernels.triton.generic")

@@ -101,7 +101,11 @@ class Kernels:
 
     def _prepare_loss(self, case: Case) -> Call:
         """The module's function. It may return more than the pass has, such as lse of logprob."""
-        call = functools.partial(getattr(_kernels(self.losses), f"{case.operation}_{case.direction.value}"), **parameters(case))
+        (names,) = (
+            one.removesuffix(")").partition("(")[2].split(",") for one in self.operations if one.partition("(")[0] == case.operation
+        )
+        taken = {name: value for name, value in parameters(case).items() if name in names}
+        call = functools.partial(getattr(_kernels(self.losses), f"{case.operation}_{case.direction.value}"), **taken)
         outputs = len(operation(case.op).passes[case.direction].outputs)
         if outputs == 1:
             return call

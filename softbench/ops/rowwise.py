@@ -244,7 +244,7 @@ class RowwiseCases:
         yield self.gradient("dy with a mean", lambda dy, y: (dy + 5, y))
 
     def shapes(self, direction: Direction) -> Iterable[CheckCase]:
-        small = [*((37, N) for N in (1, 2, 33, 255, 257, 1002, 1025)), (9, 2048)]
+        small = [*((37, N) for N in (1, 2, 33, 255, 256, 257, 1002, 1025)), (9, 2048)]
         tiers = [(5, 4095), (6, 6001), (6, 8196), (7, 16391), (5, 32777), (6, 65532), (1, 131072), (1, 201088), (2, 262145), (1, 2**19 + 6)]
         for M, N in (*small, (128, 1024), (1823, 781), *tiers, (1, 1000), (65537, 9)):
             yield self.shape(f"{M}x{N}", direction, M, N)

@@ -79,10 +79,11 @@ def test_few_pairs_decide_nothing(pairs):
 
 def test_a_cell_keeps_its_own_spread():
     """Its neighbours are quiet. Once their interval was its own, and it was the same."""
-    report = judge(measured(Noise(first_tau=0.06), seed=2))
-    widths = {verdict.cell.N: verdict.interval[1] - verdict.interval[0] for verdict in report.verdicts}
-    assert widths[1] > 5 * max(width for N, width in widths.items() if N > 1)
-    assert undecided(report) == [key("new", 1)]
+    reports = [judge(measured(Noise(first_tau=0.06), seed=seed)) for seed in range(8)]
+    for report in reports:
+        widths = {verdict.cell.N: verdict.interval[1] - verdict.interval[0] for verdict in report.verdicts}
+        assert widths[1] > 5 * max(width for N, width in widths.items() if N > 1)
+    assert sum(undecided(report) == [key("new", 1)] for report in reports) >= 7  # one may be faster by chance
 
 
 def test_a_baseline_widens_the_interval():

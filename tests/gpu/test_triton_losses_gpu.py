@@ -50,7 +50,7 @@ def test_every_pass_is_within_the_bounds(dtype, op):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("op", OPS[:2])
 def test_every_fused_plan_is_right_also_in_place(dtype, op):
-    options = losses.Options(**dict(operation(op).parameter_values))
+    options = losses.Options(**{name: value for name, value in operation(op).parameter_values.items() if name != "reduction"})
     for M, N in SHAPES[3:-1]:
         case, given = given_for(M, N, dtype, Direction.FUSED, op)
         problem = dispatch.problem_of((given[0], given[0]))

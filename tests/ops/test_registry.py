@@ -18,7 +18,6 @@ NAMED = re.compile("|".join(registry.NAMES))
 MAY_NAME = {
     "core/case.py": "the operation of older files, which name none",
     "ops/registry.py": "the names of all operations",
-    "report/gallery.py": "the gallery has strategies of softmax",
     "worker/guarding/caller_state.py": "torch's settings of matrix products",
 }
 """Modules that name an operation in code, with the reason. `backends` and `kernels` compute operations, and `ops/NAME.py` is one."""

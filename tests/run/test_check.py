@@ -212,17 +212,16 @@ class Reusing:
 class Starving(Reusing):
     name = "starving"
     def prepare(self, case):
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + 2**27, resource.RLIM_INFINITY))
         def call(x):
+            self.kept = []  # all memory but for three tensors of float64
             y = torch.softmax(x, -1)
-            held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (held, resource.RLIM_INFINITY))
-            self.holes = []  # that importing left in the heap, a tensor of float64 each
             try:
                 while True:
-                    self.holes.append(torch.empty(2**17, dtype=torch.float64))
+                    self.kept.append(torch.empty(2**15, dtype=torch.float64))
             except RuntimeError:
-                pass
-            resource.setrlimit(resource.RLIMIT_AS, (held + 3 * 2**19, resource.RLIM_INFINITY))  # for one and a half more
+                del self.kept[-12:]
             return y
         return call
 

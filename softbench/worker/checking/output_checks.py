@@ -79,7 +79,8 @@ def poison(due: Sequence[Form], given: tuple[torch.Tensor, ...], value: float = 
 
 def _poison(dtype: torch.dtype, value: float) -> float | int | bool:
     if dtype.is_floating_point:
-        return value
+        limits = torch.finfo(dtype)
+        return value if math.isnan(value) else max(limits.min, min(value, limits.max))
     return True if dtype is torch.bool else torch.iinfo(dtype).max
 
 

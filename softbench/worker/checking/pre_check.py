@@ -132,8 +132,8 @@ class PreCheck:
         """One call into memory that holds a stale value, and how it broke the contract."""
         device, due = self.case.device, output_checks.forms(self.case)
         kept, written = tuple(tensor.detach().clone() for tensor in self.given), output_checks.versions(self.given)
-        before = caller_state.of(self.given)
         output_checks.poison(due, self.given, stale)
+        before = caller_state.of(self.given)  # what it changes is put right only after the call
         held_bytes = self._reset_peak()
         watch = AsyncWorkWatch(device)
         outputs = self.call(*self.given)
