@@ -94,7 +94,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(shared.close)
     if worker and len(devices) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
-    gc.disable()  # until all is collected: no module of the tests' imports is garbage
+    if not count:
+        gc.disable()  # until all is collected: no module of the tests' imports is garbage
 
 
 def choose(interpreter: str | None) -> None:
@@ -122,9 +123,9 @@ def _without_interpreter() -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     SEARCHED[:] = sys.path
-    if torch := sys.modules.get("torch"):  # the first gradient of a process may import sympy, which changes filters of warnings
+    if torch := sys.modules.get("torch"):  # the first gradient from a given one imports sympy, which changes filters of warnings
         x = torch.zeros(1, requires_grad=True)
-        torch.autograd.grad(x.sum(), x)
+        torch.autograd.grad(2 * x, x, torch.ones(1))
     gc.enable()
     gc.freeze()  # each full collection of garbage would look at all modules and tests again
     generic = sys.modules.get("softbench.kernels.triton.generic")

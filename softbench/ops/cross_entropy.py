@@ -194,7 +194,8 @@ class CrossEntropy(TargetValues):
         x, target = random.normal(case.M, case.N), draw_target(case, random, self.ignore_index(case))
         mean = settings(case).mean
         if mean:  # the mean of no row is NaN
-            target = torch.where((target == self.ignore_index(case)).all(), int(self.ignore_index(case) == 0), target).clamp(max=case.N - 1)
+            counted = min(int(self.ignore_index(case) == 0), case.N - 1)
+            target = torch.where((target == self.ignore_index(case)).all(), counted, target)
         if case.direction is not Direction.BACKWARD:
             return x, target
         dloss = torch.randn(() if mean else case.M, generator=random.generator, device=random.device)

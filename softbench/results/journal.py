@@ -212,13 +212,21 @@ def _set_aside(path: Path, file: IO[bytes], damaged: Collection[int]) -> Path | 
     aside, number = path.with_suffix(DAMAGED), 0
     file.seek(0)
     try:
-        with replacing(path, durable=True) as kept, open(aside, "ab", opener=no_link) as moved:
-            for place, line in enumerate(_lines(file), 1):
-                if place in damaged:
-                    moved.write(line)
-                else:
-                    number += 1
-                    kept.write(line_of(_entry_of(line)[0], number))
+        with open(aside, "ab", opener=no_link) as moved:
+            size = moved.tell()
+            try:
+                with replacing(path, durable=True) as kept:
+                    for place, line in enumerate(_lines(file), 1):
+                        if place in damaged:
+                            moved.write(line)
+                        else:
+                            number += 1
+                            kept.write(line_of(_entry_of(line)[0], number))
+                    moved.flush()
+                    os.fsync(moved.fileno())
+            except OSError:
+                moved.truncate(size)
+                raise
     except OSError:
         return None
     return aside

@@ -165,7 +165,7 @@ def _reason(record: Record) -> str:
 
 def _of_copy(cell: _Cell, yardstick: _Cell | None) -> float | None:
     if yardstick and cell.us and IMPLAUSIBLE not in cell.marks and (us := labels.products_us(cell.record.case, yardstick.record)):
-        return None if cell is yardstick else us / cell.us
+        return None if cell is yardstick or labels.doubtful_copy_of(yardstick.marks, None, None) else us / cell.us
     if yardstick is None or labels.doubtful_copy_of(yardstick.marks, yardstick.us, cell.us):
         return None
     return _times_as_fast(cell, yardstick)

@@ -182,8 +182,8 @@ def cell_counts(file: Path) -> CellCounts:
     Raises:
         ResultsError: it is not a results file, was changed after its run, or a line is damaged.
     """
-    unvouched(file)
     try:
+        unvouched(file)
         with file.open(encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines)
             head = next(reader)

@@ -143,7 +143,8 @@ def command_line(arguments: Sequence[str]) -> str:
         return str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else Path(path).name
 
     def shown(part: str) -> str:
-        head = re.match(r"(?:[\w-]+[=:])*", part)
-        return f"{head[0]}{without_folders(part[head.end() :])}" if head else part
+        head = re.match(r"(?:[\w.+-]+[=:])*", part)
+        assert head is not None  # it matches an empty text
+        return f"{head[0]}{without_folders(part[head.end() :])}"
 
     return shlex.join(["softbench", *(",".join(map(shown, argument.split(","))) for argument in arguments)])

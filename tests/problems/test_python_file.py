@@ -1,5 +1,7 @@
 """Problems in plain Python: right, wrong and cheating solutions, trees, dtypes, calls in place, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from problem_files import cases, judged, problem
@@ -8,6 +10,7 @@ from softbench.core.errors import UsageError
 from softbench.ops import registry
 from softbench.ops.declaration import from_json, to_json
 from softbench.worker.checking import probes
+from softbench.worker.checking.check_case import CheckCaseRunner
 
 NORM = '''
 """Rows over their root mean square, and the mean of all."""
@@ -225,3 +228,27 @@ def test_an_unknown_parameter_and_a_random_reference_are_told(tmp_path):
     operation = problem(tmp_path, INPUTS + "def reference(x):\n return x + torch.rand(5)\n")
     with pytest.raises(UsageError, match="gives another y for the same inputs"):
         judged(operation, lambda x: x)
+
+
+def test_a_call_in_place_may_change_its_part_of_shared_memory(tmp_path):
+    """Inputs that are views: the memory around them must stay, and what a call changes of them is no part of it."""
+    text = (
+        "def inputs(M=8, N=16):\n q, k = torch.randn(2, M, N).unbind(0)\n return q, k, torch.randn(M, 2 * N)[:, ::2]\n\n"
+        "def reference(q, k, x):\n x.mul_(k)\n return q.mul_(0.5)\n"
+    )
+    operation = problem(tmp_path, text)
+
+    def right(q, k, x):
+        x.copy_(x * k)
+        return q.copy_(q / 2)
+
+    def beside(q, k, x):
+        torch.as_strided(x, x.shape, x.stride(), x.storage_offset() + 1).zero_()
+        return right(q, k, x)
+
+    for call, grade in ((right, "sampled"), (beside, "wrong")):
+        backend = SimpleNamespace(
+            name="user", prepare=lambda case, call=call: call, supports=lambda case: None, operations=(operation.name,)
+        )
+        runner = CheckCaseRunner(backend, "cpu", operation=operation.name)
+        assert runner.run(*next(iter(runner.items)), operation.case_dtypes[0], 0).grade == grade

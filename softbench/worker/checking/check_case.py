@@ -129,10 +129,12 @@ class CheckCaseRunner:
         late = watch.unfinished(out)
         results = as_tuple(out, due)
         reason = breach(given, kept, results, due, written=written) or late or before.changed()
-        reason = reason or ("" if all(map(same, memory, around)) else BESIDE)
         if reason := reason or (self.guard.replaced() if self.guard else ""):
             return Accuracy.wrong(reason)
-        return self._compared(item, case, call, given, settled(given, kept, results, due))
+        results = settled(given, kept, results, due)  # inputs that a call must change have their values again
+        if not all(map(same, memory, around)):
+            return Accuracy.wrong(BESIDE)
+        return self._compared(item, case, call, given, results)
 
     def _compared(self, item: CheckCase, case: Case, call: Call, given: Tensors, results: Tensors) -> Accuracy:
         if not item.repeat and case.M and case.N and (reason := vacuous_bound(case, given)):

@@ -92,10 +92,7 @@ def _matmul() -> tuple[object, ...]:
 
 
 def _backends() -> tuple[object, ...]:
-    read = (
-        getattr(torch._C, f"_get_{name}", None) for name in ("mkldnn_enabled", "nnpack_enabled", "flash_sdp_enabled", "math_sdp_enabled")
-    )
-    return *(one() for one in read if one), torch.autograd.is_multithreading_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    return *(one() for one in BACKENDS if one), torch.autograd.is_multithreading_enabled(), deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
 
 
 def _process() -> tuple[object, ...]:
@@ -128,7 +125,7 @@ SETTINGS: dict[str, Setting] = {
     "the locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lasting=True),
     "Python's limits": Setting(
         lambda: (sys.getrecursionlimit(), threading.stack_size(), sys.get_int_max_str_digits()),
-        lambda value: sys.setrecursionlimit(value[0]),
+        lambda value: (sys.setrecursionlimit(value[0]), threading.stack_size(value[1]), sys.set_int_max_str_digits(value[2])),
     ),
     "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
     "Python's hooks or flags": Setting(

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from softbench.worker.guarding.tamper_guard import TamperGuard
 
 
+LATE = 3
+"""The least number of batches with late outputs that make a cell wrong."""
+
+
 @dataclass(slots=True)
 class Batches:
     """The batches of one case in one worker."""
@@ -32,6 +36,10 @@ class Batches:
     """How calls of the last batch were not timed, in words."""
     tampered: str = ""
     """What was replaced or left active at any time since the build."""
+    timed: int = 0
+    """Batches so far, on a CPU."""
+    late: int = 0
+    """Those whose outputs took long to read. A busy machine delays a few, so more than half count, of three or more."""
 
     def renew(self) -> None:
         """Other values into the inputs of the batch that follows."""
@@ -56,7 +64,10 @@ class Batches:
         synchronize(self.device)  # before another worker is timed
         self.broken = self._replaced()
         if isinstance(body, TimedCalls):
-            self.broken = self.broken or body.probes.late(body.spent_ns / max(1, body.turn))
+            reason = body.probes.late(body.spent_ns / max(1, body.turn))
+            self.timed, self.late = self.timed + 1, self.late + bool(reason)
+            if self.late >= LATE and 2 * self.late > self.timed:
+                self.broken = self.broken or reason
             us = body.samples_us(len(found.us), found.calls) if body.readings_ns else found.us
             return replace(found, us=us, made=body.turn, spent_us=body.spent_ns / 1e3)
         probes = self.rotation.probes
