@@ -1,6 +1,6 @@
 """Softmax by torch.compile: eager code, fused into a Triton kernel for each shape.
 
-softbench run --plugin compiled.py
+softbench run --plugin mine=compiled.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Softmax in eager PyTorch: each operation is a kernel over the whole matrix.
 
-softbench run --plugin eager.py
+softbench run --plugin mine=eager.py
 """
 
 import torch

@@ -46,7 +46,8 @@ def judge(
 
     key = key or signature.default_key()
     given, solutions = options.with_solutions(given)
-    files = [file for file in (plugin, named) if file] or solutions
+    listed = [one for one in solutions if not one.is_dir()] or solutions
+    files = [file for file in (plugin, named) if file] or listed
     if len(files) > 1 or any(file.is_dir() for file in files):
         raise UsageError(f"softbench judge takes the file of one plugin, and here is {', '.join(map(str, files))}; name it: --plugin FILE")
     plugin = files[0] if files else None

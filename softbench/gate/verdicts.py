@@ -92,7 +92,7 @@ class Verdict:
     raw_ratio: float | None = None
     """The ratio before the change of copy is subtracted; null without a baseline."""
     gated: bool = True
-    """False if the cell is advisory: it never changes the exit code."""
+    """False if the cell is advisory: its verdict alone does not change the exit code."""
     fdr_significant: bool = False
     """True if the slowdown is significant by Benjamini and Hochberg's procedure: look at the cell, even if it is ambiguous."""
 
@@ -187,7 +187,7 @@ class GateReport:
 
     @property
     def summary(self) -> str:
-        """One line: the outcome and why. Advisory cells are listed apart, as they never change the outcome."""
+        """One line: the outcome and why. Advisory cells are listed apart."""
         listed = _counted([verdict for verdict in self.verdicts if verdict.gated]) or "no cell"
         advisory = _counted([verdict for verdict in self.verdicts if not verdict.gated])
         listed += f" (advisory, never failing: {advisory})" if advisory else ""

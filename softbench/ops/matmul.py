@@ -47,7 +47,10 @@ OPERATORS = ("matmul",)
 
 
 class MatMul(Values):
-    """c of normal matrices, of which some rows and columns are much larger than others."""
+    """c of normal matrices, of which some rows and columns are much larger than others, and some rows hold one element.
+
+    In the last each c is one product, so a lost column of a, or factors of few bits, cannot hide in the errors of a long sum.
+    """
 
     __slots__ = ()
 
@@ -56,6 +59,10 @@ class MatMul(Values):
         a, b = random.normal(case.M, size), random.normal(size, case.N)
         a[::3] *= 8
         b[:, ::5] /= 8
+        for first, column in ((1, 0), (5, size - 1), (9, int(torch.randint(size, (), generator=random.generator, device=random.device)))):
+            kept = a[first::16, column].clone()
+            a[first::16] = 0
+            a[first::16, column] = kept
         return a, b
 
     def reference(self, case: Case, *inputs: torch.Tensor) -> Tensors:

@@ -45,6 +45,10 @@ RENAMED = {"aten.sum.SymInt": "aten.sum.dim_IntList"}
 """Operators of older traces."""
 SMALL = (3, 4)
 """M and N of the call that tells which arguments an operator takes."""
+INTEGER_RANGES = ((-9, 10), (0, 1000), (0, 100), (0, 10), (0, 2))
+"""The least integer, and the one after the largest."""
+FEW_CASES = 3
+"""Cases on which the values are tried, the smallest."""
 TRIES = 400
 """Arguments that are tried."""
 CHOICES: Mapping[str, tuple[Any, ...]] = {
@@ -85,7 +89,7 @@ class BackendBench(Problem):
             self._arguments = _drawn(self._op)
             self.takes_dtype = not any(isinstance(leaf, Drawn) and leaf.whole for leaf in tree_iter(self._arguments))
             self.parameters, self.cases = {"M": 1024, "N": 1024}, [{"M": 1024, "N": 1024}, {"M": 33, "N": 781}]
-        self._normal = self._defined_for_normal()
+        self._choose_values()
 
     def inputs(self, values: Mapping[str, Value], seed: int, dtype: torch.dtype, device: torch.device) -> Any:
         """The arguments of a trace, or those drawn for M and N."""
@@ -120,25 +124,36 @@ class BackendBench(Problem):
         elif dtype is torch.bool:
             made = torch.randint(0, 2, shape).bool()
         else:
-            made = torch.randint(0 if dtype is torch.uint8 else -9, 10, shape).to(dtype)
+            made = torch.randint(max(self._integers[0], 0 if dtype is torch.uint8 else -9), self._integers[1], shape).to(dtype)
         return made.as_strided(size, stride).clone() if stride and prod(size) else made
 
-    def _defined_for_normal(self) -> bool:
-        """False if the operator has NaN or infinities for normal values, and fewer for those from 0 to 1."""
-        lost = {}
-        for self._normal in (True, False):
+    def _choose_values(self) -> None:
+        """Normal values, or those from 0 to 1 if the operator raises for normal ones or loses more of them to NaN and infinities.
+
+        Integers are from -9 to 9. If the operator raises for them, as for indices, they are from 0 up to as much as it takes.
+        """
+        lost: dict[tuple[tuple[int, int], bool], int] = {}
+        for chosen in product(INTEGER_RANGES, (True, False)):
+            self._integers, self._normal = chosen
             with suppress(Exception), seeded(0, torch.device("cpu")), torch.no_grad():
-                given = self.inputs(self.cases[-1], 0, torch.float32, torch.device("cpu"))
-                out = self._op(*given.args, **given.named)
-                lost[self._normal] = sum(int((~one.isfinite()).sum()) for one in tree_iter(out) if isinstance(one, torch.Tensor))
-        return lost.get(True, 0) <= lost.get(False, 0)
+                of_cases = [self._lost(case) for case in self.cases[-FEW_CASES:]]
+                lost[chosen] = sum(of_cases)
+            if lost.get(chosen) == 0:
+                return
+        self._integers, self._normal = min(lost, key=lambda one: lost[one], default=(INTEGER_RANGES[0], True))
+
+    def _lost(self, case: Mapping[str, Value]) -> int:
+        """The elements of the operator's results that are NaN or infinite in a case."""
+        given = self.inputs(case, 0, torch.float32, torch.device("cpu"))
+        out = self._op(*given.args, **given.named)
+        return sum(int((~one.isfinite()).sum()) for one in tree_iter(out) if isinstance(one, torch.Tensor))
 
 
 def _operator(folder: str) -> Any:
     """`torch.ops.aten.add.Tensor` of `add__Tensor`; of `add` the default, or the first overload without `out`."""
     base, _, overload = folder.rpartition("__")
     packet = getattr(torch.ops.aten, base or folder, None) or getattr(torch.ops.aten, folder, None)
-    if packet is None:
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
         known = [name for name in dir(torch._C._VariableFunctions) if not name.startswith("__")]
         raise UsageError(f"torch.ops.aten has no operator {base or folder}; {did_you_mean(folder, known)}name the folder as in add__Tensor")
     there = packet.overloads()
@@ -157,7 +172,7 @@ def _samples(file: Path, op: str) -> list[str]:
     """The arguments of an operator in a file of traces, each once and the largest first."""
     found: dict[str, int] = {}
     current = ""
-    for line in file.read_text().splitlines():
+    for line in file.read_text(errors="replace").splitlines():
         if line.startswith("Operator: "):
             current = line.removeprefix("Operator: ").strip()
             current = RENAMED.get(current, current)
@@ -187,7 +202,7 @@ def _read(text: str, tensor: Callable[..., Any], device: torch.device) -> tuple[
             case ast.List(parts):
                 return list(map(value, parts))
             case ast.Dict(keys, values):
-                return {ast.literal_eval(key): value(one) for key, one in zip(keys, values, strict=True) if key is not None}
+                return {value(key): value(one) for key, one in zip(keys, values, strict=True) if key is not None}
             case ast.UnaryOp(ast.USub(), operand):
                 return -value(operand)
             case ast.Name(name) if name in NAMES:

@@ -186,10 +186,9 @@ def _speedup(rows: Sequence[Row], found: Mapping[CaseKey, Standing], tied: Tied,
 
 def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | None:
     """How close the fastest is to the yardstick; without doubtful cells, if there are others."""
-    best = [one.rows[0] for one in found.values() if one.rows[0].of_copy]
-    if best and all(row.compute_bound for row in best):
+    if found and all(one.rows[0].compute_bound for one in found.values()):
         return None
-    best = [row for row in best if not row.compute_bound]
+    best = [one.rows[0] for one in found.values() if one.rows[0].of_copy and not one.rows[0].compute_bound]
     values = sorted(row.of_copy or 0 for row in [row for row in best if not row.doubtful] or best)
     if values:
         some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
@@ -205,7 +204,8 @@ def _of_products(found: Mapping[CaseKey, Standing]) -> Line | None:
     values = sorted(row.of_copy for one in found.values() if (row := one.rows[0]).of_copy and row.compute_bound)
     if not values:
         return None
-    spread = f"median of {count(len(values), 'case')}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else ""
+    some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
+    spread = f"median{some and f' of {some}'}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else some
     return Line("of roof", f"{percent(median(values))} of the speed of the fastest matrix product of the dtype{_in_parentheses(spread)}")
 
 

@@ -190,7 +190,9 @@ def figure(rungs: Sequence[Rung], rows: Sequence[Row]) -> Figure:
     """
     drawn = [rung for rung in rungs if rung.share is not None]
     if not drawn:
-        raise ResultsError("no strategy has a fraction of copy, so there is nothing to draw")
+        raise ResultsError(
+            "no strategy has a fraction of copy, so there is nothing to draw; measure again when nothing else runs, or larger rows"
+        )
     directions, _ = head(drawn)
     made = style.canvas()
     panel = style.panel(made, 0, 0, WIDTH_INCHES, BAR_INCHES * len(drawn))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 
@@ -26,7 +27,7 @@ def test_a_strategy_is_one_short_file_that_is_a_plugin(strategy):
     text = strategy.file.read_text()
     assert load({source.label: source for source in origins([])}[strategy.name]) == (strategy,)
     assert len(text.splitlines()) <= 150
-    assert f"softbench run --plugin {strategy.file.name}" in text
+    assert re.search(rf"^softbench run --plugin (mine=)?{strategy.file.name}( |$)", text, re.MULTILINE)
     assert "from ." not in text and "from softbench" not in text
 
 

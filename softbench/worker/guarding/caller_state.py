@@ -101,6 +101,12 @@ def _process() -> tuple[object, ...]:
     return os.nice(0), *map(resource.getrlimit, limits), *(signal.getitimer(one)[0] > 0 for one in timers)
 
 
+def _write_limits(value: tuple[int, int, int]) -> None:
+    sys.setrecursionlimit(value[0])
+    threading.stack_size(value[1])
+    sys.set_int_max_str_digits(value[2])
+
+
 SETTINGS: dict[str, Setting] = {
     "autograd's mode": Setting(
         lambda: (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
@@ -125,7 +131,7 @@ SETTINGS: dict[str, Setting] = {
     "the locale": Setting(lambda: locale.setlocale(locale.LC_ALL), lasting=True),
     "Python's limits": Setting(
         lambda: (sys.getrecursionlimit(), threading.stack_size(), sys.get_int_max_str_digits()),
-        lambda value: (sys.setrecursionlimit(value[0]), threading.stack_size(value[1]), sys.set_int_max_str_digits(value[2])),
+        _write_limits,
     ),
     "Python's switch interval": Setting(sys.getswitchinterval, sys.setswitchinterval),
     "Python's hooks or flags": Setting(

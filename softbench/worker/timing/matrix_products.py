@@ -17,18 +17,22 @@ MOST_CALLS = 50
 
 
 def tflops(dtype: torch.dtype, device: str) -> float:
-    """10^12 operations a second of the fastest product of two square matrices, by torch with its defaults (float32 without TF32).
+    """10^12 operations a second of the fastest product of two square matrices, by torch (float32 without TF32).
 
     The fastest call counts. Raises as torch, if the dtype has no product there.
     """
-    best = 0.0
-    for side in SIDES[device]:
-        one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        out = torch.empty_like(one)
-        seconds = _least_seconds(lambda one=one, other=other, out=out: torch.mm(one, other, out=out), device)  # type: ignore[misc]
-        best = max(best, 2 * side**3 / seconds / 1e12)
-        if seconds > SECONDS:
-            break
+    best, precision = 0.0, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        for side in SIDES[device]:
+            one, other = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+            out = torch.empty_like(one)
+            seconds = _least_seconds(lambda one=one, other=other, out=out: torch.mm(one, other, out=out), device)  # type: ignore[misc]
+            best = max(best, 2 * side**3 / seconds / 1e12)
+            if seconds > SECONDS:
+                break
+    finally:
+        torch.set_float32_matmul_precision(precision)
     return best
 
 
