@@ -128,16 +128,19 @@ def test_backends_pass_the_check_cases(op):
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_an_output_of_an_earlier_call_is_found_in_timed_calls(place):
+    """One call of a batch is compared, and the first one is right, so one batch in eight finds nothing."""
     case = case_of(LN, B)
     rotation = RotatingInputs(case, numerics(LN).make(case, 0, CPU), cached(place), overwrites=False)
-    body = rotation.renew()
-    rotation.stir()
-    for _ in range(12):
-        body()
-    rotation.collect()
-    found = rotation.verify(partial(verify_outputs, object()))
-    assert found.grade is Grade.WRONG
-    assert "in a timed call" in found.detail
+    found = []
+    for _ in range(6):
+        body = rotation.renew()
+        rotation.stir()
+        for _ in range(12):
+            body()
+        rotation.collect()
+        found.append(rotation.verify(partial(verify_outputs, object())))
+    wrong = [one for one in found if one.grade is Grade.WRONG]
+    assert wrong and "in a timed call" in wrong[0].detail
 
 
 def test_bytes_are_those_of_all_tensors_of_a_pass():
