@@ -81,6 +81,7 @@ for strategy, N, dtype in itertools.product((triton_row, triton_tile), (1, 130, 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU they are not interpreted")
 def test_triton_kernels_are_right_in_the_interpreter():
     python(TRITON)

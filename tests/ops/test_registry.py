@@ -19,6 +19,7 @@ MAY_NAME = {
     "core/case.py": "the operation of older files, which name none",
     "ops/registry.py": "the names of all operations",
     "worker/guarding/caller_state.py": "torch's settings of matrix products",
+    "worker/timing/matrix_products.py": "torch's settings of matrix products",
 }
 """Modules that name an operation in code, with the reason. `backends` and `kernels` compute operations, and `ops/NAME.py` is one."""
 

@@ -101,7 +101,7 @@ slow = pytest.mark.slow
     ("backend", "dtype", "op"),
     [
         (naive.backend, "bf16", "logprob"),
-        (torch_eager.backend, "fp32", "cross_entropy"),
+        pytest.param(torch_eager.backend, "fp32", "cross_entropy", marks=slow),
         pytest.param(naive.backend, "bf16", op_of(ALL_SET), marks=slow),
         pytest.param(torch_eager.backend, "fp32", "logprob", marks=slow),
         pytest.param(naive.backend, "bf16", "cross_entropy", marks=slow),

@@ -123,7 +123,7 @@ def site(tmp_path_factory):
 VIEWS = ("now", "operations", "history", "changes", "runs")
 
 
-@pytest.mark.parametrize("width", [420, 1400])
+@pytest.mark.parametrize("width", [420, pytest.param(1400, marks=pytest.mark.slow)])
 def test_each_view_of_the_exhibit_works_from_disk_and_says_what_it_shows(browser, site, width):
     assert site.stat().st_size < 200_000
     for view in VIEWS:

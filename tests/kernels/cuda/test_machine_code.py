@@ -41,7 +41,7 @@ def parts(architecture):
 
 
 def matrix():
-    """Architectures and their parts. On a machine of few cores, where a part takes ten seconds, the other parts of each are slow."""
+    """Architectures and their parts. On a machine of few cores, where a part takes ten seconds, all are slow."""
     if not few_cores():
         return [(name, parts(name)) for name in WIDE]
     others = [
@@ -52,8 +52,8 @@ def matrix():
         ("sm_100a", FLOAT32),
         ("sm_100a", WIDE["sm_100a"]),
     ]
-    slow = [pytest.param(name, [part], marks=pytest.mark.slow) for name, part in others]
-    return [("sm_90a", parts("sm_90a")), *slow]
+    given = [("sm_90a", parts("sm_90a")), *((name, [part]) for name, part in others)]
+    return [pytest.param(*one, marks=pytest.mark.slow) for one in given]
 
 
 @pytest.fixture(scope="module")
