@@ -71,6 +71,7 @@ def test_texts_of_a_hostile_plugin_are_written_as_plain_text(cli):
     assert cli.document()["origins"]["skips"] == "=1+1 ..%2F evil.py"
 
 
+@pytest.mark.slow
 def test_list_runs_a_plugin_only_with_the_load_flag(cli, plugins):
     (cli.folder / "own.py").write_text(
         PLUGIN.replace('[Hostile("skips"), Hostile("raises")]', "[Hostile()]").replace("name): self.name = name", "x=0): pass")

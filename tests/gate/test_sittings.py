@@ -82,6 +82,7 @@ def test_sittings_raise_no_alarm(noise):
     assert proportion_bounds(families(60, STORED[noise], 20, 0.0, 3, RULES.margin, 3, Stored).exits[1], 60)[0] <= 0.05
 
 
+@pytest.mark.slow
 def test_a_process_of_each_of_ten_sittings_raises_no_alarm():
     noise = Noise(sitting=0.04, common_sitting=0.02, sittings=10)
     assert proportion_bounds(families(60, noise, 20, 0.0, 3, RULES.margin, 1, Stored).exits[1], 60)[0] <= 0.05

@@ -12,6 +12,7 @@ def table(cli):
     return {(row["backend"], row["N"]): row for row in cli.rows()}
 
 
+@pytest.mark.slow
 def test_every_fault_has_a_reason_and_other_cells_are_measured(cli, plugins):
     names = ("correct/logsumexp", "wrong/zeros", "faulty/raises_at_import", "faulty/hangs_at_import", "faulty/faults")
     cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}  # no compiler: the deadlines can be shorter than a cold compilation

@@ -142,6 +142,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_interpreted_tiers_are_right_and_write_only_their_rows(run_interpreted):
     run_interpreted(TIERS + EVERY_TIER, timeout=270)

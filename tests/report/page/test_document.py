@@ -145,6 +145,7 @@ def order(browser):
     return browser.run("return page.cells.list().rows()")
 
 
+@pytest.mark.slow
 def test_filters_and_sorting_follow_clicks_and_keys(browser, page, csv_of):
     opened(browser, page("part"), "cells")
     rows = csv_of("part")
@@ -172,6 +173,7 @@ def test_filters_and_sorting_follow_clicks_and_keys(browser, page, csv_of):
     assert browser.console() == []
 
 
+@pytest.mark.slow
 def test_a_long_table_scrolls_and_its_rows_are_reached_by_keys(browser, page, csv_of):
     opened(browser, page("many"), "cells")
     rows = csv_of("many")
@@ -216,6 +218,7 @@ def test_page_without_samples_says_so(browser, page):
     assert "few.json.gz is not beside few.csv" in browser.find("#panel").text
 
 
+@pytest.mark.slow
 def test_points_speak_to_mouse_and_keyboard_alike(browser, page, csv_of):
     """The fastest are named on the picture; a point says its cell, and opens it."""
     opened(browser, page("part"))
@@ -238,6 +241,7 @@ def test_points_speak_to_mouse_and_keyboard_alike(browser, page, csv_of):
     assert browser.console() == []
 
 
+@pytest.mark.slow
 def test_legend_hides_a_line_in_every_figure(browser, page):
     opened(browser, page("part"))
     ink = "return page.find('canvas').toDataURL()"
@@ -250,6 +254,7 @@ def test_legend_hides_a_line_in_every_figure(browser, page):
     assert browser.find("#all-curves .legend button[data-name=torch]").get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.slow
 def test_terms_tell_their_meaning_to_the_keyboard(browser, page):
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -263,7 +268,7 @@ def test_terms_tell_their_meaning_to_the_keyboard(browser, page):
     assert named <= {*browser.run("return Object.keys(page.data.terms)")}
 
 
-@pytest.mark.parametrize("tab", sampled(PARTS, lambda tab: tab in ("overview", "cells")))
+@pytest.mark.parametrize("tab", sampled(PARTS, lambda tab: tab == "cells"))
 def test_small_screen_shows_a_result_of_each_tab(browser, page, tab):
     opened(browser, page("odd"), tab, width=420)
     tabs = [link.rect for link in browser.all("#tabs a")]
@@ -274,6 +279,7 @@ def test_small_screen_shows_a_result_of_each_tab(browser, page, tab):
     assert place["x"] + place["width"] <= 420
 
 
+@pytest.mark.slow
 def test_skip_link_stays_on_the_shown_part(browser, page):
     opened(browser, page("odd"), "cells")
     browser.run("page.find('.skip').focus()")
@@ -282,6 +288,7 @@ def test_skip_link_stays_on_the_shown_part(browser, page):
     assert browser.driver.switch_to.active_element.get_attribute("id") == "main"
 
 
+@pytest.mark.slow
 def test_dark_page_prints_light_and_whole(browser, page, csv_of):
     opened(browser, page("odd"))
     paper = "return getComputedStyle(document.body).backgroundColor"
@@ -296,6 +303,7 @@ def test_dark_page_prints_light_and_whole(browser, page, csv_of):
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
 
 
+@pytest.mark.slow
 def test_winner_map_shows_the_speed_up_over_a_chosen_backend(browser, page, csv_of):
     opened(browser, page("odd"), "map")
     rows = csv_of("odd")
@@ -310,6 +318,7 @@ def test_winner_map_shows_the_speed_up_over_a_chosen_backend(browser, page, csv_
     assert browser.find("#panel .command").is_displayed()
 
 
+@pytest.mark.slow
 def test_a_field_has_the_colour_of_the_backend_that_it_names(browser, page):
     opened(browser, page("part"), "map")
     colour = (
