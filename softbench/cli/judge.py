@@ -42,11 +42,14 @@ def judge(
     **given: Any,
 ) -> None:
     """Judge one untrusted plugin on one case, in a process that cannot reach the judge. docs/judge.md describes what that vouches for."""
+    from softbench.plugins.source import safe_name
     from softbench.run import signature, signed_verdict
 
     key = key or signature.default_key()
     given, solutions = options.with_solutions(given)
     listed = [one for one in solutions if not one.is_dir()] or solutions
+    if backend is not None:  # those beside a definition are backends with the names of their files
+        listed = [one for one in listed if one.suffix != ".json" or safe_name(one.stem) == backend]
     files = [file for file in (plugin, named) if file] or listed
     if len(files) > 1 or any(file.is_dir() for file in files):
         raise UsageError(f"softbench judge takes the file of one plugin, and here is {', '.join(map(str, files))}; name it: --plugin FILE")

@@ -125,7 +125,7 @@ def _of_case(
     N: Annotated[int | None, typer.Option("--N", help="Columns.", min=1, rich_help_panel=WHAT, show_default="4096")] = None,
     shape: Annotated[str | None, option(WHAT, "Shape in place of --M and --N: 8x16x1024x1024.", metavar="SIZES")] = None,
     dim: Annotated[str | None, option(WHAT, "The reduced dimension of --shape.", default="-1", metavar="INT")] = None,
-    dtype: Annotated[str, option(WHAT, "fp32, fp16 or bf16.", complete=DTYPE)] = "fp32",
+    dtype: Annotated[str | None, option(WHAT, "fp32, fp16 or bf16.", complete=DTYPE, default="fp32, or that of the problem")] = None,
     direction: Annotated[str, option(WHAT, "forward, backward, both or fused.", complete=DIRECTION)] = "forward",
     op: Operation = OPERATION,
 ) -> None:

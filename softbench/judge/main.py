@@ -90,11 +90,13 @@ def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
             raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
         os.environ.update(session.environment)
         from softbench.judge.judgement import Judge  # torch sees the session's device only
+        from softbench.ops.registry import numerics
         from softbench.problems.load import load
+        from softbench.problems.values import ProblemValues
 
-        for file in request.operations:
-            load(file)
-        yield session, Judge(session.pool, session.environment, readable_folders(), request.timeout)
+        found = [numerics(load(file).name) for file in request.operations]
+        read = [str(path) for one in found if isinstance(one, ProblemValues) for path in one.problem.reads]
+        yield session, Judge(session.pool, session.environment, [*readable_folders(), *read], request.timeout)
 
 
 def judged(session: Session, judge: Judge, request: JudgeCase) -> JsonObject:

@@ -14,6 +14,7 @@ from typing import Any
 from softbench.core.case import TIMERS, Case
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
+from softbench.ops.registry import operation
 from softbench.plan import sweep as sweeps
 from softbench.plan.declare import (
     HOW_LONG,
@@ -357,14 +358,18 @@ def with_axes(sweep: Sweep, axes: Layer) -> Sweep:
 
 
 def one_case(flags: Mapping[str, Any], command: str) -> Case:
-    """The case that flags name, of 4096 rows and columns without others.
+    """The case that flags name, of 4096 rows and columns without others, and in fp32 or the first dtype that the operation has.
 
     Raises:
         UsageError: a flag is invalid, or they name several cases.
     """
     axes = from_flags(flags)
+    plain = Sweep((4096,), (4096,))
+    there = operation(axes["op"][0]).dtypes
+    if "dtype" not in axes and not set(plain.dtype) & set(there):
+        plain = replace(plain, dtype=there[:1])
     try:
-        (case,) = sweeps.cases([with_axes(Sweep((4096,), (4096,)), axes)], "cuda")
+        (case,) = sweeps.cases([with_axes(plain, axes)], "cuda")
     except ValueError:
         raise UsageError(f"{command}: give one --dtype, one --direction, and one --shape with one --dim") from None
     return case

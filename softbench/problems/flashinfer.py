@@ -51,6 +51,8 @@ class FlashInfer(Problem):
             raise UsageError("its reference defines no function run")
         self._run: Callable[..., Any] = run
         self._workloads = [_workload(one, path) for one in _workloads(path, self._kind)]
+        stored = [value.places for one in self._workloads for value in one.values() if isinstance(value, _Stored)]
+        self.reads = [_beside(path, "workloads", self._kind), *(place for places in stored for place in places)]
         scalars = [name for name, spec in self._inputs.items() if spec.get("shape") is None]
         self.parameters = {name: self._first(name) for name in [*free, *scalars]}
         cases = [self._case(one) for one in self._workloads]

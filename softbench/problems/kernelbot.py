@@ -45,6 +45,7 @@ class Kernelbot(Problem):
         self.name = safe_name(folder.name)
         self.summary = str(task.get("description") or "").strip().partition("\n")[0]
         files = _files(folder, task)
+        self.reads = list(files.values())
         sys.meta_path.insert(0, _Finder(files))
         try:
             module = __import__("reference")

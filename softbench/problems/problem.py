@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -53,6 +54,8 @@ class Problem(ABC):
     """True if inputs are drawn on the CPU and then moved."""
     destination = False
     """True if a solution gets its outputs as its last arguments and writes them."""
+    reads: Sequence[Path] = ()
+    """Files outside of its folder that the problem reads."""
 
     @abstractmethod
     def inputs(self, values: Mapping[str, Value], seed: int, dtype: torch.dtype, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ from problem_files import cases, judged
 
 from softbench.core.errors import UsageError
 from softbench.ops import registry
+from softbench.plan.settings import one_case
 from softbench.plugins.flashinfer_solution import solution
 from softbench.problems.load import load
 from softbench.run.operations import with_solutions
@@ -99,6 +100,7 @@ def test_a_task_of_kernelbot_comes_in_as_it_is(tmp_path):
     operation = load(task(tmp_path))
     assert (operation.name, operation.summary) == ("sums", "The sums of rows.")
     assert [op.partition("(")[2] for op, *_ in operation.cases] == ["", "rows=5,columns=64)"]
+    assert tmp_path / "utils.py" in registry.numerics("sums").problem.reads, "a judged plugin's process reads it too"
     first, second = operation.cases.values()
     assert first.spec == ("rows: 8; columns: 300; seed: 7", "rows: 8; columns: 300; seed: 8") and len(second.spec) == 1
     assert judged(operation, sums) == ("sampled", "")
@@ -153,6 +155,8 @@ def test_a_definition_of_flashinfer_comes_in_as_it_is(tmp_path):
     operation = load(str(file))
     (case,) = cases(operation)
     assert (case.M, case.N, case.dtype) == (9, 64, "bf16")
+    assert one_case({"op": case.op}, "judge").dtype == "bf16", "there is no other"
+    assert registry.numerics(case.op).problem.reads == [tmp_path / "workloads" / "norm" / "rms_h64.jsonl"]
     assert judged(operation, solution(right).run) == ("sampled", "")
     del sys.modules["main"]
     assert judged(operation, solution(solved(tmp_path, "1.1")).run)[0] == "wrong"
