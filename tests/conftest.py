@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import csv
 import gc
 import os
@@ -96,6 +97,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
     if not count:
         gc.disable()  # until all is collected: no module of the tests' imports is garbage
+    if worker:  # after all that modules register; freeing each module takes seconds, and Triton's bindings report what was not freed
+        atexit.register(os._exit, 0)
 
 
 def choose(interpreter: str | None) -> None:
@@ -128,13 +131,12 @@ def pytest_collection_finish() -> None:
         torch.autograd.grad(2 * x, x, torch.ones(1))
     gc.enable()
     gc.freeze()  # each full collection of garbage would look at all modules and tests again
+    atexit.register(gc.unfreeze)  # otherwise Triton's bindings report that all is leaked
     generic = sys.modules.get("softbench.kernels.triton.generic")
     if generic is not None and (CHOSEN == "1") != generic.INTERPRETED:
         raise pytest.UsageError(f"a test module imported own_kernels before the kernels and so chose {INTERPRETER}; exchange the imports")
 
 
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()  # otherwise Triton's bindings report at the end that all is leaked
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

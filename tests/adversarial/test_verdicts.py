@@ -53,7 +53,7 @@ def test_a_trick_is_detected_by_its_stage_and_rule(pool, trick):
     ("direction", "name"),
     sampled(
         itertools.product((Direction.FORWARD, Direction.BACKWARD), [honest.name for honest in HONEST]),
-        lambda direction, name: (direction, name) in ((Direction.FORWARD, HONEST[0].name), (Direction.BACKWARD, HONEST[-1].name)),
+        lambda direction, name: (direction, name) == (Direction.BACKWARD, HONEST[-1].name),
     ),
 )
 def test_correct_implementations_pass_the_check_and_the_timed_batches(pool, name, direction):
@@ -86,7 +86,7 @@ def test_a_bug_hidden_by_normal_values_is_found_by_check(bug):
 
 
 @pytest.mark.parametrize(
-    "bug", sampled([bug for bug in VALUES if bug.in_run], lambda bug: VALUES.index(bug) % 2 == 0), ids=lambda bug: bug.name
+    "bug", sampled([bug for bug in VALUES if bug.in_run], lambda bug: VALUES.index(bug) % 4 == 0), ids=lambda bug: bug.name
 )
 def test_a_bug_hidden_by_normal_values_is_found_before_timing(bug):
     case = Case(96, 4096, bug.dtype, bug.direction, "cpu")
@@ -104,6 +104,7 @@ def test_a_kept_output_is_told_from_a_wrong_one():
         assert found.detail.startswith("returned the output of an earlier input: ") is told
 
 
+@pytest.mark.slow
 def test_the_bugs_are_right_on_normal_values():
     """Except where a bug is so coarse that normal values show it, too."""
     hidden = 0
@@ -192,7 +193,7 @@ OF_CALLS = [item for item in CASES if item.repeat or item.name.startswith("shape
 """The cases that call a backend in a special way, and small shapes: a habit is about calls, not about values."""
 
 
-shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(12, id="every twelfth")])
+shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(24, id="a few")])
 
 
 @shares

@@ -18,6 +18,7 @@ def by_name():
     return {backend.name: backend for backend in dynamo_backends.backends}
 
 
+@pytest.mark.slow  # each compiles
 def test_every_registered_backend_passes_or_gives_a_reason(by_name):
     for name in torch._dynamo.list_backends(None):
         backend = by_name[f"compile:{name}"]

@@ -232,9 +232,9 @@ def test_a_busy_gpu_ends_the_judgement(judge, monkeypatch, gpu_us, status):
     assert ("busy" in found.reason) == (status == "unverified")
 
 
-@pytest.mark.parametrize(("beside", "counts"), [(700.0, 109.0), (80.0, 80.0)])
-def test_an_empty_challenge_counts_as_without_the_plugin_at_most(judge, monkeypatch, beside, counts):
+def test_an_empty_challenge_counts_as_without_the_plugin_at_most(judge, monkeypatch):
     """The last empty challenge comes when the plugin's process has ended. 109 is the highest decile of 100 and 110."""
+    beside, counts = 700.0, 109.0
     times, workers, lived, end = iter([100.0, 90.0, beside, 110.0]), [], [], PluginProcess.end
     monkeypatch.setattr(PluginProcess, "end", lambda process: (workers.append(process.worker.pid), end(process)))
     monkeypatch.setattr(

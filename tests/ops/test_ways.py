@@ -60,7 +60,7 @@ def allowed(way, op, dtype):
     return {Grade.PASS, Grade.LOW_PRECISION} if limited or (way.name, op) == ("right-ce-torch", LOSS) else {Grade.PASS}
 
 
-@with_dtypes("name direction", ways(RIGHT_WAYS, RIGHT_AT), every=4)
+@with_dtypes("name direction", ways(RIGHT_WAYS, RIGHT_AT), every=8)
 def test_right_ways_are_accepted(name, direction, dtype):
     way = BY_NAME[name]
     for op, shape in RIGHT_AT[way.operations[0]]:
@@ -83,7 +83,7 @@ def test_float32_has_less_than_a_share_of_the_bound(way, op, shapes, share):
         assert graded(BY_NAME[way], case_of(op, shape, "fp32", direction)).worst <= share, (direction, shape)
 
 
-@with_dtypes("name direction", [one for one in ways(WRONG_WAYS, WRONG_AT) if one[0] not in LATER], every=2)
+@with_dtypes("name direction", [one for one in ways(WRONG_WAYS, WRONG_AT) if one[0] not in LATER], every=4)
 def test_wrong_ways_are_rejected(name, direction, dtype):
     way, (op,) = BY_NAME[name], BY_NAME[name].operations
     of_norm = op == "rms_norm"  # its bounds in 16 bits allow what some of them do
