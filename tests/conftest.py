@@ -137,8 +137,6 @@ def pytest_collection_finish() -> None:
         raise pytest.UsageError(f"a test module imported own_kernels before the kernels and so chose {INTERPRETER}; exchange the imports")
 
 
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.option.slow and "slow" not in config.option.markexpr:
         slow = [item for item in items if item.get_closest_marker("slow")]  # `keywords` has the names of folders too

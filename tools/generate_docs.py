@@ -92,7 +92,7 @@ def commands() -> str:
     parts = [(group.help or "").strip(), (group.epilog or "").strip()]
     described: dict[tuple[str, ...], str] = {}
     for name in group.list_commands(None):
-        command = group.commands[name]
+        command = group.get_command(None, name)
         nested = getattr(command, "commands", None)
         for title, one in {f"{name} {sub}": found for sub, found in nested.items()}.items() if nested else [(name, command)]:
             parts += [f"## softbench {title}", *_command(one, title, described)]

@@ -13,7 +13,7 @@ import typer
 from softbench.cli import options, verbosity
 from softbench.cli.actions import end, interruptible, note, try_file, write_text, wrote_to_stdout
 from softbench.cli.options import option
-from softbench.cli.panels import OUTPUT, PanelCommand
+from softbench.cli.panels import OUTPUT, RUN_EPILOG, PanelCommand
 from softbench.core.case import OPERATION
 from softbench.core.text import count
 from softbench.plan.declare import WHAT
@@ -64,7 +64,7 @@ Long = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(check)
+    app.command(cls=PanelCommand, epilog=RUN_EPILOG)(check)
 
 
 @options.takes(command="check", after={"case": "backends"})

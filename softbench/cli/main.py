@@ -5,35 +5,65 @@ from __future__ import annotations
 import os
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from softbench import __version__
-from softbench.cli import baseline, board, check, doctor, export, gallery, gate, inspect, judge, listing, merge, report, results, run, runs
-from softbench.cli.actions import end
-from softbench.cli.options import RUN_EPILOG
-from softbench.cli.panels import LineGroup
+from softbench.cli.panels import RUN_EPILOG, LineGroup, PanelCommand
 from softbench.core.errors import SoftbenchError
-from softbench.core.files import not_written
-from softbench.core.text import one_line
 
-ORDER = (
-    *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge", "export"),
-    *("gate", "baseline", "judge", "list", "gallery", "doctor", "inspect"),
-)
+COMMANDS = {
+    "run": ("run", "Check and time every backend on every shape"),
+    "check": ("check", "Check every backend on difficult cases"),
+    "show": ("results", "Show the table of a results file, or of some of its cells"),
+    "runs": ("runs", "List the runs in a folder and below it, the newest first"),
+    "plot": ("results", "Draw how close each backend comes to copy over N or M, or another kind of figure"),
+    "report": ("report", "Write the results as one HTML page"),
+    "board": ("board", "Write a static site of many runs"),
+    "compare": ("results", "Compare two results files cell by cell"),
+    "merge": ("merge", "Merge shards of a sweep, or one sweep measured by several cards, into one results file with all raw samples"),
+    "export": ("export", "Write results of problems in the format of another evaluator, for its boards and tools"),
+    "gate": ("gate", "Judge whether a backend became slower"),
+    "baseline": ("baseline", "Baselines of the gate"),
+    "judge": ("judge", "Judge one untrusted plugin on one case, in a process that cannot reach the judge"),
+    "list": ("listing", "List the backends with their sources, and whether they can run here"),
+    "gallery": ("gallery", "List softmax as one writes it in each language"),
+    "doctor": ("doctor", "Check the requirements of a run"),
+    "inspect": ("inspect", "Show the code that a backend generates for one case"),
+}
+"""The module and the first sentence of each command, in the order in which a user meets them."""
 
 
-class InOrderOfUse(LineGroup):
-    """The commands in the order in which a user meets them; Typer puts groups of commands last."""
+class LaterGroup(LineGroup):
+    """The commands, each imported when it is asked for: the list of commands needs none of them."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given | {"commands": {name: PanelCommand(name, help=text) for name, (_, text) in COMMANDS.items()}})
+        self._loaded: set[str] = set()
 
     def list_commands(self, ctx: Any) -> list[str]:  # typer brings its own click in some versions
-        return sorted(super().list_commands(ctx), key=ORDER.index)
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        if name in COMMANDS and name not in self._loaded:
+            program = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
+            program.callback()(lambda: None)  # otherwise a single command is no group
+            import_module(f"softbench.cli.{COMMANDS[name][0]}").register(program)
+            found: Any = typer.main.get_command(program)
+            self.commands |= found.commands
+            self._loaded |= {*found.commands}
+        return super().get_command(ctx, name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str()) for name, command in self.commands.items()])
 
 
 app = typer.Typer(
-    cls=InOrderOfUse,
+    cls=LaterGroup,
     help="Compare kernels of an operation on the GPU: checked, isolated, interleaved, in GB/s.",
     epilog=f"{RUN_EPILOG} gate, baseline and compare: 3 inconclusive or not comparable.",
     no_args_is_help=True,
@@ -41,8 +71,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (run, check, results, runs, report, board, merge, export, gate, baseline, judge, listing, gallery, doctor, inspect):
-    commands.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -58,6 +86,12 @@ def _as_typed(text: str) -> str:
     return re.sub(r"--op(?![\w-])", "--problem", text) if "--problem" in typed and "--op" not in typed else text
 
 
+def _end(code: int, message: str = "") -> NoReturn:
+    from softbench.cli.actions import end
+
+    end(code, message)
+
+
 def main() -> NoReturn:
     """The console script."""
     for name in ("stdout", "stderr"):
@@ -68,12 +102,16 @@ def main() -> NoReturn:
         app(standalone_mode=True)
         sys.stdout.flush()
     except SoftbenchError as error:
-        end(error.exit_code, one_line(_as_typed(str(error)), 2000))
+        from softbench.core.text import one_line
+
+        _end(error.exit_code, one_line(_as_typed(str(error)), 2000))
     except BrokenPipeError:  # `softbench show | head`
-        end(141)
+        _end(141)
     except OSError as error:  # of an output stream
+        from softbench.core.files import not_written
+
         failed = not_written("the output", error)
-        end(failed.exit_code, str(failed))
+        _end(failed.exit_code, str(failed))
     sys.exit(0)
 
 

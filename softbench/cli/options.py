@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from softbench.core.case import Case
 
 BASELINES = Path("results") / "baselines"
-RUN_EPILOG = (
-    "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 4 the disk is full; "
-    "5 the device is in use; 130 interrupted (143 by SIGTERM)."
-)
 GATE_EPILOG = (
     "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
     "3 inconclusive or not comparable; 4 the disk is full; 130 interrupted (143 by SIGTERM)."

@@ -14,6 +14,10 @@ from softbench.core.errors import UsageError
 from softbench.plan.declare import RARE
 
 WHERE, JUDGE, OUTPUT, ARGUMENTS, OTHERS = "Where to", "What to judge", "Output", "Arguments", "Options"
+RUN_EPILOG = (
+    "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 4 the disk is full; "
+    "5 the device is in use; 130 interrupted (143 by SIGTERM)."
+)
 SELF_TEST = "Self-test"
 PLACES = {ARGUMENTS: -1, OTHERS: 1, SELF_TEST: 2, RARE: 3}
 """The panels that come before or after all others."""

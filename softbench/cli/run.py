@@ -15,7 +15,7 @@ import typer
 from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.options import option
-from softbench.cli.panels import OUTPUT, WHERE, PanelCommand
+from softbench.cli.panels import OUTPUT, RUN_EPILOG, WHERE, PanelCommand
 from softbench.core.errors import NotMeasurableError, SoftbenchError, UsageError
 from softbench.core.text import unknown
 from softbench.plan.declare import HOW_LONG, RARE
@@ -85,7 +85,7 @@ Json = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command(cls=PanelCommand, epilog=options.RUN_EPILOG)(run)
+    app.command(cls=PanelCommand, epilog=RUN_EPILOG)(run)
 
 
 @options.takes(command="run", after={"devices": "device", "quick": "processes"})

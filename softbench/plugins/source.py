@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -63,8 +64,9 @@ def origins(plugins: Iterable[Path]) -> tuple[PluginSource, ...]:
         UsageError: a file or module does not exist, or there is no entry point because softbench is not installed.
     """
     found = []
+    shown_of = cache(lambda distribution: f"{distribution.name} {distribution.version}")  # each parses the distribution's README too
     for point in metadata.entry_points(group=GROUP):
-        shown = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+        shown = shown_of(point.dist) if point.dist else point.value
         found.append(PluginSource("entry point", safe_name(point.name), point.value, one_line(shown)))
     if not found:
         raise UsageError("softbench is not installed, so its backends are not registered; run: pip install -e .")

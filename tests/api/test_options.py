@@ -46,7 +46,7 @@ def layer(found, op, backends):
 def test_the_words_give_the_same_settings(name):
     chosen, found = given(["torch", "compile:*"]), texts(CALLS[name])
     line = words(chosen, None, {"backends": ",".join(chosen.labels), **found})
-    context = typer.main.get_command(app).commands["run"].make_context("run", list(line))
+    context = typer.main.get_command(app).get_command(None, "run").make_context("run", list(line))
     flags = {key: value for key, value in context.params.items() if key in (*keywords("run"), "backends", "op")}
     assert layer(found, None, chosen) == from_flags(flags)
 

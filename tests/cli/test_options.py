@@ -7,13 +7,13 @@ import pytest
 import typer
 
 from softbench import __version__
-from softbench.cli.main import ORDER, app
+from softbench.cli.main import COMMANDS, app
 from softbench.plan.config_file import shipped
 from softbench.plan.settings import from_flags
 
 
 def params(command):
-    return {param.name: param for param in typer.main.get_command(app).commands[command].params}
+    return {param.name: param for param in typer.main.get_command(app).get_command(None, command).params}
 
 
 def test_the_defaults_of_settings_are_in_the_help(main):
@@ -39,16 +39,23 @@ def test_gate_help_names_the_gates_defaults():
 def test_every_option_of_the_long_commands_has_a_panel():
     group = typer.main.get_command(app)
     for name in ("run", "gate", "check", "inspect"):
-        for param in group.commands[name].params:
+        for param in group.get_command(None, name).params:
             if param.param_type_name == "option" and param.name != "help":
                 assert param.rich_help_panel, (name, param.name)
 
 
 def test_output_has_a_short_name_in_every_command():
     group = typer.main.get_command(app)
-    found = {name: param.opts for name, command in group.commands.items() for param in command.params if "--output" in param.opts}
+    found = {name: param.opts for name in COMMANDS for param in group.get_command(None, name).params if "--output" in param.opts}
     assert sorted(found) == ["board", "export", "gate", "inspect", "merge", "plot", "report", "run"]
     assert all("-o" in names for names in found.values())
+
+
+def test_the_list_of_commands_has_the_first_sentence_of_each():
+    group = typer.main.get_command(app)
+    assert {name: group.get_command(None, name).get_short_help_str() for name in COMMANDS} == {
+        name: text for name, (_, text) in COMMANDS.items()
+    }
 
 
 @pytest.mark.parametrize("command", ["run", "show", "check", "gate"])
@@ -151,7 +158,7 @@ def test_help_of_gate_names_arguments_first(main):
     assert text.index("Arguments:") < text.index("What to judge:") < text.index("Output:") < text.index("Rarely needed:")
 
 
-@pytest.mark.parametrize("words", [*((name,) for name in ORDER), ("baseline", "save"), ("baseline", "promote"), ()], ids=" ".join)
+@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), ("baseline", "save"), ("baseline", "promote"), ()], ids=" ".join)
 def test_an_unknown_option_is_one_line(main, words):
     code, out, err = main(*words, "--nonsense")
     assert (code, out) == (2, "")

@@ -194,8 +194,6 @@ def main(descriptor: int, env: str) -> None:
 
 
 def import_all() -> None:
-    import softbench.cli.gate
-    import softbench.cli.main
     import softbench.cli.output
     import softbench.report.check_report
     import softbench.report.progress
@@ -203,7 +201,11 @@ def import_all() -> None:
     import softbench.run.check
     import softbench.run.run
     import softbench.worker.serve  # noqa: F401
+    from softbench.cli.main import COMMANDS
     from softbench.worker.guarding import tamper_guard
+
+    for module, _ in COMMANDS.values():
+        importlib.import_module(f"softbench.cli.{module}")
 
     tamper_guard.remember()  # as the forkserver does
 
