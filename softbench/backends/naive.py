@@ -136,6 +136,27 @@ def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     return wrap(calls[case.direction])
 
 
+def linear_cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """All logits in memory, and the formulas of `cross_entropy` in float32."""
+    given = parameters(case)
+    del given["hidden"]
+    cap, of_loss = given["softcap"], (given["ignore_index"], given["label_smoothing"], given["z_loss"])
+
+    def forward(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        z = capped(torch.nn.functional.linear(x, w), cap)
+        return _loss(z, target, *_log_sum(z), *of_loss).sum() / (target != given["ignore_index"]).sum()
+
+    def fused(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> Tensors:
+        logits = torch.nn.functional.linear(x, w)
+        z = capped(logits, cap)
+        high, log = _log_sum(z)
+        p, each = torch.exp((z - high[:, None]) - log[:, None]), 1 / (target != given["ignore_index"]).sum()
+        dz = _loss_gradient(logits, p, target, high + log, each, **given)
+        return _loss(z, target, high, log, *of_loss).sum() * each, dz @ w, dz.T @ x
+
+    return wrap(forward if case.direction is Direction.FORWARD else fused)
+
+
 def logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
     """x_t - max - L and L + sum(p (max - x)) in float32, one operation after the other; no term of this entropy is negative."""
 
@@ -291,12 +312,14 @@ class Naive(Eager):
         "rms_norm(eps)",
         "layer_norm(eps,saved)",
         "add_rms_norm(eps,saved)",
+        "linear_cross_entropy(hidden,ignore_index,label_smoothing,z_loss,softcap)",
     )
     advice = "never for use; the compilers fuse this function"
     pairs: ClassVar = {"softmax": (naive_forward, naive_backward), "log_softmax": (naive_log_forward, naive_log_backward)}
     makers: ClassVar = {
         **{"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax},
         **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm},
+        "linear_cross_entropy": linear_cross_entropy,
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,6 +15,8 @@ from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
 
 LOWEST = torch.finfo(torch.float32).min
+FEWEST_ROWS = 128
+"""Rows of a chunk of logits, at least."""
 
 
 def _forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -41,37 +44,78 @@ def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     The backward computes the softmax from lse, as no function of torch takes lse.
     """
     given = parameters(case)
-    functional, cap, z_loss = torch.nn.functional.cross_entropy, given["softcap"], given["z_loss"]
-
-    def loss(z: torch.Tensor, target: torch.Tensor, lse: torch.Tensor | None) -> torch.Tensor:
-        found = functional(
-            z, target, ignore_index=given["ignore_index"], label_smoothing=given["label_smoothing"], reduction=given["reduction"]
-        )
-        if lse is None:
-            return found
-        more = torch.where(target == given["ignore_index"], 0.0, z_loss * lse.square())
-        return found + (more.sum() / (target != given["ignore_index"]).sum() if given["reduction"] == "mean" else more)
 
     def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
-        z = naive.capped(x, cap)
+        z = naive.capped(x, given["softcap"])
         lse = torch.logsumexp(z, dim=-1)
-        return loss(z, target, lse if z_loss else None), lse
-
-    def of_rows(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        z = naive.capped(x, cap)
-        return loss(z, target, torch.logsumexp(z, dim=-1) if z_loss else None)
+        return _loss_of(z, target, lse if given["z_loss"] else None, given, given["reduction"]), lse
 
     if case.direction is Direction.FUSED:
-        return partial(_by_autograd, wrap(of_rows))
+        return partial(_by_autograd, wrap(_loss_of_rows(given, given["reduction"])))
     return wrap(forward) if case.direction is Direction.FORWARD else naive.cross_entropy(case, wrap)
 
 
-def _by_autograd(loss_of: Callable[..., torch.Tensor], x: torch.Tensor, target: torch.Tensor) -> Tensors:
-    """The loss and its gradient, as a training step takes them."""
-    leaf = x.detach().requires_grad_()
-    loss = loss_of(leaf, target)
-    (dx,) = torch.autograd.grad(loss, leaf, torch.ones_like(loss))
-    return loss.detach(), dx
+def _loss_of(z: torch.Tensor, target: torch.Tensor, lse: torch.Tensor | None, given: dict[str, Any], reduction: str) -> torch.Tensor:
+    """F.cross_entropy, and the z-loss if there is lse."""
+    ignore, smoothing = given["ignore_index"], given["label_smoothing"]
+    found = torch.nn.functional.cross_entropy(z, target, ignore_index=ignore, label_smoothing=smoothing, reduction=reduction)
+    if lse is None:
+        return found
+    more = torch.where(target == ignore, 0.0, given["z_loss"] * lse.square())
+    return found + (more.sum() / (target != ignore).sum() if reduction == "mean" else more)
+
+
+def _loss_of_rows(given: dict[str, Any], reduction: str) -> Callable[..., torch.Tensor]:
+    """The loss of float32 logits with these parameters, as a function of logits and target."""
+
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        z = naive.capped(x, given["softcap"])
+        return _loss_of(z, target, torch.logsumexp(z, dim=-1) if given["z_loss"] else None, given, reduction)
+
+    return loss
+
+
+def _by_autograd(loss_of: Callable[..., torch.Tensor], *given: torch.Tensor) -> Tensors:
+    """The loss and its gradients, as a training step takes them; the last input is the target."""
+    leaves = [tensor.detach().requires_grad_() for tensor in given[:-1]]
+    loss = loss_of(*leaves, given[-1])
+    return loss.detach().float(), *torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+
+
+def linear_cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
+    """F.linear_cross_entropy in chunks, which PyTorch 2.13 has. Without it, or with parameters that it lacks, the loss of each chunk.
+
+    The chunks of rows are those that PyTorch's heuristic gives for CUDA.
+    """
+    given = parameters(case)
+    ignore, hidden = given["ignore_index"], given.pop("hidden")
+    forward = case.direction is Direction.FORWARD
+    if hasattr(torch.nn, "LinearCrossEntropyOptions") and not any(given[name] for name in ("label_smoothing", "z_loss", "softcap")):
+        options = torch.nn.LinearCrossEntropyOptions()
+
+        def chunked(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear_cross_entropy(x, w, target, ignore_index=ignore, options=options)
+
+        of_all = wrap(chunked)
+        return (lambda *tensors: of_all(*tensors).float()) if forward else partial(_by_autograd, of_all)
+    of_logits = wrap(_loss_of_rows(given, "none"))
+    rows = max(FEWEST_ROWS, 2 ** math.ceil(math.log2(max(1, case.M * hidden / max(1, case.N)))) // 2)
+
+    def loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        parts = zip(x.split(rows), target.split(rows), strict=True)
+        losses = torch.cat([of_logits(torch.nn.functional.linear(part, w), targets) for part, targets in parts])
+        return losses.sum() / (target != ignore).sum()
+
+    def fused(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> Tensors:
+        count, total, dx, dw = (target != ignore).sum(), x.new_zeros((), dtype=torch.float32), torch.empty_like(x), torch.zeros_like(w)
+        for part, targets, out in zip(x.split(rows), target.split(rows), dx.split(rows), strict=True):
+            of_rows, dz = _by_autograd(lambda *tensors: of_logits(*tensors).sum() / count, torch.nn.functional.linear(part, w), targets)
+            total += of_rows
+            torch.mm(dz, w, out=out)
+            dw.addmm_(dz.T, part)
+        return total, dx, dw
+
+    return loss if forward else fused
 
 
 def logprob(case: Case, wrap: Wrap = as_it_is) -> Call:
@@ -180,12 +224,14 @@ class Functional(Eager):
         "layer_norm(eps,saved)",
         "add_rms_norm(eps,saved)",
         "matmul(K)",
+        "linear_cross_entropy(hidden,ignore_index,label_smoothing,z_loss,softcap)",
     )
     advice = "if softmax is not the hot spot: no build, float32 arithmetic for 16-bit inputs"
     pairs: ClassVar = {"softmax": (_forward, _backward), "log_softmax": (_log_forward, _log_backward)}
     makers: ClassVar = {
         **{"cross_entropy": cross_entropy, "logprob": logprob, "masked_softmax": masked_softmax},
         **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm, "matmul": matmul},
+        "linear_cross_entropy": linear_cross_entropy,
     }
 
 

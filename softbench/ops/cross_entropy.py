@@ -293,26 +293,26 @@ def bounds(case: Case, inputs: Tensors, *, loose: bool) -> Tensors:
     x, target, *rest = inputs
     given = settings(case)
     z = capped(x, given.cap)
-    one = Rounded(case, given, loose, z, target, log_sum(z), _of_cap(z, case, given, loose=loose))
+    one = Rounded(case, given, loose, z, target, log_sum(z), of_cap(z, case, given, loose=loose))
     if case.direction is Direction.FORWARD:
-        return _of_loss(one), one.of_z.error + one.carried + ETA["fp32"]
+        return of_loss(one), one.of_z.error + one.carried + ETA["fp32"]
     if case.direction is Direction.FUSED:
         extra = torch.expm1(one.of_z.at_maximum) if loose else 0.0
         ones = given.of_row(1.0, target)
-        return _of_loss(one), _of_gradient(one, one.of_z.lse, ones, one.of_z.log_error + extra, one.of_z.error, one.carried)
+        return of_loss(one), of_gradient(one, one.of_z.lse, ones, one.of_z.log_error + extra, one.of_z.error, one.carried)
     lse, dloss = rest
     extra = torch.expm1(2 * U * lse.abs()) if loose else torch.zeros_like(lse)
-    return (_of_gradient(one, lse, given.of_row(dloss, target), extra, 3 * U * lse.abs(), torch.zeros_like(lse)),)
+    return (of_gradient(one, lse, given.of_row(dloss, target), extra, 3 * U * lse.abs(), torch.zeros_like(lse)),)
 
 
-def _of_cap(z: torch.Tensor, case: Case, given: Settings, *, loose: bool) -> torch.Tensor | None:
+def of_cap(z: torch.Tensor, case: Case, given: Settings, *, loose: bool) -> torch.Tensor | None:
     """e_i."""
     if not given.cap:
         return None
     return (6 * U + U_OUT[case.dtype]) * z.abs() + 6 * U * given.cap if loose else 6 * U * z.abs()
 
 
-def _of_loss(one: Rounded) -> torch.Tensor:
+def of_loss(one: Rounded) -> torch.Tensor:
     """The bound on the loss, (rows,)."""
     given, of_z, z, e = one.given, one.of_z, one.z, one.given.smoothing
     lse, apart = of_z.lse, of_z.lse - one.at_target(z)
@@ -341,7 +341,7 @@ def _of_loss(one: Rounded) -> torch.Tensor:
     return (one.counted(bound).sum() + U * (c + 4) * sizes.sum()) / given.counted(one.target)
 
 
-def _of_gradient(
+def of_gradient(
     one: Rounded, lse: torch.Tensor, dloss: torch.Tensor, of_p: torch.Tensor, of_lse: torch.Tensor, carried: torch.Tensor
 ) -> torch.Tensor:
     """The bound on dx, (rows, N). The others are (rows,): `of_p` is in R, `of_lse` the error of lse in the z-loss, `carried` is E."""

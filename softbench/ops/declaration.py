@@ -120,7 +120,7 @@ def _validate_pass(operation: Operation, direction: str, one: Pass, known: Mappi
     if not rows or all(spec.when for spec in outputs):
         raise ValueError(f"pass {direction}: every output must have M as its first axis, or the pass whole=True, and one must exist always")
     sizes = {"M", "N", *(parameter.name for parameter in known.values() if parameter.kind == "whole")}
-    if not set(one.multiply_adds) <= sizes:
+    if not {size for size in one.multiply_adds if not (isinstance(size, int) and size > 0)} <= sizes:
         raise ValueError(f"pass {direction}: multiply_adds has {one.multiply_adds}; give names of {', '.join(sorted(sizes))}")
 
 

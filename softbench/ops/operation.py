@@ -111,7 +111,8 @@ class Pass:
     """True, or the value of a parameter such as `("reduction", "mean")`, if a row of an output depends on other rows, as a sum over rows
     does. A call is then drawn, changed and compared as a whole."""
     multiply_adds: tuple[str | int, ...] = ()
-    """Of a matrix product: the axes, such as `("M", "K", "N")`, whose product is the number of its multiply-adds."""
+    """Of matrix products: the axes, such as `("M", "K", "N")`, whose product is the number of multiply-adds. Of three products alike it
+    has the number 3 too."""
 
     @property
     def writes(self) -> tuple[str, ...]:

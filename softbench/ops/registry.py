@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from softbench.ops.operation import Operation
     from softbench.ops.values import Values
 
-NAMES = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax", "rms_norm", "layer_norm", "add_rms_norm", "matmul")
+NAMES = (
+    *("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax", "rms_norm", "layer_norm", "add_rms_norm", "matmul"),
+    "linear_cross_entropy",
+)
 """The names of softbench's operations."""
 _added: dict[str, tuple[Operation, str]] = {}
 """The operations of users by name, each with its file."""

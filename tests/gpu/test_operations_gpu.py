@@ -190,13 +190,18 @@ def test_an_operation_from_a_file_is_measured_checked_and_inspected(cli):
     assert len(inspected["launches"]) >= 1
 
 
-@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm", "cross_entropy(reduction=mean)", "matmul(K=4096)"])
-def test_passes_that_are_compared_as_a_whole_are_measured(cli, op):
-    directions = "forward" if op.startswith("matmul") else "forward,backward"
+@pytest.mark.parametrize(
+    ("op", "directions"),
+    [
+        *((op, "forward,backward") for op in ("layer_norm", "add_rms_norm", "cross_entropy(reduction=mean)")),
+        *(("matmul(K=4096)", "forward"), ("linear_cross_entropy", "forward,fused")),
+    ],
+)
+def test_passes_that_are_compared_as_a_whole_are_measured(cli, op, directions):
     found = measured(cli, "--op", op, "--M", M, "--N", N, "--dtype", "bf16", "--direction", directions)
     assert lines(row for row in found.values() if row["status"] not in ("ok", "skipped", "unavailable")) == []
     assert all(found["torch", direction]["status"] == "ok" for direction in directions.split(","))
-    assert ("compute-bound" in found["torch", "forward"]["labels"]) == op.startswith("matmul")
+    assert ("compute-bound" in found["torch", "forward"]["labels"]) == op.startswith(("matmul", "linear"))
 
 
 @pytest.mark.alone  # other work on the GPU would change the verdict
