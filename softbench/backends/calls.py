@@ -84,6 +84,13 @@ def by_direction(case: Case, forward: TensorCall, backward: TensorCall) -> Call:
     return both
 
 
+def by_autograd(loss_of: Callable[..., torch.Tensor], *given: torch.Tensor) -> Tensors:
+    """The loss and its gradients, as a training step takes them; the last input is the target."""
+    leaves = [tensor.detach().requires_grad_() for tensor in given[:-1]]
+    loss = loss_of(*leaves, given[-1])
+    return loss.detach().float(), *torch.autograd.grad(loss, leaves, torch.ones_like(loss))
+
+
 class Eager:
     """Base of the backends whose functions are eager PyTorch."""
 

@@ -27,6 +27,7 @@ class Liger(ThirdParty):
         "rms_norm(eps)",
         "layer_norm(eps,saved)",
         "add_rms_norm(eps,saved)",
+        "linear_cross_entropy(hidden,ignore_index,label_smoothing,z_loss,softcap)",
     )
     advice = "if Liger's other kernels are in use; N up to 65536"
 
@@ -45,6 +46,8 @@ class Liger(ThirdParty):
         if case.operation == "cross_entropy":
             # its one kernel of a loss returns no lse without a gradient, and the gradient with it
             return None if case.direction is Direction.FUSED else "its kernel computes loss and gradient at once: --direction fused"
+        if case.operation == "linear_cross_entropy":
+            return None
         return f"a row must fit one block: N is at most {MAX_COLUMNS}" if case.N > MAX_COLUMNS else None
 
     def prepare(self, case: Case) -> Call:
@@ -84,6 +87,24 @@ def _cross_entropy(case: Case) -> Call:
         return loss.float(), dx.detach()
 
     return fused
+
+
+def _linear_cross_entropy(case: Case) -> Call:
+    """The function that Liger's autograd calls, with its defaults: dw of parts of the rows is added up in the dtype of the weight."""
+    liger: Any = importlib.import_module("liger_kernel.ops.fused_linear_cross_entropy")
+    given = parameters(case)
+    options = {name: given[name] for name in ("ignore_index", "label_smoothing")}
+    options |= {"lse_square_scale": given["z_loss"], "softcap": given["softcap"] or None}
+    fused = case.direction is Direction.FUSED
+
+    def call(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor | Tensors:
+        with torch.no_grad():
+            loss, *_, dx, dw, _ = liger.fused_linear_cross_entropy_forward(
+                x, w, target, compute_gradients=fused, weight_requires_grad=fused, **options
+            )
+        return (loss, dx, dw) if fused else loss
+
+    return call
 
 
 def _rms_norm(case: Case) -> Call:
@@ -132,6 +153,9 @@ def _add_rms_norm(case: Case) -> Call:
     return forward if case.direction is Direction.FORWARD else backward
 
 
-MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm, "layer_norm": _layer_norm, "add_rms_norm": _add_rms_norm}
+MAKERS = {
+    **{"cross_entropy": _cross_entropy, "linear_cross_entropy": _linear_cross_entropy},
+    **{"rms_norm": _rms_norm, "layer_norm": _layer_norm, "add_rms_norm": _add_rms_norm},
+}
 """What makes the calls of an operation other than softmax."""
 backend = Liger()

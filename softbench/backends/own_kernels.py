@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from softbench.backends.calls import TensorCall, by_direction, parameters
+from softbench.backends.calls import EMPTY, TensorCall, by_direction, parameters
 from softbench.core.case import OPERATION, Case, Direction, Value, parse_op
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import operation
@@ -30,6 +30,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 LOSSES = ("cross_entropy", "logprob")
+LINEAR = "linear_cross_entropy"
 SCORES = "masked_softmax"
 OF_SCORES = {Direction.FORWARD: {"causal", "sink", "mask"}, Direction.BACKWARD: {"causal", "sink"}}
 """The parameters with which a pass of SCORES needs its own kernels; without them it is that of softmax with a scale."""
@@ -55,6 +56,8 @@ class Kernels:
         raise NotImplementedError
 
     def supports(self, case: Case) -> str | None:
+        if case.operation == LINEAR and case.M * case.N == 0:
+            return EMPTY
         if case.operation != SCORES:
             return None
         columns, needs = self._scores().MAX_COLUMNS, special(case)
@@ -74,6 +77,8 @@ class Kernels:
             return self._prepare_scores(case)
         if case.operation in LOSSES:
             return self._prepare_loss(case)
+        if case.operation == LINEAR:
+            return self._prepare_linear(case)
         function = self.function(case.operation)
         if case.direction is Direction.BOTH:
             forward, backward = function.__call__, function.backward
@@ -115,6 +120,16 @@ class Kernels:
             return results[:outputs]
 
         return all_of_the_pass
+
+    def _prepare_linear(self, case: Case) -> Call:
+        """The products of `torch.mm`, and the package's kernels of the loss."""
+        linear, losses = _kernels(f"common.{LINEAR}"), _kernels(self.losses)
+        of_parts, given = linear.Losses.of(losses), parameters(case)
+        del given["hidden"]
+        call = functools.partial(linear.linear_cross_entropy, of_parts, **given)
+        if case.direction is Direction.FORWARD:
+            return lambda *tensors: call(*tensors, gradients=False)[0]
+        return functools.partial(call, gradients=True)
 
     def _prepare_scores(self, case: Case) -> Call:
         function, given = self._scores().masked_softmax, parameters(case)

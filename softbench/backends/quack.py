@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import torch
 
-from softbench.backends.calls import Tensors, by_direction, parameters
+from softbench.backends.calls import Tensors, by_autograd, by_direction, parameters
 from softbench.backends.third_party import ThirdParty
 from softbench.core.case import DTYPES, Case, Direction
 from softbench.plugins.backend import Call
@@ -24,7 +25,13 @@ class Quack(ThirdParty):
 
     name, package, module = "quack", "quack-kernels", "quack.softmax"
     install = "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
-    operations = ("softmax", "cross_entropy(ignore_index)", "rms_norm(eps)", "add_rms_norm(eps,saved)")
+    operations = (
+        "softmax",
+        "cross_entropy(ignore_index)",
+        "rms_norm(eps)",
+        "add_rms_norm(eps,saved)",
+        "linear_cross_entropy(hidden,ignore_index)",
+    )
     only_nvidia = True
     advice = "for few, aligned N on Hopper or newer, if a build for each N is acceptable"
 
@@ -33,6 +40,9 @@ class Quack(ThirdParty):
             return "its backward computes the gradient of the weight too: --direction forward"
         if case.operation == "add_rms_norm" and case.direction is not Direction.FORWARD and not parameters(case)["saved"]:
             return "its backward takes saved statistics"
+        if case.operation == "linear_cross_entropy":
+            sizes = case.M, case.N, parameters(case)["hidden"]
+            return "M, N and hidden must be multiples of 8" if any(size % 8 for size in sizes) else None
         vector = 16 // DTYPES[case.dtype]
         if case.N % vector and case.operation == "softmax":
             return f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {case.dtype}"
@@ -90,6 +100,18 @@ def _cross_entropy(case: Case) -> Call:
     return calls[case.direction]
 
 
+def _linear_cross_entropy(case: Case) -> Call:
+    """quack's chunked function and its autograd, which rounds dw to the weight's dtype."""
+    quack: Any = importlib.import_module("quack.linear_cross_entropy")
+    ignore = parameters(case)["ignore_index"]
+
+    def forward(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = quack.chunked_linear_cross_entropy(x, w, target, ignore_index=ignore)
+        return loss
+
+    return forward if case.direction is Direction.FORWARD else partial(by_autograd, forward)
+
+
 def _rms_norm(case: Case) -> Call:
     """quack's forward, one kernel, which stores no rstd here."""
     quack: Any = importlib.import_module("quack.rmsnorm")
@@ -118,6 +140,9 @@ def _add_rms_norm(case: Case) -> Call:
     return forward if case.direction is Direction.FORWARD else backward
 
 
-MAKERS = {"cross_entropy": _cross_entropy, "rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm}
+MAKERS = {
+    **{"cross_entropy": _cross_entropy, "linear_cross_entropy": _linear_cross_entropy},
+    **{"rms_norm": _rms_norm, "add_rms_norm": _add_rms_norm},
+}
 """What makes the calls of an operation other than softmax."""
 backend = Quack()

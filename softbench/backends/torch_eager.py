@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from softbench.backends import naive
-from softbench.backends.calls import Eager, Tensors, Wrap, as_it_is, parameters
+from softbench.backends.calls import Eager, Tensors, Wrap, as_it_is, by_autograd, parameters
 from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
 
@@ -51,7 +51,7 @@ def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
         return _loss_of(z, target, lse if given["z_loss"] else None, given, given["reduction"]), lse
 
     if case.direction is Direction.FUSED:
-        return partial(_by_autograd, wrap(_loss_of_rows(given, given["reduction"])))
+        return partial(by_autograd, wrap(_loss_of_rows(given, given["reduction"])))
     return wrap(forward) if case.direction is Direction.FORWARD else naive.cross_entropy(case, wrap)
 
 
@@ -75,13 +75,6 @@ def _loss_of_rows(given: dict[str, Any], reduction: str) -> Callable[..., torch.
     return loss
 
 
-def _by_autograd(loss_of: Callable[..., torch.Tensor], *given: torch.Tensor) -> Tensors:
-    """The loss and its gradients, as a training step takes them; the last input is the target."""
-    leaves = [tensor.detach().requires_grad_() for tensor in given[:-1]]
-    loss = loss_of(*leaves, given[-1])
-    return loss.detach().float(), *torch.autograd.grad(loss, leaves, torch.ones_like(loss))
-
-
 def linear_cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     """F.linear_cross_entropy in chunks, which PyTorch 2.13 has. Without it, or with parameters that it lacks, the loss of each chunk.
 
@@ -97,7 +90,7 @@ def linear_cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
             return torch.nn.functional.linear_cross_entropy(x, w, target, ignore_index=ignore, options=options)
 
         of_all = wrap(chunked)
-        return (lambda *tensors: of_all(*tensors).float()) if forward else partial(_by_autograd, of_all)
+        return (lambda *tensors: of_all(*tensors).float()) if forward else partial(by_autograd, of_all)
     of_logits = wrap(_loss_of_rows(given, "none"))
     rows = max(FEWEST_ROWS, 2 ** math.ceil(math.log2(max(1, case.M * hidden / max(1, case.N)))) // 2)
 
@@ -109,7 +102,7 @@ def linear_cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     def fused(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> Tensors:
         count, total, dx, dw = (target != ignore).sum(), x.new_zeros((), dtype=torch.float32), torch.empty_like(x), torch.zeros_like(w)
         for part, targets, out in zip(x.split(rows), target.split(rows), dx.split(rows), strict=True):
-            of_rows, dz = _by_autograd(lambda *tensors: of_logits(*tensors).sum() / count, torch.nn.functional.linear(part, w), targets)
+            of_rows, dz = by_autograd(lambda *tensors: of_logits(*tensors).sum() / count, torch.nn.functional.linear(part, w), targets)
             total += of_rows
             torch.mm(dz, w, out=out)
             dw.addmm_(dz.T, part)

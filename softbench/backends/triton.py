@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends.own_kernels import LOSSES, SCORES, Kernels
+from softbench.backends.own_kernels import LINEAR, LOSSES, SCORES, Kernels
 from softbench.core.case import Case
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
@@ -34,6 +34,7 @@ class Triton(Kernels):
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
         "logprob",
         "masked_softmax(scale,mask,mask_axes,causal,sink)",
+        "linear_cross_entropy(hidden,ignore_index,label_smoothing,z_loss,softcap)",
     )
     advice = "for any shape without nvcc: no tuning at run time, no compilation for each N"
 
@@ -51,7 +52,7 @@ class Triton(Kernels):
         return "Triton's interpreter, as there is no GPU", INTERPRETED_ROWS
 
     def supports(self, case: Case) -> str | None:
-        if case.operation in (*LOSSES, SCORES) and torch.version.hip is not None:
+        if case.operation in (*LOSSES, LINEAR, SCORES) and torch.version.hip is not None:
             return f"its kernels of {case.operation} contain PTX, which AMD's GPUs do not run"
         return super().supports(case)
 

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from softbench.kernels.automatic.choice import Choice as Choice, build as build, which as which
+    from softbench.kernels.automatic.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from softbench.kernels.automatic.losses import cross_entropy as cross_entropy, logprob as logprob
     from softbench.kernels.automatic.masked_softmax import masked_softmax as masked_softmax
     from softbench.kernels.automatic.override import enable as enable, use as use
     from softbench.kernels.automatic.softmax import log_softmax as log_softmax, softmax as softmax
 
-__all__ = ["Choice", "build", "cross_entropy", "enable", "log_softmax", "logprob", "masked_softmax", "softmax", "use", "which"]
+__all__ = [
+    *("Choice", "build", "cross_entropy", "enable", "linear_cross_entropy", "log_softmax", "logprob"),
+    *("masked_softmax", "softmax", "use", "which"),
+]
 _MODULES = {
     **dict.fromkeys(("Choice", "build", "which"), "choice"),
     **dict.fromkeys(("cross_entropy", "logprob"), "losses"),
     **dict.fromkeys(("enable", "use"), "override"),
-    **{"masked_softmax": "masked_softmax", "softmax": "softmax", "log_softmax": "softmax"},
+    **{"masked_softmax": "masked_softmax", "linear_cross_entropy": "linear_cross_entropy", "softmax": "softmax", "log_softmax": "softmax"},
 }
 """The modules of `softbench.kernels.automatic` with these names."""
 

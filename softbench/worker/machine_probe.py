@@ -88,7 +88,7 @@ def software() -> dict[str, object]:
     }
     if torch.version.hip is not None:
         found["rocm"] = torch.version.hip
-    for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "flashinfer-python"):
+    for package in ("triton", "numpy", "quack-kernels", "nvidia-cutlass-dsl", "liger-kernel", "cut-cross-entropy", "flashinfer-python"):
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     if replaced := overrides.active():

@@ -1,0 +1,61 @@
+"""`softbench.kernels.linear_cross_entropy` on the CPU, where torch computes: parts of rows, gradients, compilers and errors."""
+
+import pytest
+import torch
+from softbench.kernels.common import linear_cross_entropy as parts
+from torch.nn import functional
+
+from softbench.kernels import linear_cross_entropy
+
+OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
+
+
+@pytest.fixture
+def given(monkeypatch):
+    monkeypatch.setattr(parts, "MOST_BYTES", 0)  # parts of 128 rows
+    torch.manual_seed(0)
+    target = torch.randint(50, (2, 150))
+    target[1, ::3] = -100
+    return torch.randn(2, 150, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True), target
+
+
+def whole(x, w, target):
+    z = 3 * torch.tanh(x @ w.T / 3)
+    found = functional.cross_entropy(z.flatten(0, 1), target.flatten(), label_smoothing=0.1)
+    return found + 0.01 * (z.logsumexp(-1).square() * (target != -100)).sum() / (target != -100).sum()
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_parts_give_the_loss_of_all_rows_and_its_gradients(given, compiled):
+    x, w, target = given
+    call = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager") if compiled else linear_cross_entropy
+    found, expected = call(x, w, target, **OPTIONS), whole(x, w, target)
+    torch.testing.assert_close(found, expected)
+    both = [torch.autograd.grad(3 * loss, (x, w)) for loss in (found, expected)]
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(linear_cross_entropy(x, w, target, **OPTIONS), expected)
+
+
+def test_a_second_backward_is_refused(given):
+    loss = linear_cross_entropy(*given)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(("M", "H"), [(100, 64), (8192, 4096), (8192, 1024), (65536, 4096)])
+def test_parts_keep_the_logits_below_a_gigabyte(M, H):
+    rows = parts.rows_of_part(M, (128256, H), 2, 132)
+    assert 2 * rows * 128256 <= parts.MOST_BYTES
+    assert -(-M // rows) <= -(-M * 2 * 128256 // parts.MOST_BYTES) + parts.MORE_PARTS
+
+
+def test_tensors_that_do_not_fit_are_refused(given):
+    x, w, target = given
+    with pytest.raises(ValueError, match=r"hidden is \(300, 8\) and weight \(50, 7\)"):
+        linear_cross_entropy(x, w[:, 1:], target)
+    with pytest.raises(TypeError, match="one dtype"):
+        linear_cross_entropy(x, w.half(), target)
+    with pytest.raises(ValueError, match=r"target is \(2, 149\)"):
+        linear_cross_entropy(x, w, target[:, 1:])
