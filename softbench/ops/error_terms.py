@@ -12,7 +12,8 @@ L = log(sum_j exp(-d_j)) and D = sum_j p_j d_j:
     error of lse    u (c + 4 D + 4 L + 7 |max(z)|)
 
 The first is that of log-softmax: d_j is rounded, its product with log2(e) too, so a term is off by at most 4 u d_j of itself. c has the
-roundings of the sum, of exp and of the logarithm. A logarithm computed as log2 times a constant is rounded at L, up to four times.
+roundings of the sum, of exp and of the logarithm. Beside one large term, u c is at most 16 u and twice the sum of the others. A logarithm
+computed as log2 times a constant is rounded at L, up to four times.
 The second adds the maximum, which has no error of its own. lse = (max log2(e) + log2(sum)) log(2) is rounded five times at the maximum:
 both constants, both products and the sum. A fused exponent, exp2(z log2(e) - max log2(e)), is off by u |max|, twice if parts of the row
 have maxima of their own. lse is a float32 of the size of the maximum, so no kernel stores it much better.
@@ -37,6 +38,8 @@ DIGITS = 1e-12
 """Relative distance of two results of float64 for the same argument, at most."""
 SUM = 16
 """Largest distance of a row's sum from 1 in 16 bits, in units of the rounding of y."""
+LEAST = 16
+"""Of a sum: roundings of exp, of the logarithm and of joined parts, which a sum of one term has too."""
 AT_MAXIMUM = 7.0
 """Roundings at the size of the maximum, at most."""
 
@@ -76,7 +79,7 @@ def summing(terms: torch.Tensor, repeated: torch.Tensor | float = 0.0) -> torch.
     total = terms.sum(dim=-1, keepdim=True)
     lost = torch.where(terms < U * total, terms, 0.0).sum(dim=-1, keepdim=True) / (U * total)
     serial = torch.sqrt(torch.as_tensor(N + N * N * repeated, dtype=total.dtype, device=total.device))
-    return 16 + 2 * math.log2(max(N, 1)) + serial + torch.where(total > 0, lost, 0.0)
+    return LEAST + 2 * math.log2(max(N, 1)) + serial + torch.where(total > 0, lost, 0.0)
 
 
 def alike(terms: torch.Tensor, *, whole: bool = True) -> torch.Tensor:
@@ -188,8 +191,11 @@ def log_sum(z: torch.Tensor) -> LogSum:
     below = high[:, None] - z
     p = torch.exp(z - lse[:, None])
     mean_below = weighted(p, below)
-    of_sum = summing(p, alike(torch.exp(-below)))[:, 0]
-    return LogSum(lse, p, mean_below, U * (of_sum + 4 * mean_below + 4 * (lse - high)), AT_MAXIMUM * U * high.abs())
+    shares = torch.exp(-below)
+    of_sum = U * summing(p, alike(shares))[:, 0]
+    # An addition loses at most its smaller term, so beside one large term at most twice all others, and what their exponentials lose.
+    of_sum = torch.minimum(of_sum, LEAST * U + 2 * (shares.sum(dim=-1) - 1).abs())
+    return LogSum(lse, p, mean_below, of_sum + 4 * U * (mean_below + lse - high), AT_MAXIMUM * U * high.abs())
 
 
 def weighted(p: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

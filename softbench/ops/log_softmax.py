@@ -5,7 +5,7 @@ u, u_o, eta and c are those of `softbench.ops.softmax`, with another r in c. Wit
 exp(-d_j), D = sum_j p_j d_j, s = sum_j dy_j and A = sum_j |dy_j|:
 
     forward   B_i = [16-bit: u_o |y_i|] + u (c + 4 D + 4 |y_i|) + eta
-    backward  B_i = [16-bit: u_o |dx_i|] + u (|dx_i| + p_i A (c - 8 + 4 |y_i|)) + eta + 2^-126 A
+    backward  B_i = [16-bit: u_o |dx_i|] + u (|dx_i| + p_i A (c - 8 + 4 |y_i|)) + eta + 2^-126 A + 2^-51 |s|
 
 The first terms are the last rounding. Forward: x_j - max is rounded at d_j. The argument of exp is rounded too, by the product with
 log2(e) and by that constant. So a term of the sum is off by at most 4 u d_j of itself, also if a part of the row has a maximum of its
@@ -15,7 +15,8 @@ rounded at d_i and at |y_i| = d_i + L. These five roundings are at most 4 u |y_i
 of them.
 
 Backward: c - 8 is for A and not for s, because the terms of s may cancel. It covers the roundings of the sum, of exp and of the product.
-The argument of exp makes 4 u |y_i|, and the difference makes u |dx_i|. Below 2^-126 exp(y) may be read as 0.
+The argument of exp makes 4 u |y_i|, and the difference makes u |dx_i|. Below 2^-126 exp(y) may be read as 0. In
+float64 dx may be (dy_i - s) - s expm1(y_i), which makes four roundings at s.
 
 The error of adding a term depends on its remainder by the spacing of the sum. So equal terms round alike, and so do terms whose distances
 are below this spacing. Of k distinct values the mean remainder is about 1 / sqrt(k), and of a density over k spacings at most 1 / k. So r
@@ -81,6 +82,8 @@ BELOW_MIDDLE = {"fp32": 2.0**-5, "fp16": 2.0**-8, "bf16": 2.0**-5}
 SMALL_DY = {"fp32": 1e-8, "fp16": 1e-4, "bf16": 1e-8}
 HUGE_DY = {"fp32": 1e30, "fp16": 10.0, "bf16": 1e30}
 """`dy` is at most 1.5 times as large. Where y is one-hot, dx has the sum of dy, which must not overflow float16."""
+IN_FLOAT64 = 2.0**-51
+"""Four roundings in float64."""
 WIDE = f"with a dy of size {LARGE_DY:g}"
 """A kind that float16 lacks: in a short row dx has most of the sum of dy, and may overflow."""
 
@@ -198,8 +201,9 @@ def _gradient_bound(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, case: C
     size = sizes.sum(dim=-1, keepdim=True)
     grown = torch.where(p == 0, 0.0, p * torch.exp(torch.as_tensor(error)))  # an exact zero stays one, however far away
     steep = torch.where(p == 0, 0.0, grown * (summing(sizes, alike(sizes)) - 8 + 4 * y.abs()))
-    carried = (grown - p) * dy.sum(dim=-1, keepdim=True).abs()
-    return u_out * dx.abs() + U * (dx.abs() + size * steep) + (1 + u_out) * carried + ETA[case.dtype] + SMALLEST * size
+    total = dy.sum(dim=-1, keepdim=True).abs()
+    steps = (1 + u_out) * (grown - p) * total + ETA[case.dtype] + SMALLEST * size + IN_FLOAT64 * total
+    return u_out * dx.abs() + U * (dx.abs() + size * steep) + steps
 
 
 def again_gradient(dy: Array, y: Array) -> Again:

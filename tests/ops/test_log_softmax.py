@@ -94,3 +94,13 @@ def test_the_size_of_steps_does_not_matter():
     x[:, 5] = math.log(2)
     case = case_of(4, 64, "fp32", F)
     assert NUMERICS.check(case, (x,), (torch.log_softmax(x, -1),)).grade is Grade.PASS
+
+
+def test_a_gradient_in_float64_may_cancel_at_the_sum():
+    dy, y = torch.ones(1, 1000), torch.full((1, 1000), -math.log(999))
+    dy[0, 0], y[0, 0] = 1e-12, -80
+    total = dy.double().sum(-1, keepdim=True)
+    dx = ((dy.double() - total) - total * torch.expm1(y.double())).float()
+    assert NUMERICS.check(case_of(1, 1000, "fp32", B), (dy, y), (dx,)).grade is Grade.PASS
+    dx[0, 0] = 2e-12
+    assert NUMERICS.check(case_of(1, 1000, "fp32", B), (dy, y), (dx,)).grade is Grade.WRONG

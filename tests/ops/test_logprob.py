@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from logprobs import MASKED, OF_TAILS, minus_mean
+from logprobs import MASKED, OF_TAILS, float64, minus_mean
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -28,6 +28,14 @@ def graded(function, case, seed=3):
 @pytest.mark.parametrize("name", OF_TAILS)
 def test_a_changed_logarithm_of_small_probabilities_is_rejected(name):
     assert graded(OF_TAILS[name], case_of(64, 1024, "fp32", F)).grade is Grade.WRONG
+
+
+def test_an_entropy_with_a_floor_is_rejected():
+    def floored(x, target):
+        logprob, entropy = float64(x, target)
+        return logprob, entropy.clamp(min=1e-6)
+
+    assert graded(floored, case_of(64, 1024, "fp32", F)).grade is Grade.WRONG
 
 
 def test_an_entropy_that_cancels_says_so():
