@@ -10,6 +10,7 @@ import cuda.tile as ct
 import torch
 
 MAX_COLUMNS = 32768  # a longer row does not fit the registers of a block
+MAX_BLOCKS = 2**24 - 1  # of a launch
 
 
 @ct.kernel
@@ -33,10 +34,11 @@ def backward_row(dy, y, dx, BLOCK: ct.Constant[int]):
 
 def launch(kernel, *tensors: torch.Tensor) -> torch.Tensor:
     """Run a kernel over the rows of tensors on the current stream; it writes the last one."""
-    M, N = tensors[0].shape
+    N = tensors[0].shape[1]
     if N > MAX_COLUMNS:
         raise ValueError(f"a row of {N} elements does not fit a block; at most {MAX_COLUMNS}")
-    ct.launch(torch.cuda.current_stream(), (M, 1, 1), kernel, (*tensors, 1 << (N - 1).bit_length()))
+    for parts in zip(*(one.split(MAX_BLOCKS) for one in tensors), strict=True):
+        ct.launch(torch.cuda.current_stream(), (len(parts[0]), 1, 1), kernel, (*parts, 1 << (N - 1).bit_length()))
     return tensors[-1]
 
 
