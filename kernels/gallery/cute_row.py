@@ -25,13 +25,14 @@ def over_block(value: cutlass.Float32, combine: cutlass.Constexpr, threads: cutl
     """The value over all threads of the block: by shuffles within a warp, then through shared memory."""
     of_warps = cutlass.utils.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(threads // 32))
     value = arch.warp_reduction(value, combine)
+    warp = arch.warp_idx()  # by a shuffle, in which all threads of a warp take part
     arch.sync_threads()  # the last use of this memory is over
     if arch.lane_idx() == 0:
-        of_warps[arch.warp_idx()] = value
+        of_warps[warp] = value
     arch.sync_threads()
     value = of_warps[0]
-    for warp in cutlass.range_constexpr(1, threads // 32):
-        value = combine(value, of_warps[warp])
+    for other in cutlass.range_constexpr(1, threads // 32):
+        value = combine(value, of_warps[other])
     return value
 
 
