@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from softbench.api.result import Result
 from softbench.core.outcome import Grade
-from softbench.core.text import count, micros
-from softbench.report import markup, matrix, tables
+from softbench.core.text import count
+from softbench.report import gallery, markup, matrix, tables
 from softbench.report.standings import standings
 from softbench.results.columns import Row
 from softbench.results.document import beside, load, units_of
@@ -31,9 +31,7 @@ FRONTIER_COLUMNS = (1024, 4096, 16384, 65536, 131072, 262144, 781, 1000, 5003, 5
 """Numbers of columns in the frontier's tables, of 17."""
 SWEEP = (256, 1024, 2048, 4096, 6272)
 """Numbers of columns in the tables of the default sweep."""
-README_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
-README_COLUMNS = (1024, 4096, 16384, 65536, 131072, 781, 5003, 50257)
-README_DOUBT = "! doubtful: noisy, or with the host's time"
+SHOWN_BACKENDS = ("copy", "torch", "compile", "liger", "quack", "triton", "cuda")
 """What `!` means in README's rows of bf16."""
 
 
@@ -59,23 +57,8 @@ def shown(rows: Sequence[Row], *, legend: bool) -> str:
 
 
 def readme_results() -> str:
-    """Eight rows of the frontier: bandwidth, or time where the tensors fit L2, and percentage of copy."""
-    cells = {(row.N, row.backend): row for row in rows_of("h200/frontier") if (row.direction, row.dtype, row.M) == FRONTIER[0]}
-
-    def cell(N: int, backend: str) -> str:
-        row = cells[N, backend]
-        if row.status != "ok" or row.gbps is None:
-            return row.status
-        mark = ("~" if row.grade == Grade.FINITE_ONLY else "") + ("!" if row.doubtful else "")
-        figure = micros(row.median_us or 0) if row.in_l2 else f"{row.gbps:.0f}"
-        return f"{figure}{mark}" + (f" ({row.of_copy:.0%})" if row.of_copy and backend != "copy" else "")
-
-    rows = [(str(N), *(cell(N, backend) for backend in README_BACKENDS)) for N in README_COLUMNS]
-    there = "".join(cell for row in rows for cell in row)
-    marks = "; us: the tensors fit L2" * (" us" in there)
-    marks += "".join(f"; {meaning}" for mark, meaning in (("~", f"~ {tables.FINITE_ONLY}"), ("!", README_DOUBT)) if mark in there)
-    command = f"`softbench show results/h200/frontier.csv`, bf16{marks}"
-    return table(("N", *(f"`{name}`" for name in README_BACKENDS)), rows, "r" * 9) + f"\n\n({command})"
+    """What `softbench gallery` prints of the gallery's run, and the command."""
+    return f"{gallery.as_markdown(gallery.ladder(rows_of('h200/gallery')))}\n\n(`softbench gallery results/h200/gallery.csv`)"
 
 
 def measured_by(*names: str) -> str:
@@ -199,9 +182,9 @@ def h200() -> str:
         "## Frontier",
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
-        averages(["h200/frontier"], README_BACKENDS[1:], BY_PASS),
+        averages(["h200/frontier"], SHOWN_BACKENDS[1:], BY_PASS),
         "Lines of a table of `softbench show results/h200/frontier.csv --markdown`, without `triton-row`:",
-        frontier_tables("h200/frontier", FRONTIER[:1], README_BACKENDS),
+        frontier_tables("h200/frontier", FRONTIER[:1], SHOWN_BACKENDS),
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
@@ -230,8 +213,12 @@ def h200() -> str:
         f"{judged('h200/judged')} [The judge](../judge.md) describes the method.",
         measured_by("h200/judged"),
         "## All backends",
-        "[Backends](../backends.md#costs) has the [figure](../../results/h200/strategies.png).",
+        "[Backends](../backends.md#costs) says how to see their costs.",
         measured_by("h200/strategies"),
+        "## The gallery",
+        "[Softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.png).\n"
+        "[README](../../README.md#results) has the table.",
+        measured_by("h200/gallery"),
         "## Training steps inside `use()`",
         "Is any call slower inside `softbench.use()`? The gate's verdicts:",
         use_verdicts(),
@@ -255,13 +242,9 @@ def h100() -> str:
         "The cases of the H200's [frontier](h200.md#frontier), with softbench's kernels:",
         measured_by("h100/frontier"),
         spread("h100/frontier"),
-        frontier_tables("h100/frontier", FRONTIER, README_BACKENDS),
+        frontier_tables("h100/frontier", FRONTIER, SHOWN_BACKENDS),
         "## Judged cells",
         f"The run of the frontier has `--judge separate`. {judged('h100/frontier')}",
-        "## Random shapes",
-        "Seeded random shapes of 16 to 400 MB, forward and backward, from a configuration `a.toml` that is not kept:",
-        measured_by("h100/random"),
-        spread("h100/random"),
     ]
     return "\n\n".join(parts)
 

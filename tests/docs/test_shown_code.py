@@ -110,11 +110,13 @@ def test_the_pages_backend_passes_all_check_cases():
     assert {one.grade for one in found} == {Grade.PASS}
 
 
-PLUGIN = ROOT / "tests/plugins/correct/logsumexp.py"
+PLUGIN = ROOT / "tests/plugins/functions/logsumexp.py"
+CLASS = ROOT / "tests/plugins/correct/logsumexp.py"
 
 
-def test_the_readme_shows_the_tested_plugin():
-    assert PLUGIN.read_text().strip() in re.findall(r"```python\n(.*?)\n```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_pages_show_tested_plugins():
+    for page, shown in (("README.md", PLUGIN.read_text()), ("docs/plugins.md", CLASS.read_text().partition("\n\n\nclass")[2])):
+        assert shown.removeprefix("class").strip() in (ROOT / page).read_text()
 
 
 @pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
