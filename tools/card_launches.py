@@ -235,9 +235,11 @@ def of_losses(card: Card, dice: random.Random) -> list[Launch]:
         options = options._replace(logprob=False)
     x, target, row = _rows(M, N, dtype, pad, first), torch.empty(M, dtype=torch.int64, device="meta"), torch.empty(M, device="meta")
     third = row if options.logprob else None
-    given = {"reduction": (x, target, row, row, third), "gradient": (x, target, row, third, row, third, x), "fused": (x, target, x, row)}[
-        name
-    ]
+    given = {
+        "reduction": (x, target, row, row, third),
+        "gradient": (x, target, row, third, row, third, x),
+        "fused": (x, target, x, row, dice.choice((None, row[:1]))),
+    }[name]
     ready = losses.prepare(name, given, options)
     if ready is None:
         return []

@@ -78,7 +78,7 @@ def _linear_cross_entropy(
     options: dict[str, Any] = dict(zip(NAMES, (ignore_index, label_smoothing, z_loss, softcap), strict=True))
     found = choice(Calls("cross_entropy", x.device, x.dtype)).kernels
     of_torch = found == "torch" or weight.shape[0] == 0
-    losses = parts.Losses(_forward, _backward) if of_torch else parts.Losses.of(importlib.import_module(f"..{found}.losses", __package__))
+    losses = parts.Losses(_forward, _backward) if of_torch else importlib.import_module(f"..{found}.losses", __package__).PASSES
     loss, dx, dw = parts.linear_cross_entropy(losses, x, weight, target, gradients=gradients, **options)
     return loss, x.new_empty(0) if dx is None else dx, x.new_empty(0) if dw is None else dw
 

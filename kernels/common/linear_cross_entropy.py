@@ -11,8 +11,8 @@ In 16 bits the logits, their gradient and what parts add up are rounded to 16 bi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -24,8 +24,6 @@ MOST_BYTES = 10**9
 """Bytes of the logits of a part, at most. Beside them a call has its results only."""
 TILE_ROWS, TILE_COLUMNS = 128, 256
 """The tile of a product that one SM computes at a time, as cuBLAS has it on Hopper."""
-MORE_PARTS = 2
-"""Parts beyond the fewest that are considered."""
 
 
 class Losses(NamedTuple):
@@ -33,15 +31,12 @@ class Losses(NamedTuple):
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., Tensor]
-
-    @classmethod
-    def of(cls, module: ModuleType) -> Losses:
-        """Those of a module."""
-        return cls(module.cross_entropy_forward, module.cross_entropy_backward)
+    fused: Callable[..., tuple[Tensor, Tensor]] | None = None
+    """Both in one pass over the logits, with a `dloss` of all rows; None without such a kernel."""
 
 
 def linear_cross_entropy(
-    losses: Losses, x: Tensor, weight: Tensor, target: Tensor, *, gradients: bool, ignore_index: int = -100, **options: float
+    losses: Losses, x: Tensor, weight: Tensor, target: Tensor, *, gradients: bool, ignore_index: int, **options: float
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """(loss, dx, dw): the mean over rows that are not ignored, a float32 number, and its gradients, or None without `gradients`.
 
@@ -52,49 +47,56 @@ def linear_cross_entropy(
     """
     check(x, weight, target)
     M, V = len(x), len(weight)
-    share = 1 / (target != ignore_index).sum()
+    dloss = (1 / (target != ignore_index).sum()).to(torch.float32)
     of_rows = torch.empty(M, dtype=torch.float32, device=x.device)
     dx, dw = (torch.empty(given.shape, dtype=x.dtype, device=x.device) if gradients else None for given in (x, weight))
-    rows = rows_of_part(M, weight.shape, x.element_size(), multiprocessors(x.device))
+    rows = rows_of_part(M, V, x.shape[1], x.element_size(), multiprocessors(x.device))
     memory = torch.empty(rows, V, dtype=x.dtype, device=x.device)
-    each = share.to(torch.float32).expand(rows).contiguous()
+    options["ignore_index"] = ignore_index
     if not M and dw is not None:
         dw.zero_()
     with torch.no_grad():
         for start in range(0, M, rows):
             part, targets = x[start : start + rows], target[start : start + rows]
             logits = torch.mm(part, weight.t(), out=memory[: len(part)])
-            of_rows[start : start + rows], lse = losses.forward(logits, targets, ignore_index=ignore_index, **options)
+            of_rows[start : start + rows] = _losses_of(losses, logits, targets, dloss if gradients else None, options)
             if dx is None or dw is None:
                 continue
-            losses.backward(logits, targets, lse, each[: len(part)], ignore_index=ignore_index, out=logits, **options)
             torch.mm(logits, weight, out=dx[start : start + rows])
             if start:
                 dw.addmm_(logits.t(), part)
             else:
                 torch.mm(logits.t(), part, out=dw)
-    return of_rows.sum() * share, dx, dw
+    return of_rows.sum() * dloss, dx, dw
 
 
-def rows_of_part(M: int, weight: tuple[int, ...], element_size: int, multiprocessors: int) -> int:
+def _losses_of(losses: Losses, logits: Tensor, target: Tensor, dloss: Tensor | None, options: Mapping[str, float]) -> Tensor:
+    """The loss of each row. With a dloss its gradient replaces the logits."""
+    if dloss is not None and losses.fused is not None:
+        return losses.fused(logits, target, dloss=dloss, out=logits, **options)[0]
+    loss, lse = losses.forward(logits, target, **options)
+    if dloss is not None:
+        losses.backward(logits, target, lse, dloss.expand(len(logits)).contiguous(), out=logits, **options)
+    return loss
+
+
+@lru_cache(maxsize=256)
+def rows_of_part(M: int, V: int, H: int, element_size: int, multiprocessors: int) -> int:
     """Rows of a part, whose products keep all SMs busy.
 
-    dx of a part has few tiles, so its last wave may leave most SMs idle. Of the numbers of parts whose logits fit MOST_BYTES the one with
-    the fewest waves is taken, and of these the fewest parts.
+    dx of a part has few tiles, so its last wave may leave most SMs idle. Of the parts whose logits fit MOST_BYTES those with the fewest
+    waves are taken, of these the fewest parts, and of these the smallest ones.
     """
-    V, H = weight
     most = max(TILE_ROWS, MOST_BYTES // (element_size * max(1, V)) // TILE_ROWS * TILE_ROWS)
     if most >= M:
         return max(1, M)
-    fewest = -(-M // most)
-    rows = [-(-M // parts // TILE_ROWS) * TILE_ROWS for parts in range(fewest, fewest + MORE_PARTS + 1)]
-    return min(rows, key=lambda rows: (waves(M, rows, H, multiprocessors), -rows))
 
+    def cost(rows: int) -> tuple[int, int, int]:
+        parts = [min(rows, M - start) for start in range(0, M, rows)]
+        tiles = (-(-part // TILE_ROWS) * -(-H // TILE_COLUMNS) for part in parts)
+        return sum(-(-count // multiprocessors) for count in tiles), len(parts), rows
 
-def waves(M: int, rows: int, H: int, multiprocessors: int) -> int:
-    """Waves of tiles of dx, of all parts."""
-    parts = [min(rows, M - start) for start in range(0, M, rows)]
-    return sum(-(-(-(-part // TILE_ROWS) * -(-H // TILE_COLUMNS)) // multiprocessors) for part in parts)
+    return min(range(TILE_ROWS, most + 1, TILE_ROWS), key=cost)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -6,8 +6,8 @@ all columns is stored, one thread stores that of the target again. So no other e
 dx may be x itself. Each thread writes only elements that it has read before. The logit of the target is read before the barrier of
 `block_reduce`, and is used in the program, or the CTA of a cluster, that owns the target: no other one writes there.
 
-share, softcap, inverse and z_loss are as in `loss_ops.py`, and hot is 1 - label_smoothing. Strides and N count vectors where
-BASE_ALIGNMENT = 0, and elements otherwise.
+`dloss_ptr` has the gradient of each row's loss, one number, or is None: 1. share, softcap, inverse and z_loss are as in `loss_ops.py`, and
+hot is 1 - label_smoothing. Strides and N count vectors where BASE_ALIGNMENT = 0, and elements otherwise.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .cluster_exchange import cluster_arrive, cluster_exchange
-from .loss_ops import accumulate, add_edges, capped, column_of, row_loss, row_norm, slope, store_first, write_slopes
+from .loss_ops import accumulate, add_edges, capped, column_of, row_loss, row_norm, scaled, slope, store_first, write_slopes
 from .packed_io import edge_columns, load_tiles, padding, rounded, row_vectors, word_pointers
 from .softmax_ops import (
     MINUS_INFINITY,
@@ -63,7 +63,7 @@ def thread_partial(
 
 @triton.jit(do_not_specialize=["x_stride", "dx_stride", "N", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def fused_rows(
-    x_ptr, target_ptr, dx_ptr, loss_ptr, x_stride, dx_stride, N, ignore_index, hot, share, z_loss, softcap, inverse,
+    x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, x_stride, dx_stride, N, ignore_index, hot, share, z_loss, softcap, inverse,
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr,
 ):  # fmt: skip
     """A row a program, in TILES tiles of THREADS vectors of 16 bytes (VECTOR elements)."""
@@ -88,11 +88,13 @@ def fused_rows(
     zero = tl.where(s < 0, -1, 0)  # s is never negative
     x = rematerialize(x, zero[:, :, None])
     kept = (target != ignore_index)[:, None]
-    norm = row_norm(m, s, N * UNIT, target[:, None], z_loss)
+    norm, share_dx, hot_dx = scaled(row_norm(m, s, N * UNIT, target[:, None], z_loss), share, hot, dloss_ptr)
     out = word_pointers(dx_row, offset, 4)
-    below = write_slopes(out, x, m, norm, share, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT)
+    below = write_slopes(
+        out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT
+    )
     if BASE_ALIGNMENT > 0:
-        edge_dx = tl.where(kept, slope(edge, m, norm, share, None, softcap, inverse), 0.0)
+        edge_dx = tl.where(kept, slope(edge, m, norm, share_dx, None, softcap, inverse), 0.0)
         tl.store(dx_row[:, None] + edge_at, rounded(edge_dx, DTYPE), mask=edges)
         if share is not None:
             below += tl.where(edges, m - capped(edge, softcap, inverse), 0.0)
@@ -102,7 +104,7 @@ def fused_rows(
     z_target = capped(x_target, softcap, inverse)
     loss, _lse = row_loss(m, s, d, z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
     store_first((loss_ptr + row)[:, None], loss, row[:, None] >= 0)
-    at_target = slope(x_target, m, norm, share, hot, softcap, inverse)
+    at_target = slope(x_target, m, norm, share_dx, hot_dx, softcap, inverse)
     after = barrier_zero(N)
     store_first((dx_row + column + after)[:, None], at_target, kept & (target == column)[:, None])
 
@@ -114,7 +116,7 @@ def fused_rows(
     ]
 )  # fmt: skip
 def fused_cluster(
-    x_ptr, target_ptr, dx_ptr, loss_ptr, below_ptr, x_stride, dx_stride, N, chunk, stagger_rows, stagger_cycles,
+    x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, below_ptr, x_stride, dx_stride, N, chunk, stagger_rows, stagger_cycles,
     ignore_index, hot, share, z_loss, softcap, inverse,
     TILES: tl.constexpr, CTAS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
     KEEP_IN_L2: tl.constexpr,
@@ -150,11 +152,13 @@ def fused_cluster(
     zero = tl.where(s < 0, -1, 0)
     x = rematerialize(x, zero[:, :, None])
     kept = (target != ignore_index)[:, None]
-    norm = row_norm(m, s, N * UNIT, target[:, None], z_loss)
+    norm, share_dx, hot_dx = scaled(row_norm(m, s, N * UNIT, target[:, None], z_loss), share, hot, dloss_ptr)
     out = word_pointers(dx_row, offset, 4)
-    below = write_slopes(out, x, m, norm, share, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT)
+    below = write_slopes(
+        out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT
+    )
     if BASE_ALIGNMENT > 0:
-        edge_dx = tl.where(kept, slope(edge, m, norm, share, None, softcap, inverse), 0.0)
+        edge_dx = tl.where(kept, slope(edge, m, norm, share_dx, None, softcap, inverse), 0.0)
         tl.store(dx_row[:, None] + edge_at, rounded(edge_dx, DTYPE), mask=edges)
         if share is not None:
             below += tl.where(edges, m - capped(edge, softcap, inverse), 0.0)
@@ -167,6 +171,6 @@ def fused_cluster(
     z_target = capped(x_target, softcap, inverse)
     loss, _lse = row_loss(m, s, zero * 1.0, z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
     store_first((loss_ptr + row)[:, None], loss, owner)
-    at_target = slope(x_target, m, norm, share, hot, softcap, inverse)
+    at_target = slope(x_target, m, norm, share_dx, hot_dx, softcap, inverse)
     after = barrier_zero(N)
     store_first((dx_row + column + after)[:, None], at_target, owner & kept & (target == column)[:, None])

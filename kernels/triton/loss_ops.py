@@ -205,6 +205,19 @@ def row_norm(m, s, N, target, z_loss):
 
 
 @triton.jit
+def scaled(norm, share, hot, dloss_ptr):
+    """What `slope` takes for losses whose gradient is the number at `dloss_ptr`, or 1 if that is None."""
+    if dloss_ptr is None:
+        return norm, share, hot
+    else:
+        dloss = tl.load(dloss_ptr)
+        if share is None:
+            return norm * dloss, share, hot * dloss
+        else:
+            return norm * dloss, share * dloss, hot * dloss
+
+
+@triton.jit
 def column_of(target, N):
     """A column to read or write for any target: the target, or 0 where it is ignored or out of range."""
     return tl.where((target >= 0) & (target < N), target, 0).to(tl.int32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .loss_ops import LOWEST, logits, row_logprob, row_loss, row_norm, slope
+from .loss_ops import LOWEST, logits, row_logprob, row_loss, row_norm, scaled, slope
 from .loss_stream import gradients, row_factors
 from .packed_io import rounded
 from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero
@@ -17,7 +17,7 @@ from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero
 
 @triton.jit
 def tile_of_losses(
-    x_ptr, target_ptr, dx_ptr, first_ptr, second_ptr, third_ptr, x_stride, dx_stride, M, N,
+    x_ptr, target_ptr, dx_ptr, first_ptr, second_ptr, third_ptr, dloss_ptr, x_stride, dx_stride, M, N,
     ignore_index, hot, share, z_loss, softcap, inverse, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
@@ -52,9 +52,9 @@ def tile_of_losses(
         if second_ptr is not None:
             tl.store(second_ptr + rows, lse, mask=there)
         if dx_ptr is not None:
-            norm = row_norm(m, s, N, target, z_loss)[:, None]
-            others = slope(x, m[:, None], norm, share, None, softcap, inverse)
-            dx = tl.where(hit, slope(x, m[:, None], norm, share, hot, softcap, inverse), others)
+            norm, share_dx, hot_dx = scaled(row_norm(m, s, N, target, z_loss)[:, None], share, hot, dloss_ptr)
+            others = slope(x, m[:, None], norm, share_dx, None, softcap, inverse)
+            dx = tl.where(hit, slope(x, m[:, None], norm, share_dx, hot_dx, softcap, inverse), others)
             dx = tl.where((target != ignore_index)[:, None], dx, 0.0)
             tl.store(dx_ptr + rows[:, None] * dx_stride * UNIT + columns, rounded(dx, dx_ptr.dtype.element_ty), mask=mask)
 
@@ -66,19 +66,19 @@ def reduction_tile(
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
     tile_of_losses(
-        x_ptr, target_ptr, None, first_ptr, second_ptr, third_ptr, x_stride, 0, M, N,
+        x_ptr, target_ptr, None, first_ptr, second_ptr, third_ptr, None, x_stride, 0, M, N,
         ignore_index, hot, share, z_loss, softcap, inverse, UNIT, BLOCK_M, BLOCK_N, LOGPROB,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def fused_tile(
-    x_ptr, target_ptr, dx_ptr, loss_ptr, x_stride, dx_stride, M, N,
+    x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, x_stride, dx_stride, M, N,
     ignore_index, hot, share, z_loss, softcap, inverse, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
     tile_of_losses(
-        x_ptr, target_ptr, dx_ptr, loss_ptr, None, None, x_stride, dx_stride, M, N,
+        x_ptr, target_ptr, dx_ptr, loss_ptr, None, None, dloss_ptr, x_stride, dx_stride, M, N,
         ignore_index, hot, share, z_loss, softcap, inverse, UNIT, BLOCK_M, BLOCK_N, LOGPROB,
     )  # fmt: skip
 

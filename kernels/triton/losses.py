@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 import triton
 
+from ..common.linear_cross_entropy import Losses
 from ..common.losses import logits_and_targets, number_of_rows, result_of_rows
 from . import dispatch, loss_plans
 from .dispatch import DEVICE_TYPES, with_stable_key
@@ -78,17 +79,27 @@ def cross_entropy_fused(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    dloss: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, dx) for a dloss of 1. x is read once and dx is written once, unless no program or cluster can hold a row."""
+    """(loss, dx) for a dloss of 1, or for one float32 number that is the dloss of every row, as that of a mean is.
+
+    x is read once and dx is written once, unless no program or cluster can hold a row.
+    """
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    if dloss is not None and (dloss.dtype is not torch.float32 or dloss.numel() != 1 or dloss.device != x.device):
+        raise TypeError(f"dloss is {tuple(dloss.shape)} {dloss.dtype} on {dloss.device}; it must be one float32 number on {x.device}")
     x, dx = _with_gradient(x, out)
     loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap)
-    if not launch("fused", (x, target, dx, loss), options):
+    if not launch("fused", (x, target, dx, loss, dloss), options):
         maximum, total = result_of_rows(x), result_of_rows(x)
         launch("reduction", (x, target, loss, maximum, total), options)
-        launch("gradient", (x, target, maximum, total, None, None, dx), options)
+        of_rows = None if dloss is None else dloss.expand(len(x)).contiguous()
+        launch("gradient", (x, target, maximum, total, of_rows, None, dx), options)
     return loss, _result(dx, out)
+
+
+PASSES = Losses(cross_entropy_forward, cross_entropy_backward, cross_entropy_fused)
 
 
 def logprob_forward(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -123,10 +123,9 @@ class Kernels:
 
     def _prepare_linear(self, case: Case) -> Call:
         """The products of `torch.mm`, and the package's kernels of the loss."""
-        linear, losses = _kernels(f"common.{LINEAR}"), _kernels(self.losses)
-        of_parts, given = linear.Losses.of(losses), parameters(case)
+        given = parameters(case)
         del given["hidden"]
-        call = functools.partial(linear.linear_cross_entropy, of_parts, **given)
+        call = functools.partial(_kernels(f"common.{LINEAR}").linear_cross_entropy, _kernels(self.losses).PASSES, **given)
         if case.direction is Direction.FORWARD:
             return lambda *tensors: call(*tensors, gradients=False)[0]
         return functools.partial(call, gradients=True)

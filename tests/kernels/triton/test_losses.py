@@ -97,6 +97,11 @@ for N in (9, 5003):
     wide = torch.empty(5, N + 1)[:, 1:]
     got = losses.cross_entropy_fused(x, target, out=wide)[1]
     assert got is wide and torch.equal(wide.nan_to_num(7), dx.nan_to_num(7))
+    # one dloss of all rows, whose half is exact; 40003 columns take two passes
+    for columns, options in ((N, {}), (N, {"label_smoothing": 0.3, "softcap": 2.0, "z_loss": 0.1}), (40003, {})):
+        x, target = torch.randn(2, columns), torch.tensor([1, columns - 1])
+        full, half = (losses.cross_entropy_fused(x, target, dloss=dloss, **options) for dloss in (None, torch.tensor(0.5)))
+        assert torch.equal(full[0], half[0]) and torch.allclose(full[1] / 2, half[1], rtol=1e-6, atol=0)
 empty, none = torch.empty(0, 5), torch.empty(0, dtype=torch.int64)
 assert losses.cross_entropy_fused(empty, none)[1].shape == (0, 5) and losses.logprob_forward(empty, none)[0].shape == (0,)
 x, target = torch.randn(2, 3), torch.tensor([0, 1])
