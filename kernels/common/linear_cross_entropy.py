@@ -6,6 +6,9 @@ add up the gradients of states and weight. So a call has the three products that
 A part has many rows. The logits of few rows would stay in the L2, but each part reads and writes the gradient of the weight: of 8192 states
 and 128256 words of 4096 columns, 64 parts would move 134 GB for it, and the loss of all logits moves 4.2 GB in any case.
 
+On an H200 the three products of that shape alone take 36.7 ms in bfloat16. The whole call takes 38.5 ms with parts of 3072 rows, which
+`rows_of_part` chooses, 39.0 with 2048, 40.3 with 3584 and 42.2 with 1024. With a dw in float32 instead, parts of 2048 take 41.2.
+
 In 16 bits the logits, their gradient and what parts add up are rounded to 16 bits. Sums of products are float32.
 """
 

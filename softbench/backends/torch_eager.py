@@ -92,7 +92,7 @@ def linear_cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
         of_all = wrap(chunked)
         return (lambda *tensors: of_all(*tensors).float()) if forward else partial(by_autograd, of_all)
     of_logits = wrap(_loss_of_rows(given, "none"))
-    rows = max(FEWEST_ROWS, 2 ** math.ceil(math.log2(max(1, case.M * hidden / max(1, case.N)))) // 2)
+    rows = max(FEWEST_ROWS, 2 ** math.ceil(math.log2(max(1, case.M / math.ceil(case.N / hidden)))) // 2)
 
     def loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         parts = zip(x.split(rows), target.split(rows), strict=True)
