@@ -12,7 +12,7 @@ from statistics import median
 
 from softbench.core.case import CaseKey, pass_name
 from softbench.core.outcome import FAILURES, LIMITED, PASSES, UNTRIED, Grade, Status
-from softbench.core.text import count, percent, ratio
+from softbench.core.text import count, few, percent, ratio, size
 from softbench.report.standings import Standing
 from softbench.results.columns import DOUBTFUL, LABELS, Row, grouped
 
@@ -23,6 +23,8 @@ LEADERS = 3
 """Backends whose cases the first line tells; others are counted."""
 PLACES = 3
 """The most places that a line names; of more it gives the number of cases."""
+MEMORIES, LARGER = 4, 1.1
+"""Backends whose memory is told, and the least ratio of the largest memory to the smallest that is."""
 LONGEST = 75
 """Characters of a list of names or places; of a longer one the line has the number."""
 
@@ -48,7 +50,7 @@ def lines(rows: Sequence[Row], found: Mapping[CaseKey, Standing], why: str = "--
     """
     tied = {case: {row.backend: row for row in one.tied} for case, one in found.items()}
     where = _Places(list(dict.fromkeys(row.case for row in rows)), len(found))
-    of_roof = _of_copy(rows, found), _of_products(found)
+    of_roof = _of_copy(rows, found), _of_products(found), _memory(found, where)
     made = [_fastest(found, tied, where), _speedup(rows, found, tied, where), *of_roof, _correct(rows, where)]
     return [line for line in [*made, _missing(rows, why), _doubtful(rows, found)] if line]
 
@@ -98,12 +100,12 @@ class _Places:
         if not self._axis:
             return [case.size for case in some]
         sizes = sorted({getattr(case, self._axis) for case in [*some, *every]})
-        order, runs = {size: i for i, size in enumerate(sizes)}, list[list[int]]()
-        for size in sorted({getattr(case, self._axis) for case in some}):
-            if runs and order[size] == order[runs[-1][-1]] + 1:
-                runs[-1].append(size)
+        order, runs = {length: i for i, length in enumerate(sizes)}, list[list[int]]()
+        for length in sorted({getattr(case, self._axis) for case in some}):
+            if runs and order[length] == order[runs[-1][-1]] + 1:
+                runs[-1].append(length)
             else:
-                runs.append([size])
+                runs.append([length])
         return [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
 
 
@@ -207,6 +209,21 @@ def _of_products(found: Mapping[CaseKey, Standing]) -> Line | None:
     some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
     spread = f"median{some and f' of {some}'}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else some
     return Line("of roof", f"{percent(median(values))} of the speed of the fastest matrix product of the dtype{_in_parentheses(spread)}")
+
+
+def _memory(found: Mapping[CaseKey, Standing], where: _Places) -> Line | None:
+    """What calls take in the compute-bound case that takes the most: their backends differ in what they store between products."""
+    bound = {
+        case: sorted((row.peak_bytes or 0, row.backend) for row in one.rows) for case, one in found.items() if one.rows[0].compute_bound
+    }
+    if not bound:
+        return None
+    case, taken = max(bound.items(), key=lambda one: one[1][-1])
+    (least, _), (most, _) = taken[0], taken[-1]
+    if not least or most < LARGER * least:
+        return None
+    text = few([f"{size(taken)} by {backend}" for taken, backend in taken], MEMORIES)
+    return Line("memory", f"{text}, of a call with its results{_in_parentheses(where.of([case]))}")
 
 
 def _correct(rows: Sequence[Row], where: _Places) -> Line | None:

@@ -51,6 +51,13 @@ def test_one_case_has_the_interval_of_its_speedup(rows):
     assert found["of copy"] == "50% of the speed of copy, which only moves the bytes"
 
 
+def test_compute_bound_calls_tell_their_memory(rows):
+    bytes_of = {"copy": 0, "torch": 2**32, "a": 2**30, "b": 2**31}
+    bound = [replace(row, labels="compute-bound", peak_bytes=bytes_of[row.backend]) for row in rows if row.N == 256]
+    assert lines(bound)["memory"] == "1 GiB by a, 2 GiB by b, 4 GiB by torch, of a call with its results"
+    assert "memory" not in lines([replace(row, peak_bytes=2**30) for row in bound]) | lines(rows)
+
+
 def test_backends_that_always_tie_are_named_together(rows):
     same = [replace(row, median_us=20, low_us=19.8, high_us=20.2) if row.backend in "ab" else row for row in rows]
     assert lines(same)["fastest"] == "a and b tie in all 4 cases"
