@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def gallery(file: File = None, plot: Plot = None, markdown: Markdown = False) -> None:
-    """List softmax as one writes it in each language: lines of code, and in FILE, build time and share of the speed of copy.
+    """List one operation as it is written in each language: lines of code, and in FILE, build time and share of the speed of copy.
 
     Each strategy is one file of kernels/gallery, which can be read by itself and copied as a plugin. To measure all that can run here:
     softbench run --config gallery. The command softbench list says how to install the others.

@@ -30,7 +30,7 @@ COMMANDS = {
     "baseline": ("baseline", "Baselines of the gate"),
     "judge": ("judge", "Judge one untrusted plugin on one case, in a process that cannot reach the judge"),
     "list": ("listing", "List the backends with their sources, and whether they can run here"),
-    "gallery": ("gallery", "List softmax as one writes it in each language"),
+    "gallery": ("gallery", "List one operation as it is written in each language"),
     "doctor": ("doctor", "Check the requirements of a run"),
     "inspect": ("inspect", "Show the code that a backend generates for one case"),
 }

@@ -9,7 +9,7 @@ import torch
 from masked_softmaxes import OPERATION, TOGETHER, named_with
 from sampled import sampled
 from ways import by_cell, slug
-from wrongs import ARITHMETIC, BUGS, CALLS, HABITS, HONEST, PLUGINS, RIGHT_WAYS, TRICKS, VALUES, WRONG_WAYS, grade, tried
+from wrongs import ARITHMETIC, BUGS, CALLS, HABITS, HONEST, PLUGINS, RIGHT_WAYS, TRICKS, VALUES, WRONG_WAYS, grade, honest_ones_pass, tried
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -33,8 +33,7 @@ def test_a_bug_is_wrong_where_correct_implementations_pass(bug):
     assert bug.rule in reason, reason
     if bug.seems_right:
         assert grade(bug, bug.seems_right, bug.direction, bug.dtype, "cpu") == ("pass", "")
-    for honest in HONEST:
-        assert grade(honest, bug.item, bug.direction, bug.dtype, "cpu") == ("pass", ""), honest.name
+    assert honest_ones_pass(bug.item, bug.direction, bug.dtype)
 
 
 TRIED = [trick for trick in TRICKS if not trick.cuda]

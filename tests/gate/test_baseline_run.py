@@ -20,10 +20,8 @@ from softbench.plan import estimate
 from softbench.run.request import RunRequest
 
 RULES = Rules(margin=unpaired.MARGIN)
-UNLIKE = ("quiet", "tau 4 %", "half 3.8 %", "machine 4 %", "bad process")
+UNLIKE = ("tau 4 %", "bad process", "machine 30 %")
 """A noise of each kind."""
-MOST_UNLIKE = ("tau 4 %", "machine 4 %")
-"""Of these, one of processes and one of the machine."""
 
 
 def asked(**flags):
@@ -125,7 +123,7 @@ STEADY = [noise for noise, of in STORED.items() if max(of.sitting, of.common_sit
 """Noises in which sittings hardly differ; test_sittings has the others."""
 
 
-@pytest.mark.parametrize("noise", sampled(STEADY, lambda noise: noise in MOST_UNLIKE))
+@pytest.mark.parametrize("noise", sampled(STEADY, lambda noise: noise == "machine 4 %"))
 def test_identical_cells_raise_no_alarm(noise):
     result = families(60, STORED[noise], 20, 0.0, 3, RULES.margin, 3, Stored)
     assert result.exits[1] == 0
@@ -143,7 +141,7 @@ def test_slower_cells_are_found(noise):
     assert result.others == 0
 
 
-@pytest.mark.parametrize("noise", sampled([*STORED, "machine 30 %"], lambda noise: noise in (*UNLIKE, "machine 30 %")))
+@pytest.mark.parametrize("noise", sampled([*STORED, "machine 30 %"], lambda noise: noise in UNLIKE))
 def test_a_large_slowdown_never_passes(noise):
     changed = Noise(machine=0.3) if noise == "machine 30 %" else STORED[noise]
     assert families(10, changed, 20, 0.3, 3, RULES.margin, 5, Stored).exits[0] == 0

@@ -173,8 +173,8 @@ def test_a_file_of_thousands_of_backends_is_read_once(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(Path, "read_bytes", lambda self: read.append(self) or b"")
     assert len({source_hash(None, origin) for _ in range(100)}) == len(read) == 1
-    with pytest.raises(UsageError, match=r"known are b0, b1, .* and 9960 others$"):
-        select.select([offer(f"b{i}") for i in range(10000)], ["c"])
+    with pytest.raises(UsageError, match=r"known are b0, b1, .* and 960 others$"):
+        select.select([offer(f"b{i}") for i in range(1000)], ["c"])
 
 
 def test_a_package_is_read_once_for_all_its_backends(monkeypatch):

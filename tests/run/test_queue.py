@@ -111,8 +111,8 @@ def test_a_damaged_entry_still_makes_a_run_wait(folder, text):
     ("flags", "part"),
     [
         (("--relative-to", "foo"), "--relative-to: unknown backend 'foo'"),
-        (("--shape", "2x3x8", "--dim", 5), "dim 5: 2x3x8 has the dimensions 0 to 2"),
-        (("--plugin", "mine.py", "--backends", "mien"), "unknown backend 'mien'; did you mean 'mine'"),
+        pytest.param(("--shape", "2x3x8", "--dim", 5), "dim 5: 2x3x8 has the dimensions 0 to 2", marks=pytest.mark.slow),
+        pytest.param(("--plugin", "mine.py", "--backends", "mien"), "unknown backend 'mien'; did you mean 'mine'", marks=pytest.mark.slow),
     ],
 )
 def test_what_a_run_refuses_is_refused_before_it_waits(main, tmp_path, flags, part):

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import cross_entropies
@@ -65,6 +66,12 @@ def grade(backend, item, direction, dtype, device):
     """Class and detail of a check case, or `skipped` and the reason."""
     found = CheckCaseRunner(backend, device).run(item, direction, dtype, 0)
     return (found, "") if isinstance(found, str) else (found.grade.value, found.detail)
+
+
+@cache
+def honest_ones_pass(item, direction, dtype):
+    """True if all honest backends pass a check case, on the CPU."""
+    return all(grade(honest, item, direction, dtype, "cpu") == ("pass", "") for honest in HONEST)
 
 
 def tried(pool, backend, device, case=None, path=PLUGINS / "wrong" / "tricks.py", pause=0.0):
