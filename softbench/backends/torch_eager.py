@@ -1,7 +1,12 @@
-"""The backend `torch`: the functions of `torch.nn.functional`, eager."""
+"""The backend `torch`: the functions of `torch.nn.functional`, eager. And `torch:native`, `torch:aten`: with and without torch's overrides.
+
+From torch 2.12 on, torch's own package `torch._native` replaces kernels of aten by some in CuTe DSL, Triton and others, where those
+languages are installed. `torch` calls what torch calls by default; the run document lists the overrides, as `overrides`.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +22,15 @@ from softbench.plugins.backend import Call
 LOWEST = torch.finfo(torch.float32).min
 FEWEST_ROWS = 128
 """Rows of a chunk of logits, at least."""
+OPERATORS = {
+    "softmax": ("_softmax", "_softmax_backward_data"),
+    "log_softmax": ("_log_softmax", "_log_softmax_backward_data"),
+    "rms_norm": ("_fused_rms_norm", "_fused_rms_norm_backward"),
+    "layer_norm": ("native_layer_norm", "native_layer_norm_backward"),
+    "add_rms_norm": ("_fused_rms_norm", "_fused_rms_norm_backward"),
+    "matmul": ("mm",),
+}
+"""The operators of aten that compute most of an operation. torch's overrides replace kernels of operators."""
 
 
 def _forward(x: torch.Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -207,7 +221,7 @@ class Functional(Eager):
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
     name = "torch"
-    operations = (
+    operations: tuple[str, ...] = (
         "softmax(scale,out_dtype)",
         "log_softmax",
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap,reduction)",
@@ -228,4 +242,64 @@ class Functional(Eager):
     }
 
 
+class Native(Functional):
+    """torch.nn.functional with the overrides of `torch._native` on, for the operations that they change."""
+
+    name, on = "torch:native", True
+    advice = "to see what torch's own overrides gain or cost"
+    extra = True
+    operations = (
+        "softmax(scale,out_dtype)",
+        "log_softmax",
+        "rms_norm(eps)",
+        "layer_norm(eps,saved)",
+        "add_rms_norm(eps,saved)",
+        "matmul(K)",
+    )
+
+    def available(self) -> str | None:
+        if not torch.cuda.is_available():
+            return "no CUDA GPU here, and torch overrides kernels of GPUs only"
+        if _switches() is None:
+            return f"torch {torch.__version__} overrides none of its own kernels; torch 2.12 and later do: pip install -U torch"
+        return None if _overridden() else "torch overrides no kernel here: most overrides need pip install 'nvidia-cutlass-dsl[cu13]'"
+
+    def supports(self, case: Case) -> str | None:
+        found = _overridden()
+        if set(OPERATORS[case.operation]).isdisjoint(found):
+            return f"torch {torch.__version__} overrides no kernel of {case.operation}, only: {', '.join(sorted(found))}"
+        return super().supports(case)
+
+    def prepare(self, case: Case) -> Call:
+        """It turns all overrides on or off, in this process. Each backend has a process of its own."""
+        switches = _switches()
+        for language in switches.available_dsls:
+            switch = getattr(switches, language)
+            if switch.enabled != self.on:
+                (switch.enable if self.on else switch.disable)()
+        return super().prepare(case)
+
+
+class Aten(Native):
+    """torch.nn.functional with the overrides of `torch._native` off: aten's kernels, as before torch 2.12."""
+
+    name, on = "torch:aten", False
+    advice = "to see what torch computed before it had overrides"
+
+
+def _switches() -> Any:
+    """The module that turns torch's overrides on and off; None before torch 2.12."""
+    try:
+        return importlib.import_module("torch.backends.python_native")
+    except ImportError:
+        return None
+
+
+def _overridden() -> set[str]:
+    """The operators of aten with an override whose language is installed, without their overloads. They stay in the list when off."""
+    switches = _switches()
+    return {name.partition(".")[0] for language in switches.available_dsls for name in switches.get_dsl_operations(language)}
+
+
 backend = Functional()
+backends = (backend, Native(), Aten())

@@ -9,13 +9,12 @@ import pytest
 import torch
 from compiling import assert_passes, install
 
-from softbench.backends import gallery, nvidia
+from softbench.backends import gallery, nvidia, torch_eager
 from softbench.backends.calls import EMPTY
 from softbench.backends.cuda import backend as cuda
 from softbench.backends.cudnn import backend as cudnn
-from softbench.backends.flaggems import backend as flaggems
-from softbench.backends.flashinfer import backend as flashinfer
-from softbench.backends.liger import backend as liger
+from softbench.backends.liger import backend as liger, cutedsl, cutile
+from softbench.backends.peers import flaggems, flashinfer, tilegym
 from softbench.backends.quack import backend as quack
 from softbench.backends.torch_library import CudaOp, TritonAoti
 from softbench.backends.triton import own
@@ -263,6 +262,55 @@ def test_flaggems_is_called_with_rows(monkeypatch, direction, op):
 
     install(monkeypatch, f"flag_gems.ops.{op}", **{op: forward, f"{op}_backward": backward})
     assert_passes(flaggems, Case(4, 32, "fp32", direction, "cpu", op))
+
+
+@pytest.mark.parametrize("direction", operation("softmax").directions)
+def test_liger_in_other_languages_is_called_as_liger_impl_selects_it(monkeypatch, direction):
+    def softmax(x, *, impl=None, mode=None, backend=None):  # the signatures of liger-kernel 0.8.5
+        assert impl == "nvidia-cutedsl"
+        return Softmax.apply(x)
+
+    install(monkeypatch, cutedsl.module, _softmax_cutedsl_backward=gradient)
+    install(monkeypatch, "liger_kernel.functional", softmax=softmax)
+    install(monkeypatch, cutile.module, _softmax_backward_ct=gradient, LigerSoftmaxFunction=Softmax)
+    for backend in (cutedsl, cutile):
+        assert_passes(backend, Case(4, 32, "fp32", direction, "cpu"))
+        assert backend.supports(case(0)) == EMPTY
+    assert "multiple of 8" in cutedsl.supports(case(1001))
+    assert "Triton" in cutedsl.supports(case(65536))
+    assert cutile.supports(case(100001)) is None
+
+
+def test_tilegym_has_a_forward(monkeypatch):
+    def softmax(x, use_tma=False, backend=None, use_chunked=False, use_multi_wave=False):  # of tilegym 1.5.1, through its dispatcher
+        assert (backend, use_chunked) == ("cutile", x.shape[1] > 32768)
+        return torch.softmax(x, -1)
+
+    install(monkeypatch, "tilegym.ops", softmax=softmax)
+    for N in (32, 40000):
+        assert_passes(tilegym, Case(4, N, "fp32", Direction.FORWARD, "cpu"))
+    assert tilegym.supports(case(32, direction=Direction.BOTH)) == "it has only the forward"
+
+
+def test_overrides_of_torch_are_on_or_off(monkeypatch, gpu):
+    _, native, aten = torch_eager.backends
+    language = SimpleNamespace(
+        enabled=True, enable=lambda: vars(language).update(enabled=True), disable=lambda: vars(language).update(enabled=False)
+    )
+    switches = SimpleNamespace(
+        available_dsls=[], get_dsl_operations={"cutedsl": ["_fused_rms_norm", "sum.dim_IntList"]}.get, cutedsl=language
+    )
+    monkeypatch.setattr(torch_eager, "_switches", lambda: switches)  # the names in torch 2.15
+    norm = Case(4, 32, "fp32", Direction.FORWARD, "cpu", "rms_norm")
+    assert "nvidia-cutlass-dsl" in native.available()
+    switches.available_dsls.append("cutedsl")
+    assert native.available() is aten.available() is native.supports(norm) is None
+    assert native.supports(case(32)).endswith("overrides no kernel of softmax, only: _fused_rms_norm, sum")
+    for backend, on in ((aten, False), (native, True), (aten, False)):
+        assert_passes(backend, norm)
+        assert language.enabled is on
+    monkeypatch.setattr(torch_eager, "_switches", lambda: None)
+    assert "torch 2.12" in aten.available()
 
 
 @each_backend

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from softbench.backends import cudnn, torch_compile, torchscript_fx
-from softbench.backends.flaggems import backend as flaggems
 from softbench.backends.liger import backend as liger
+from softbench.backends.peers import flaggems
 from softbench.backends.quack import backend as quack
 from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.outcome import Grade

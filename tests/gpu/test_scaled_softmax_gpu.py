@@ -8,7 +8,8 @@ from scaled import HONEST, graded, wrong_ones
 from softbench.kernels.cuda import launch
 from softbench.kernels.triton import dispatch, heuristics
 
-from softbench.backends import flashinfer, naive, torch_compile, torch_eager
+from softbench.backends import naive, torch_compile, torch_eager
+from softbench.backends.peers import flashinfer
 from softbench.core.case import Case
 from softbench.core.outcome import Grade
 from softbench.ops.registry import operation
@@ -36,9 +37,7 @@ def test_right_kernels_are_accepted_and_wrong_ones_found(op, dtype, direction):
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES)
-@pytest.mark.parametrize(
-    "backend", [torch_eager.backend, naive.backend, torch_compile.backend, flashinfer.backend], ids=lambda one: one.name
-)
+@pytest.mark.parametrize("backend", [torch_eager.backend, naive.backend, torch_compile.backend, flashinfer], ids=lambda one: one.name)
 def test_backends_with_parameters_are_right(backend, op, dtype):
     if reason := backend.available():
         pytest.skip(reason)
