@@ -44,7 +44,7 @@ class ThirdParty:
         except Exception as error:  # a DSL that does not find its libraries can raise anything
             reason = one_line(f"{type(error).__name__}: {error}", 150)
             newer = self.install.replace("install", "install -U", 1)
-            return f"{self.module} cannot be imported ({reason}); it may not fit the other packages: {newer}"
+            return f"{self.module} cannot be imported ({reason}); for torch {torch.__version__}, try an older version, or: {newer}"
         return None
 
     def sources(self) -> list[Path]:

@@ -76,9 +76,9 @@ def test_a_failing_import_is_one_line_with_the_fix(backend, monkeypatch, tmp_pat
     (tmp_path / package / "__init__.py").write_text("raise RuntimeError('libcute is not\\nwhere it was')")
     monkeypatch.syspath_prepend(tmp_path)
     assert (
-        backend.available()
-        == f"{backend.module} cannot be imported (RuntimeError: libcute is not where it was); it may not fit the other packages: "
-        f"pip install -U {backend.package}" + (" (for CUDA 13: 'quack-kernels[cu13]')" if backend is quack else "")
+        backend.available() == f"{backend.module} cannot be imported (RuntimeError: libcute is not where it was); "
+        f"for torch {torch.__version__}, try an older version, or: pip install -U {backend.package}"
+        + (" (for CUDA 13: 'quack-kernels[cu13]')" if backend is quack else "")
     )
 
 
