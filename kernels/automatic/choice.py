@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..common import extension
 from ..common.cuda_toolkit import nvcc
 from ..common.rows import DTYPES
 
@@ -71,7 +72,7 @@ class Calls(NamedTuple):
 
 
 _choices: dict[Calls, Choice] = {}
-FORGETS.append(lambda: _choices.clear())
+FORGETS += [lambda: _choices.clear(), extension.forget_choices]
 
 
 def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, function: str = "softmax") -> Choice:
@@ -96,7 +97,10 @@ def is_last(x: Tensor, dim: int) -> bool:
 def choice(calls: Calls) -> Choice:
     """The decision on a class of calls."""
     if calls not in _choices:
-        _choices[calls] = choose(calls)
+        found = _choices[calls] = choose(calls)
+        if found.kernels == "cuda" and calls.result is None and calls.last and not calls.but:
+            extension.load()
+            extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]
 
 
@@ -150,6 +154,8 @@ def without_triton() -> str:
 def build() -> list[Path]:
     """Build the CUDA kernels for every GPU that this process sees, and let later calls take them. Built once, they serve all processes.
 
+    With g++, the extension that calls them in C++ is built too.
+
     As many are built at once as there are processors.
 
     Returns the libraries, which are cached in `$SOFTBENCH_CACHE` or the user's cache folder.
@@ -165,7 +171,10 @@ def build() -> list[Path]:
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
     wanted = [(architecture, name) for architecture in sorted(architectures) for name in cuda.ALL]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of nvcc
+        host = pool.submit(extension.load, build=True)
         libraries = list(pool.map(lambda one: cuda.build(*one), wanted))
+        host.result()
+    extension.forget_absence()
     for forget in FORGETS:
         forget()
     return libraries

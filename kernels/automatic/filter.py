@@ -1,39 +1,23 @@
-"""Builds and loads `filter.cpp`, which decides in C++ whether an overridden operator runs our kernel or torch's, and launches ours.
-
-g++ compiles it with torch's headers, once for each version of torch. The library is cached as those of the CUDA
-kernels are. A machine without g++ has no filter.
-"""
+"""Calls `filter.cpp`, which decides in C++ whether an overridden operator runs our kernel or torch's, and launches ours."""
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
-import hashlib
-import logging
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
-import torch
+from ..common import extension
+from ..common.extension import current_stream as current_stream
 
-from ..common.cuda_toolkit import cache_folder
-
-SOURCE = Path(__file__).with_name("filter.cpp")
-FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-Wno-deprecated-declarations")  # std::atomic_load of a shared_ptr is deprecated
 SLOTS = 8
 """The most operators with a filter, as in filter.cpp."""
-
-log = logging.getLogger(__name__)
 
 
 class Filters:
     """The loaded library."""
 
-    def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
+    def __init__(self, library: ctypes.PyDLL) -> None:
+        self._library = library
         self._library.softbench_install.argtypes = [
             *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64),
             *[ctypes.POINTER(ctypes.c_int64)] * 2,
@@ -82,44 +66,6 @@ class Filters:
 
 @functools.cache
 def load() -> Filters | None:
-    """The library, which is built unless it is cached; None without a working g++. The log (`logging`, INFO) has the reason."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        log.info("no filter in C++: no g++ on PATH")
-        return None
-    try:
-        return Filters(_built(compiler))
-    except (OSError, subprocess.CalledProcessError) as error:
-        log.info("no filter in C++: %s %s", error, getattr(error, "stderr", ""))
-        return None
-
-
-@functools.cache
-def current_stream() -> int | None:
-    """The address of torch's C function that writes the current stream of a CUDA device; None if this torch has none."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-        return ctypes.cast(library.aoti_torch_get_current_cuda_stream, ctypes.c_void_p).value
-    except (OSError, AttributeError) as error:
-        log.info("our kernels are launched by Python: %s", error)
-        return None
-
-
-def _built(compiler: str) -> Path:
-    root = Path(torch.__file__).parent
-    include = root / "include"
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    torchs = [f"-I{include}", f"-I{include / 'torch/csrc/api/include'}", f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10", abi]
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    digest = hashlib.sha256("\0".join([SOURCE.read_text(), *FLAGS, version, torch.__version__, str(torch.version.git_version)]).encode())
-    folder = cache_folder() / f"filter-{digest.hexdigest()[:16]}"
-    library = folder / "filter.so"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.is_file():
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                fresh = Path(scratch) / "filter.so"
-                subprocess.run([compiler, *FLAGS, str(SOURCE), *torchs, "-o", str(fresh)], capture_output=True, text=True, check=True)
-                fresh.replace(library)
-    return library
+    """The filters of the extension, which is built unless it is cached; None without a working g++."""
+    library = extension.load(build=True)
+    return None if library is None else Filters(library)

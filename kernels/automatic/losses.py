@@ -3,7 +3,8 @@
 `choice.py` has the rule by which the logits choose. torch computes float64 in float64, and other dtypes in float32.
 
 The operators are `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V). torch.compile sees opaque calls.
-The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits.
+The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits. Where the extension
+is built (`softbench.kernels.common.extension`), their autograd and the launches of the CUDA kernels are in C++.
 """
 
 import importlib
@@ -13,10 +14,14 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from ..common import extension
 from ..common.rows import check_no_tangent
 from .choice import Calls, choice
 
-REDUCTIONS = ("mean", "sum", "none")
+aten = torch.ops.aten  # not by names that somebody may have replaced
+NONE, MEAN, SUM = range(3)
+REDUCTIONS = {"mean": MEAN, "sum": SUM, "none": NONE}
+"""The numbers of the operator's reductions, as in operators.h."""
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -46,16 +51,20 @@ def cross_entropy(
         TypeError: target is not int64.
         NotImplementedError: the logits have a tangent of forward mode.
     """
+    options = ignore_index, label_smoothing, z_loss, softcap
+    if not torch.compiler.is_compiling():
+        found = extension.entries.cross_entropy(logits, target, REDUCTIONS.get(reduction), *options)
+        if found is not None:
+            loss: Tensor = found
+            return loss
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
         raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
     rows, classes = _rows(logits, target)
     check_no_tangent("cross_entropy", rows)
-    loss: Tensor = _cross_entropy(rows, classes, ignore_index, label_smoothing, z_loss, softcap)[0]
-    if reduction == "none":
-        return loss.view(target.shape)
-    return loss.sum() if reduction == "sum" else loss.sum() / (classes != ignore_index).sum()
+    loss = _cross_entropy(rows, classes, *options, REDUCTIONS[reduction])[0]
+    return loss.view(target.shape) if reduction == "none" else loss
 
 
 def logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,6 +73,9 @@ def logprob(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     logprob is log_softmax(logits) at the target, and entropy is -sum(p log p) of the row. Both are differentiable once. No target is
     ignored. Otherwise as `cross_entropy`, except that torch raises RuntimeError for a target out of range on the CPU.
     """
+    if not torch.compiler.is_compiling() and (results := extension.entries.logprob(logits, target)) is not None:
+        both: tuple[Tensor, Tensor] = results
+        return both
     rows, classes = _rows(logits, target)
     check_no_tangent("logprob", rows)
     found, entropy, _lse = _logprob(rows, classes)
@@ -96,6 +108,17 @@ def _each(x: Tensor) -> Tensor:
 
 @custom_op("softbench::cross_entropy", mutates_args=())
 def _cross_entropy(
+    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, lse, the number of rows that are not ignored). The number has shape (1,), or (0,) without a reduction."""
+    loss, lse = _loss_of_rows(x, target, ignore_index, label_smoothing, z_loss, softcap)
+    if reduction == NONE:
+        return loss, lse, loss.new_empty(0)
+    counted = (target != ignore_index).sum(dtype=loss.dtype).view(1)
+    return loss.sum() if reduction == SUM else loss.sum() / counted[0], lse, counted
+
+
+def _loss_of_rows(
     x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """(loss, lse)."""
@@ -105,10 +128,8 @@ def _cross_entropy(
         )
         return loss, lse
     z = softcap * torch.tanh(_wide(x) / softcap) if softcap else _wide(x)
-    lse = torch.logsumexp(z, dim=-1)
-    loss = torch.nn.functional.cross_entropy(
-        z, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none"
-    )  # fmt: skip
+    lse = aten.logsumexp(z, [-1])
+    loss = aten.cross_entropy_loss(z, target, None, NONE, ignore_index, label_smoothing)
     if z_loss:
         loss = loss + torch.where(target == ignore_index, 0.0, z_loss * lse.square())
     return loss, lse
@@ -116,9 +137,12 @@ def _cross_entropy(
 
 @custom_op("softbench::cross_entropy_backward", mutates_args=())
 def _cross_entropy_backward(
-    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
-) -> Tensor:
-    """dx, with x's dtype."""
+    x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, counted: Tensor, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float, reduction: int = NONE,
+) -> Tensor:  # fmt: skip
+    """dx, with x's dtype. `dloss` is the gradient of a number with a reduction."""
+    if reduction != NONE:
+        dloss = (dloss / counted[0] if reduction == MEAN else dloss).expand(len(x))
     if (kernels := _kernels("cross_entropy", x)) is not None:
         dx: Tensor = kernels.cross_entropy_backward(
             x, target, lse, dloss, ignore_index=ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap
@@ -142,14 +166,15 @@ def _logprob(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found, entropy, lse = kernels.logprob_forward(x, target)
         return found, entropy, lse
     wide = _wide(x)
-    y = torch.log_softmax(wide, dim=-1)
+    y = aten.log_softmax.int(wide, -1)
     entropy = -(torch.exp(y) * y.clamp(min=LOWEST)).sum(dim=-1)
-    return y.gather(1, target[:, None])[:, 0], entropy, torch.logsumexp(wide, dim=-1)
+    return y.gather(1, target[:, None])[:, 0], entropy, aten.logsumexp(wide, [-1])
 
 
 @custom_op("softbench::logprob_backward", mutates_args=())
-def _logprob_backward(x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor) -> Tensor:
-    """dx, with x's dtype."""
+def _logprob_backward(x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None) -> Tensor:
+    """dx, with x's dtype. A gradient that is None is 0."""
+    dlogprob, dentropy = (torch.zeros_like(lse) if given is None else given for given in (dlogprob, dentropy))
     if (kernels := _kernels("logprob", x)) is not None:
         dx: Tensor = kernels.logprob_backward(x, target, lse, entropy, dlogprob, dentropy)
         return dx
@@ -160,8 +185,11 @@ def _logprob_backward(x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, d
 
 
 @_cross_entropy.register_fake
-def _(x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float) -> tuple[Tensor, Tensor]:
-    return _each(x), _each(x)
+def _(
+    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = _each(x)
+    return lse.new_empty(()) if reduction else _each(x), lse, lse.new_empty(1 if reduction else 0)
 
 
 @_logprob.register_fake
@@ -175,20 +203,28 @@ def _(x: Tensor, *_others: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, target, *ctx.options = inputs
-    *_, lse = output
+    _, lse, counted = output
+    ctx.mark_non_differentiable(lse, counted)
+    ctx.save_for_backward(x, target, lse, counted)
+
+
+def _save_logprob(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, entropy, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(x, target, *(output[1:] if len(output) == 2 else (lse, output[1])))
+    ctx.save_for_backward(*inputs, lse, entropy)
 
 
-def _of_loss(ctx: Any, dloss: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
-    return _cross_entropy_backward(*ctx.saved_tensors, dloss, *ctx.options), None, None, None, None, None
+def _of_loss(ctx: Any, dloss: Tensor, _dlse: Tensor, _dcounted: Tensor) -> tuple[Tensor | None, ...]:
+    *tensors, counted = ctx.saved_tensors
+    return _cross_entropy_backward(*tensors, dloss, counted, *ctx.options), *[None] * (1 + len(ctx.options))
 
 
 def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
     return _logprob_backward(*ctx.saved_tensors, dlogprob, dentropy), None
 
 
-_cross_entropy.register_autograd(_of_loss, setup_context=_save)
-_logprob.register_autograd(_of_logprob, setup_context=_save)
+_cross_entropy.register_autograd(_of_loss, setup_context=_save_loss)
+_logprob.register_autograd(_of_logprob, setup_context=_save_logprob)
+extension.implement("cross_entropy", "logprob")

@@ -9,7 +9,8 @@
 torch computes in float64 if scores or bias are float64, else in float32.
 
 The operators are `softbench::masked_softmax` and `softbench::masked_softmax_backward`, of scores (B, H, S, N). torch.compile does not see
-their kernels. The backward gets the result, so neither the scores nor the mask are kept.
+their kernels. The backward gets the result, so neither the scores nor the mask are kept. Where the extension is built
+(`softbench.kernels.common.extension`), their autograd and the launches of the CUDA kernels are in C++.
 """
 
 import importlib
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from ..common import extension
 from ..common.masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax, check_no_gradient, no_gradient
 from ..common.rows import DTYPES, check_no_tangent
 from .choice import Calls, choice
@@ -53,6 +55,11 @@ def masked_softmax(
     """
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
+    if dtype is None and not torch.compiler.is_compiling():
+        y = extension.entries.masked_softmax(scores, mask, sink, scale, causal)
+        if y is not None:
+            fast: Tensor = y
+            return fast
     x = scores if dtype is None else scores.to(dtype)
     _check(x, mask, sink)
     check_no_gradient(mask=mask, scale=scale)
@@ -118,7 +125,7 @@ def _masked_softmax(
         z = z.masked_fill(_later(x), -math.inf)
     if sink is not None:
         z = torch.cat([z, sink.to(wide)[:, None, None].expand(*z.shape[:-1], 1)], dim=-1)
-    p = torch.softmax(z, dim=-1)
+    p = torch.ops.aten.softmax.int(z, -1)  # not by a name that somebody may have replaced
     if sink is None:
         return p.to(x.dtype).contiguous(), x.new_empty(0, dtype=_wide(x))
     return _fresh(p[..., :-1], x.dtype), _fresh(p[..., -1], _wide(x))
@@ -176,3 +183,4 @@ def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ..
 
 
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
+extension.implement(NAME)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..common.extension import entries
 from . import choice
 from .choice import Calls
 
@@ -27,11 +28,17 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
         IndexError: `dim` is out of range.
         RuntimeError: the launch failed, or torch has no softmax of this dtype.
     """
+    if not torch.compiler.is_compiling() and (y := entries.softmax(x, dim, dtype)) is not None:
+        result: Tensor = y
+        return result
     return _SOFTMAX.call(x, dim, dtype)(x, dim, dtype)
 
 
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """log(softmax(x)) over `dim`; otherwise as `softmax`."""
+    if not torch.compiler.is_compiling() and (y := entries.log_softmax(x, dim, dtype)) is not None:
+        result: Tensor = y
+        return result
     return _LOG_SOFTMAX.call(x, dim, dtype)(x, dim, dtype)
 
 

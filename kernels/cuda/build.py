@@ -117,11 +117,12 @@ def _arguments(function: str) -> dict[str, list[Any]]:
         options = [number, real, real, real]
         return {
             "forward": [pointer] * 5 + options + [number] + launch,
-            "backward": [pointer] * 6 + options + [number] * 2 + launch,
+            "backward": [pointer] * 7 + options + [number] * 3 + launch,
             "fused": [pointer] * 4 + [number, real] + [number] * 2 + launch,
+            "reduce": [pointer] * 4 + [number, ctypes.c_int, number, pointer],
         }
     if function == "logprob":
-        return {"forward": [pointer] * 5 + [number] + launch, "backward": [pointer] * 7 + [number] * 2 + launch}
+        return {"forward": [pointer] * 5 + [number] + launch, "backward": [pointer] * 7 + [number] * 4 + launch}
     if function == "masked_softmax":
         sizes = [number] * 4  # what query 0 sees, B, H, S
         return {

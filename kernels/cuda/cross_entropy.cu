@@ -4,8 +4,10 @@
 //   backward  row_gradient.cuh     computes dx from x and the lse of each row
 //   fused     loss_ops.cuh         reads x once and writes dx once, by the tiers of softmax.cu, with a loss in addition. Smoothing and a softcap take
 //                                  the kernels of forward and backward one after the other.
+//   reduce    loss_reduction.cuh   adds the losses of the rows
 
 #include "dispatch.cuh"
+#include "loss_reduction.cuh"
 #include "row_gradient.cuh"
 #include "statistics_launch.cuh"
 
@@ -99,7 +101,7 @@ SOFTBENCH_BACKWARD(__nv_bfloat16);
 
 // All launch on `stream` of the current device and return as softbench_forward of softmax.cu: 0, a cudaError_t, or the missing bytes of workspace. The
 // workspace of softbench_fused is that of softmax. softbench_forward needs one of its own. softbench_backward ignores it.
-// `target` is int64. `lse`, `statistics` and `dloss` may be null where loss_ops.cuh says so. `cap` 0: no softcap. dtype: 0 float32, 1 float16, 2 bfloat16.
+// `target` is int64. `lse`, `statistics`, `dloss` and `counted` may be null where loss_ops.cuh says so. `cap` 0: no softcap. dtype: 0 float32, 1 float16, 2 bfloat16.
 // softbench_fused returns cudaErrorNotSupported where only the two other functions can do the work.
 
 extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* loss, float* lse, void* statistics, int64_t ignore_index, float smoothing,
@@ -111,11 +113,12 @@ extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float
     SOFTBENCH_WITH_DTYPE(forward);
 }
 
-extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const float* statistics, const float* dloss, void* dx,
-                                      int64_t ignore_index, float smoothing, float z_loss, float cap, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N,
-                                      int dtype, int, void*, int64_t, cudaStream_t stream, SoftbenchPlan* p) {
+extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const float* statistics, const float* dloss,
+                                      const float* counted, void* dx, int64_t ignore_index, float smoothing, float z_loss, float cap, int64_t x_stride,
+                                      int64_t dx_stride, int64_t dloss_stride, int64_t M, int64_t N, int dtype, int, void*, int64_t, cudaStream_t stream,
+                                      SoftbenchPlan* p) {
     const softbench::CrossEntropyGradients given{
-        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(N), z_loss, {cap, cap != 0.0f ? 1.0f / cap : 0.0f}};
+        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(N), z_loss, {cap, cap != 0.0f ? 1.0f / cap : 0.0f}, dloss_stride, counted};
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, stream); };
     SOFTBENCH_WITH_DTYPE(backward);
@@ -128,6 +131,12 @@ extern "C" int64_t softbench_fused(const void* x, const int64_t* target, float* 
     const softbench::LossRows given{target, loss, int(ignore_index), z_loss};
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream); };
     SOFTBENCH_WITH_DTYPE(fused);
+}
+
+// Writes the sum of `loss` over M rows, or with `mean` the sum over the number of rows that are not ignored, and that number.
+extern "C" int64_t softbench_reduce(const float* loss, const int64_t* target, float* result, float* counted, int64_t ignore_index, int mean, int64_t M,
+                                    cudaStream_t stream) {
+    return softbench::reduce_losses(loss, target, result, counted, ignore_index, mean != 0, M, stream);
 }
 
 extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }

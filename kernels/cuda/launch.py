@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..common import extension
 from ..common.allocation import persistent_zeros
 from ..common.rows import DTYPES, Scale
 from ..common.softmax import Softmax
@@ -25,6 +26,8 @@ _MIN_WORKSPACE_BYTES = 1 << 20  # enough for nearly every launch, so that a work
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
+_replaced: list[torch.Tensor] = []
+"""Workspaces that larger ones replaced. A launch in C++ may still have one."""
 _libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.ALL}  # by function and device
 
 
@@ -125,6 +128,8 @@ def _library(function: str, index: int) -> ctypes.CDLL:
     library = libraries.get(index)
     if library is None:
         library = libraries[index] = build.load(torch.cuda.get_device_capability(index), function)
+        addresses = (ctypes.cast(getattr(library, f"softbench_{one}", None), ctypes.c_void_p).value for one in extension.PASSES)
+        extension.launchers(function, index, list(addresses))
     return library
 
 
@@ -153,7 +158,10 @@ def _launch(
         if torch.cuda.is_current_stream_capturing():
             fresh = torch.zeros(-code, dtype=torch.uint8, device=f"cuda:{index}")
         else:
-            fresh = workspaces[index, stream] = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
+            fresh = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
+            extension.workspace(extension.COUNTERS if workspaces is _counters else extension.SLOTS, index or 0, stream, fresh)
+            _replaced.extend(filter(None.__ne__, [workspaces.get((index, stream))]))
+            workspaces[index, stream] = fresh
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code not in (0, accepted):
         raise RuntimeError(f"{call.__name__} on {arguments[-4:-2]}: {library.softbench_error(int(code)).decode()}")

@@ -17,7 +17,7 @@ int64_t backward(const LogprobGradients& given, const void* x, void* dx, int64_t
 
 }  // namespace softbench
 
-// As the functions of cross_entropy.cu. `lse` of the forward may be null.
+// As the functions of cross_entropy.cu. `lse` of the forward may be null, and so may gradients that are 0.
 extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* logprob, float* entropy, float* lse, int64_t x_stride, int64_t M, int64_t N,
                                      int dtype, int, void* workspace, int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
@@ -27,10 +27,10 @@ extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float
 }
 
 extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const float* entropy, const float* dlogprob,
-                                      const float* dentropy, void* dx, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N, int dtype, int, void*,
-                                      int64_t, cudaStream_t stream, SoftbenchPlan* p) {
+                                      const float* dentropy, void* dx, int64_t x_stride, int64_t dx_stride, int64_t dlogprob_stride,
+                                      int64_t dentropy_stride, int64_t M, int64_t N, int dtype, int, void*, int64_t, cudaStream_t stream, SoftbenchPlan* p) {
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
-    const softbench::LogprobGradients given{target, lse, entropy, dlogprob, dentropy};
+    const softbench::LogprobGradients given{target, lse, entropy, dlogprob, dentropy, dlogprob_stride, dentropy_stride};
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, stream); };
     SOFTBENCH_WITH_DTYPE(backward);
 }

@@ -237,10 +237,12 @@ struct CrossEntropyGradients {
     const int64_t* target;
     const float* lse;         // of each row, or null
     const float* statistics;  // then the maximum and the sum of each row
-    const float* dloss;       // of each row; null: 1
+    const float* dloss;       // of each row, `dloss_stride` apart; null: 1
     int64_t ignore_index;
     float smoothing, even_smoothing, z_loss;  // even: for each column
     Softcap softcap;
+    int64_t dloss_stride = 1;
+    const float* counted = nullptr;  // a number that dloss is divided by, or null
 };
 template <typename T, bool CAPPED> struct CrossEntropyGradient {
     using Element = T;
@@ -251,7 +253,8 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
         float g, base, sum;  // sum 1: base is lse
 
         __device__ __forceinline__ Loaded(const Given& given, int64_t row) : target(load_word(given.target + row)), g(1.0f), sum(1.0f) {
-            if (given.dloss) g = load_number(given.dloss + row);
+            if (given.dloss) g = load_number(given.dloss + row * given.dloss_stride);
+            if (given.counted) g /= load_number(given.counted);
             base = load_number(given.lse ? given.lse + row : given.statistics + 2 * row);
             if (!given.lse) sum = load_number(given.statistics + 2 * row + 1);
         }
@@ -286,7 +289,8 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
 
 struct LogprobGradients {
     const int64_t* target;
-    const float *lse, *entropy, *dlogprob, *dentropy;
+    const float *lse, *entropy, *dlogprob, *dentropy;  // a gradient that is null is 0
+    int64_t dlogprob_stride = 1, dentropy_stride = 1;
 };
 template <typename T> struct LogprobGradient {
     using Element = T;
@@ -298,7 +302,8 @@ template <typename T> struct LogprobGradient {
 
         __device__ __forceinline__ Loaded(const Given& given, int64_t row)
             : target(load_word(given.target + row)), lse(load_number(given.lse + row)), entropy(load_number(given.entropy + row)),
-              a(load_number(given.dlogprob + row)), b(load_number(given.dentropy + row)) {}
+              a(given.dlogprob ? load_number(given.dlogprob + row * given.dlogprob_stride) : 0.0f),
+              b(given.dentropy ? load_number(given.dentropy + row * given.dentropy_stride) : 0.0f) {}
     };
 
     float lse, entropy, a, b;

@@ -134,7 +134,8 @@ def logprob_backward(
     dx = _gradient(x, out)
     named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
     of_rows = [number_of_rows(tensor, x, name) for name, tensor in named.items()]
-    tensors = x.data_ptr(), target.data_ptr(), *(tensor.data_ptr() for tensor in of_rows), dx.data_ptr(), x.stride(0), dx.stride(0)
+    pointers = x.data_ptr(), target.data_ptr(), *(tensor.data_ptr() for tensor in of_rows), dx.data_ptr()
+    tensors = *pointers, x.stride(0), dx.stride(0), *(tensor.stride(0) for tensor in of_rows[2:])
     _launch("logprob", "backward", tensors, x, plan)
     return dx
 
@@ -164,8 +165,8 @@ def _backward(
     plan: Plan | None,
 ) -> None:
     """Writes dx from lse or from the statistics of `_forward`; without dloss, for a dloss of 1."""
-    pointers = x.data_ptr(), target.data_ptr(), _pointer(lse), _pointer(statistics), _pointer(dloss), dx.data_ptr()
-    _launch("cross_entropy", "backward", (*pointers, *options, x.stride(0), dx.stride(0)), x, plan)
+    pointers = x.data_ptr(), target.data_ptr(), _pointer(lse), _pointer(statistics), _pointer(dloss), None, dx.data_ptr()
+    _launch("cross_entropy", "backward", (*pointers, *options, x.stride(0), dx.stride(0), 1), x, plan)
 
 
 def _launch(function: str, which: str, tensors: tuple[Any, ...], x: torch.Tensor, plan: Plan | None) -> int:

@@ -5,14 +5,9 @@
 
 Compilers see one opaque call. On devices other than CUDA, the operators are torch's own functions.
 
-The operators are defined in a `torch.library.Library`, with their autograd kernel in this file (`_autograd_kernel`).
-`torch.library.custom_op` runs more Python in each call. Microseconds a call, where the kernel only allocates the result (which takes 1.5),
-on a CPU with torch 2.13:
-
-                          this file  custom_op
-inference mode                  2.9        4.7
-no gradient is required         5.2        9.0
-a gradient is required         11         17
+Their kernel and autograd are in C++ where the extension is built (`softbench.kernels.common.extension`). This file has both in Python,
+which runs elsewhere, and where C++ does not launch. They are defined in a `torch.library.Library`, because `torch.library.custom_op` runs
+more Python in each call.
 """
 
 from collections.abc import Callable
@@ -23,7 +18,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
-from ..common import registration, rows
+from ..common import extension, registration, rows
 from ..common.rows import apply_to_rows, canonical_dim, check_same
 from ..common.softmax import NARROW, Softmax
 from . import launch
@@ -100,8 +95,10 @@ class Operators:
             _library.impl(which, autograd, "Autograd", with_keyset=True)
             torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
         registration.register_vmap_and_flops(*packets, _library)
+        extension.implement(function.name)
 
     def forward(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        extension.load()
         return apply_to_rows(self.function.launch_forward, (x,), self._forward_axis(x, dim, dtype), dtype)
 
     def backward(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -180,5 +177,6 @@ def _autograd_kernel(
     return kernel
 
 
-SOFTMAX = Operators(launch.softmax, registration.SOFTMAX, torch.softmax, torch.ops.aten._softmax_backward_data)
-LOG_SOFTMAX = Operators(launch.log_softmax, registration.LOG_SOFTMAX, torch.log_softmax, torch.ops.aten._log_softmax_backward_data)
+aten = torch.ops.aten  # not by names that somebody may have replaced
+SOFTMAX = Operators(launch.softmax, registration.SOFTMAX, aten.softmax.int, aten._softmax_backward_data)
+LOG_SOFTMAX = Operators(launch.log_softmax, registration.LOG_SOFTMAX, aten.log_softmax.int, aten._log_softmax_backward_data)

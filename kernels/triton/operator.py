@@ -81,8 +81,9 @@ class Function:
     formulas: registration.Formulas
 
 
-SOFTMAX = Function(dispatch.softmax, torch.softmax, torch.ops.aten._softmax_backward_data, registration.SOFTMAX)
-LOG_SOFTMAX = Function(dispatch.log_softmax, torch.log_softmax, torch.ops.aten._log_softmax_backward_data, registration.LOG_SOFTMAX)
+aten = torch.ops.aten  # not by names that somebody may have replaced
+SOFTMAX = Function(dispatch.softmax, aten.softmax.int, aten._softmax_backward_data, registration.SOFTMAX)
+LOG_SOFTMAX = Function(dispatch.log_softmax, aten.log_softmax.int, aten._log_softmax_backward_data, registration.LOG_SOFTMAX)
 
 
 # torch finds the kernels that a compiler sees in the source of these four functions.

@@ -1,8 +1,6 @@
-"""The filter in C++: its build, and its launches of our kernels."""
+"""The filter in C++, and its launches of our kernels."""
 
 import ctypes
-import logging
-from types import SimpleNamespace
 
 import overridden
 import pytest
@@ -11,13 +9,6 @@ from overridden import on_the_cpu
 from softbench.kernels.automatic import filter as filters
 from softbench.kernels.automatic.override import Least, use
 from timed import least_seconds
-
-
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """An empty cache, and nothing loaded."""
-    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
-    return filters.load.__wrapped__
 
 
 def test_a_call_that_keeps_torchs_kernel_costs_little(monkeypatch):
@@ -35,44 +26,6 @@ def test_a_call_that_keeps_torchs_kernel_costs_little(monkeypatch):
             kept.append(cost())
     assert min(kept) - min(without) < 0.6e-6
     assert calls == []
-
-
-def test_without_a_compiler_there_is_no_filter(monkeypatch, fresh, caplog):
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(filters.shutil, "which", lambda name: None)
-    assert fresh() is None
-    assert "no g++ on PATH" in caplog.text
-
-
-def test_a_compiler_that_fails_leaves_its_message(monkeypatch, fresh, caplog, tmp_path):
-    caplog.set_level(logging.INFO)
-    broken = tmp_path / "g++"
-    broken.write_text("#!/bin/sh\n[ \"$1\" = --version ] || { echo 'no such header' >&2; exit 1; }\n")
-    broken.chmod(0o755)
-    monkeypatch.setattr(filters.shutil, "which", lambda name: str(broken))
-    assert fresh() is None
-    assert "no such header" in caplog.text
-
-
-def test_a_library_is_built_once(monkeypatch, fresh, tmp_path):
-    (tmp_path / "real").mkdir()
-    monkeypatch.setattr(filters, "Filters", lambda library: SimpleNamespace(library=library))
-    runs = []
-
-    def run(command, **options):
-        runs.append(command)
-        if "-o" in command:
-            filters.Path(command[-1]).touch()
-        return SimpleNamespace(stdout="g++ 12")
-
-    monkeypatch.setattr(filters.subprocess, "run", run)
-    monkeypatch.setattr(filters.shutil, "which", lambda name: "/usr/bin/g++")
-    first, second = fresh(), fresh()
-    assert first.library == second.library
-    assert first.library.is_file()
-    assert sum("-o" in command for command in runs) == 1
-    monkeypatch.setattr(torch, "__version__", "0.0")
-    assert fresh().library != first.library
 
 
 def test_an_unknown_operator_is_an_error():

@@ -79,10 +79,11 @@ def test_torch_compile_takes_both_whole(logits):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_operators_are_registered_whole(logits, requires_grad):
     x = logits.detach().float().view(-1, 11).requires_grad_(requires_grad)
-    opcheck(losses._cross_entropy, (x, TARGET.view(-1), -100, 0.1, 0.01, 3.0))
+    for reduction in losses.REDUCTIONS.values():
+        opcheck(losses._cross_entropy, (x, TARGET.view(-1), -100, 0.1, 0.01, 3.0, reduction))
     opcheck(losses._logprob, (x, COUNTED.view(-1)))
     rows = torch.rand(6)
-    opcheck(losses._cross_entropy_backward, (x.detach(), TARGET.view(-1), rows, rows, -100, 0.1, 0.01, 3.0))
+    opcheck(losses._cross_entropy_backward, (x.detach(), TARGET.view(-1), rows, rows, rows[:1], -100, 0.1, 0.01, 3.0, 0))
     opcheck(losses._logprob_backward, (x.detach(), COUNTED.view(-1), rows, rows, rows, rows))
 
 

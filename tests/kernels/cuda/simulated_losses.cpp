@@ -4,6 +4,7 @@
 
 #include "block.cuh"
 #include "generic.cuh"
+#include "loss_reduction.cuh"
 #include "row_gradient.cuh"
 #include "statistics_launch.cuh"
 #include "sub_warp.cuh"
@@ -145,11 +146,13 @@ template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, c
     for (const bool exact : {false, true}) {  // from lse, and from the statistics
         Memory<T> out = r.results;
         T* const dx = out.data() + (r.dx - r.results.data());
-        std::vector<float> dloss(r.M);
-        for (float& g : dloss) g = float(generator() % 9) - 4;
+        constexpr int apart = 3;  // of the numbers of dloss
+        std::vector<float> dloss(r.M), spread(apart * r.M, NAN);
+        const float counted = 2;
+        for (int m = 0; m < r.M; ++m) spread[apart * m] = counted * (dloss[m] = float(generator() % 9) - 4);
         using Gradient = CrossEntropyGradient<T, LOGITS == SOFTCAPPED>;
-        const typename Gradient::Given given{r.target.data(), exact ? nullptr : lse.data(), &statistics[0].x, exact ? nullptr : dloss.data(), IGNORED, float(o.smoothing),
-                                             float(o.smoothing / r.N), float(o.z_loss), softcap};
+        const typename Gradient::Given given{r.target.data(), exact ? nullptr : lse.data(), &statistics[0].x, exact ? nullptr : spread.data(), IGNORED, float(o.smoothing),
+                                             float(o.smoothing / r.N), float(o.z_loss), softcap, apart, exact ? nullptr : &counted};
         Plan p = {AUTO};
         if (const int64_t code = run_gradient<Gradient>({given, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr)) report("code of gradient", r, 0, 0, double(code), 0, p);
         auto wanted = [&](int m, int n) {
@@ -182,7 +185,10 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     Memory<T> out = r.results;
     T* const dx = out.data() + (r.dx - r.results.data());
     Plan p = {AUTO};
-    run_gradient<LogprobGradient<T>>({{target.data(), lse.data(), entropy.data(), a.data(), b.data()}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
+    const bool without = r.N % 2;  // a gradient of the entropy
+    if (without) std::fill(b.begin(), b.end(), 0.0f);
+    if (r.M > 1) std::fill(a.begin(), a.end(), a[0]);  // as one number for all rows
+    run_gradient<LogprobGradient<T>>({{target.data(), lse.data(), entropy.data(), a.data(), without ? nullptr : b.data(), r.M > 1 ? 0 : 1}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
     auto wanted = [&](int m, int n) {
         const double y = r.z(m, n, 0) - lse[m], p = std::exp(y);
         return a[m] * ((n == target[m]) - p) - (p == 0 ? 0 : b[m] * p * (y + entropy[m]));
@@ -258,10 +264,29 @@ template <typename T> void test_all(int M, int N) {
     }
 }
 
+void test_reduction(int M) {
+    for (const bool mean : {false, true}) {
+        ++tested;
+        std::vector<float> loss(M);
+        std::vector<int64_t> target(M);
+        double sum = 0, count = 0;
+        for (int m = 0; m < M; ++m) {
+            target[m] = generator() % 3 ? m : IGNORED;
+            loss[m] = target[m] == IGNORED ? 0 : float(generator() % 1000) / 8;
+            sum += loss[m];
+            count += target[m] != IGNORED;
+        }
+        float result = 7, counted = 7;
+        const int64_t code = reduce_losses(loss.data(), target.data(), &result, &counted, IGNORED, mean, M, nullptr);
+        if (code || counted != count || !near(result, mean ? sum / count : sum, 1e-6, 0)) std::printf("reduction of %d: %g of %g\n", M, result, counted), ++bad;
+    }
+}
+
 int main(int count, char** given) {  // the lengths of rows
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     for (int i = 1; i < count; ++i) {
         const int N = std::atoi(given[i]);
+        test_reduction(N);
         const int M = N < 100 ? 11 : N < 1000 ? 4 : 2;
         test_all<float>(M, N);
         test_all<__nv_bfloat16>(M, N);

@@ -48,13 +48,13 @@ def test_shapes_strides_and_options_come_where_the_library_expects_them(librarie
     losses.cross_entropy_backward(X, TARGET, rows, rows, out=wide, **options)
     losses.cross_entropy_fused(wide, TARGET, ignore_index=7, z_loss=0.5)
     (_, forward), (_, backward), (_, fused) = libraries["cross_entropy"].calls
-    assert forward[5:9] == backward[6:10] == [7, 0.25, 0.5, 30.0]
-    assert (forward[9:14], backward[10:16]) == ([9, 3, 5, 0, 0], [5, 9, 3, 5, 0, 0])
+    assert forward[5:9] == backward[7:11] == [7, 0.25, 0.5, 30.0]
+    assert (forward[9:14], backward[11:18]) == ([9, 3, 5, 0, 0], [5, 9, 1, 3, 5, 0, 0])
     assert fused[4:12] == [7, 0.5, 9, 5, 3, 5, 0, 0]
     losses.logprob_forward(wide.bfloat16(), TARGET)
     losses.logprob_backward(X, TARGET, rows, rows, rows, rows, out=wide)
     assert [numbers[5:10] for name, numbers in libraries["logprob"].calls if name == "forward"] == [[5, 3, 5, 2, 2]]
-    assert [numbers[7:13] for name, numbers in libraries["logprob"].calls if name == "backward"] == [[5, 9, 3, 5, 0, 0]]
+    assert [numbers[7:15] for name, numbers in libraries["logprob"].calls if name == "backward"] == [[5, 9, 1, 1, 3, 5, 0, 0]]
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"softcap": 30.0}])

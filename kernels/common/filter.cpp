@@ -1,10 +1,11 @@
 // Decides in C++ whether an operator of torch runs our kernel or torch's own, and launches our CUDA kernels, without Python.
 //
-// `override.py` has the rule, and `filter.py` builds this file. A filter is registered for an operator and a dispatch key. It looks at one
+// `override.py` has the rule, and `filter.py` calls this file. A filter is registered for an operator and a dispatch key. It looks at one
 // tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. Where that function has named a launcher in C, the
 // filter calls the launcher itself, for contiguous tensors and launches that need no workspace.
 
-#include <ATen/core/dispatch/Dispatcher.h>
+#include "operators.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
@@ -19,11 +20,10 @@
 #include <string>
 #include <utility>
 
+namespace softbench_host {
 namespace {
 
-constexpr int SLOTS = 8;   // operators with a filter at once
-constexpr int DTYPES = 3;  // float32, float16, bfloat16, as in rows.py
-constexpr int DEVICES = 64;
+constexpr int FILTERS = 8;   // operators with a filter at once
 
 // When our kernel runs: `dim` is the last, and the tensor has this many elements, or rows of this many columns.
 struct Rule {
@@ -34,15 +34,13 @@ struct Rule {
 
 // softbench_forward and softbench_backward of softmax.cu. Strides and sizes are in elements; the last three arguments are a workspace and its
 // bytes, the stream and a plan. They return 0, or another number if nothing was launched.
-using Forward = int64_t(const void* x, void* y, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t, void* stream, void*);
-using Backward = int64_t(const void* dy, const void* y, void* dx, int64_t, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t,
+using RowForward = int64_t(const void* x, void* y, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t, void* stream, void*);
+using RowBackward = int64_t(const void* dy, const void* y, void* dx, int64_t, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t,
                          void* stream, void*);
-// aoti_torch_get_current_cuda_stream of torch: writes a stream, and returns 0.
-using CurrentStream = int32_t(int32_t device, void** stream);
 
 struct Launcher {
   std::atomic<CurrentStream*> stream{nullptr};
-  std::atomic<void*> function{nullptr};  // Forward for one tensor, Backward for two; null: Python launches
+  std::atomic<void*> function{nullptr};  // RowForward for one tensor, RowBackward for two; null: Python launches
 };
 
 struct Filter {
@@ -54,21 +52,10 @@ struct Filter {
 };
 
 // Calls in other threads may still run when a filter is removed, so it stays until the slot is used again and these calls have ended.
-std::array<std::shared_ptr<const Filter>, SLOTS> filters;
-std::array<std::unique_ptr<torch::Library>, SLOTS> libraries;
-std::mutex mutex;
-std::string error;
-
-int number_of(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat: return 0;
-    case c10::kHalf: return 1;
-    case c10::kBFloat16: return 2;
-    default: return -1;
-  }
-}
-
-int index_of(const at::Tensor& x) { return std::max<int>(0, x.device().index()); }
+std::array<std::shared_ptr<const Filter>, FILTERS> filters;
+std::array<std::unique_ptr<torch::Library>, FILTERS> overrides;
+std::mutex filters_mutex;
+std::string filter_error;
 
 bool fits(const Rule& rule, const at::Tensor& x, int64_t dim) {
   const int dtype = number_of(x.scalar_type());
@@ -103,8 +90,8 @@ bool launched(const Filter& filter, const c10::IValue* arguments, size_t count, 
   const void *read = first.const_data_ptr(), *also = x.const_data_ptr();
   void* written = y.mutable_data_ptr();
   const int64_t code =
-      last ? reinterpret_cast<Backward*>(function)(read, also, written, N, N, N, M, N, dtype, out, nullptr, 0, current, nullptr)
-           : reinterpret_cast<Forward*>(function)(read, written, N, N, M, N, dtype, out, nullptr, 0, current, nullptr);
+      last ? reinterpret_cast<RowBackward*>(function)(read, also, written, N, N, N, M, N, dtype, out, nullptr, 0, current, nullptr)
+           : reinterpret_cast<RowForward*>(function)(read, written, N, N, M, N, dtype, out, nullptr, 0, current, nullptr);
   if (code) return false;
   torch::jit::drop(*stack, count);
   stack->emplace_back(std::move(y));
@@ -128,11 +115,11 @@ torch::CppFunction function(int slot, std::integer_sequence<int, slots...>) {
   return makers[slot]();
 }
 
-struct Silent : c10::WarningHandler {  // torch warns of every replaced kernel
-  void process(const c10::Warning&) override {}
-};
 
 }  // namespace
+}  // namespace softbench_host
+
+using namespace softbench_host;
 
 extern "C" {
 
@@ -140,7 +127,7 @@ extern "C" {
 // now is torch's; that of the operator `ours` is ours. Returns 0, or 1 after an error.
 int softbench_install(int slot, const char* name, const char* ours, const char* key, int64_t tensor, uint64_t devices,
                       const int64_t* elements, const int64_t* columns) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(filters_mutex);
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
   try {
@@ -153,18 +140,18 @@ int softbench_install(int slot, const char* name, const char* ours, const char* 
     std::copy_n(columns, DTYPES, rule.columns.begin());
     std::atomic_store(&filters[slot], std::shared_ptr<const Filter>(new Filter(rule, kernel(name), kernel(ours))));
     auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", dispatch_key, "softbench.use", 0);
-    library->impl(name, function(slot, std::make_integer_sequence<int, SLOTS>()));
-    libraries[slot] = std::move(library);
+    library->impl(name, function(slot, std::make_integer_sequence<int, FILTERS>()));
+    overrides[slot] = std::move(library);
     return 0;
   } catch (const std::exception& raised) {
-    error = raised.what();
+    filter_error = raised.what();
     return 1;
   }
 }
 
 // From now on the filter in this slot calls `function` for tensors of this device and dtype, on the stream that `stream` writes.
 void softbench_launch_by(int slot, int device, int dtype, void* function, void* stream) {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(filters_mutex);
   const std::shared_ptr<const Filter> found = std::atomic_load(&filters[slot]);
   Launcher& launcher = found->launchers.at(device).at(dtype);
   launcher.stream.store(reinterpret_cast<CurrentStream*>(stream), std::memory_order_relaxed);
@@ -172,9 +159,9 @@ void softbench_launch_by(int slot, int device, int dtype, void* function, void* 
 }
 
 void softbench_remove(int slot) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  libraries[slot].reset();
+  const std::lock_guard<std::mutex> lock(filters_mutex);
+  overrides[slot].reset();
 }
 
-const char* softbench_filter_error() { return error.c_str(); }
+const char* softbench_filter_error() { return filter_error.c_str(); }
 }

@@ -1,0 +1,117 @@
+// Functions that Python calls for the functions of `softbench.kernels`: they check the usual arguments, and call an operator without the
+// Python of torch.ops. None as the result means that Python has to make the call, which also says what is wrong with an argument.
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "operators.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+
+namespace softbench_host {
+namespace {
+
+using at::Tensor;
+using torch::jit::Stack;
+
+// The tensor of a Python object; undefined if it is something else, such as a tensor of a subclass.
+Tensor tensor_of(PyObject* object) { return THPVariable_CheckExact(object) ? THPVariable_Unpack(object) : Tensor(); }
+
+bool is_modified() { return at::impl::torch_function_mode_enabled(); }
+
+// The first results of an operator.
+PyObject* called(Function function, Stack stack, size_t results = 1) {
+  {
+    const pybind11::gil_scoped_release no_gil;
+    operators[function].handle->callBoxed(stack);
+  }
+  if (results == 1) return THPVariable_Wrap(stack[0].toTensor());
+  PyObject* const tuple = PyTuple_New(Py_ssize_t(results));
+  for (size_t i = 0; tuple && i < results; ++i) PyTuple_SET_ITEM(tuple, Py_ssize_t(i), THPVariable_Wrap(stack[i].toTensor()));
+  return tuple;
+}
+
+bool integer(PyObject* object, int64_t& value) {
+  if (!PyLong_CheckExact(object)) return false;
+  int overflow = 0;
+  value = PyLong_AsLongLongAndOverflow(object, &overflow);
+  return !overflow;
+}
+bool real(PyObject* object, double& value) {
+  if (PyFloat_CheckExact(object)) return value = PyFloat_AS_DOUBLE(object), true;
+  int64_t whole;
+  return integer(object, whole) && (value = double(whole), true);
+}
+
+template <Function function> PyObject* call_rows(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // x, dim, dtype
+  HANDLE_TH_ERRORS
+  int64_t dim;
+  if (count != 3 || arguments[2] != Py_None || is_modified() || !integer(arguments[1], dim)) Py_RETURN_NONE;
+  Tensor x = tensor_of(arguments[0]);
+  if (!x.defined() || !is_chosen(function, x) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
+  return called(function, {std::move(x), dim, c10::IValue()});
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // logits, target, reduction, and four options
+  HANDLE_TH_ERRORS
+  int64_t ignore_index, reduction;
+  double smoothing, z_loss, softcap;
+  if (count != 7 || is_modified() || !integer(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
+      !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !(smoothing >= 0 && smoothing <= 1) || !(z_loss >= 0) || !(softcap >= 0))
+    Py_RETURN_NONE;
+  Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
+  if (!x.defined() || !target.defined() || !is_chosen(CROSS_ENTROPY, x) || x.dim() != 2 || target.dim() != 1) Py_RETURN_NONE;
+  if (target.scalar_type() != c10::kLong || target.size(0) != x.size(0)) Py_RETURN_NONE;
+  return called(CROSS_ENTROPY, {std::move(x), std::move(target), ignore_index, smoothing, z_loss, softcap, reduction});
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* call_logprob(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // logits, target
+  HANDLE_TH_ERRORS
+  if (count != 2 || is_modified()) Py_RETURN_NONE;
+  Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
+  if (!x.defined() || !target.defined() || !is_chosen(LOGPROB, x) || x.dim() != 2 || target.dim() != 1) Py_RETURN_NONE;
+  if (target.scalar_type() != c10::kLong || target.size(0) != x.size(0)) Py_RETURN_NONE;
+  return called(LOGPROB, {std::move(x), std::move(target)}, 2);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // scores, mask, sink, scale, causal
+  HANDLE_TH_ERRORS
+  double scale;
+  if (count != 5 || is_modified() || !real(arguments[3], scale) || !PyBool_Check(arguments[4])) Py_RETURN_NONE;
+  Tensor x = tensor_of(arguments[0]);
+  if (!x.defined() || !is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4) Py_RETURN_NONE;
+  c10::IValue mask, sink;
+  if (arguments[1] != Py_None) {
+    Tensor given = tensor_of(arguments[1]);
+    const bool fits = given.defined() && given.dim() == 4 && !given.requires_grad() && (given.scalar_type() == c10::kBool || given.scalar_type() == x.scalar_type());
+    if (!fits || given.device() != x.device()) Py_RETURN_NONE;
+    for (int64_t d = 0; d < 4; ++d)
+      if (given.size(d) != 1 && given.size(d) != x.size(d)) Py_RETURN_NONE;
+    mask = std::move(given);
+  }
+  if (arguments[2] != Py_None) {
+    Tensor given = tensor_of(arguments[2]);
+    if (!given.defined() || given.scalar_type() != c10::kFloat || given.dim() != 1 || given.size(0) != x.size(1) || given.device() != x.device()) Py_RETURN_NONE;
+    sink = std::move(given);
+  }
+  return called(MASKED_SOFTMAX, {std::move(x), std::move(mask), std::move(sink), scale, arguments[4] == Py_True});
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef methods[] = {
+    {"softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_rows<SOFTMAX>)), METH_FASTCALL, nullptr},
+    {"log_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_rows<LOG_SOFTMAX>)), METH_FASTCALL, nullptr},
+    {"cross_entropy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_cross_entropy)), METH_FASTCALL, nullptr},
+    {"logprob", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_logprob)), METH_FASTCALL, nullptr},
+    {"masked_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_masked_softmax)), METH_FASTCALL, nullptr},
+};
+
+}  // namespace
+}  // namespace softbench_host
+
+using namespace softbench_host;
+
+// The function of a number in C.
+extern "C" PyObject* softbench_entry(int function) { return PyCFunction_New(&methods[function], nullptr); }

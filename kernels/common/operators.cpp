@@ -1,0 +1,503 @@
+// The operators of softbench in C++: their autograd, and the launches of our CUDA kernels.
+//
+// Python defines the operators and registers a kernel and autograd for each; `extension.py` lets this file replace both. What C++ does not
+// launch goes to Python's kernel: other layouts, rows that need a new workspace, the first call of a device, errors. Gradients of gradients
+// go to Python's autograd. So the two agree on everything that a caller sees. All kernels are boxed, because others take a minute to compile.
+
+#include "operators.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_ops.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/saved_variable.h>
+#include <torch/library.h>
+
+#include <cfloat>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace softbench_host {
+
+using at::Tensor;
+using c10::IValue;
+using torch::autograd::SavedVariable;
+using torch::autograd::variable_list;
+using torch::jit::Stack;
+
+Operator operators[OPERATORS];
+std::atomic<c10::DeviceType> device_type{c10::kCUDA};
+std::atomic<uint8_t> chosen[FUNCTIONS][DEVICES];
+
+namespace {
+
+// ---- Launches. The signatures are those of the sources in kernels/cuda.
+
+enum Which { FORWARD, BACKWARD, REDUCE, WHICH };
+enum Memory { SLOTS, COUNTERS };  // the workspaces of launch.py
+std::atomic<void*> addresses[LIBRARIES][WHICH][DEVICES];
+
+using IsCapturing = int(void* stream, int* status);  // cuStreamIsCapturing
+std::atomic<CurrentStream*> current_stream{nullptr};
+std::atomic<IsCapturing*> is_capturing{nullptr};
+
+struct Workspace {
+  void* memory = nullptr;
+  int64_t bytes = 0;
+};
+std::map<std::tuple<int, int, void*>, Workspace> workspaces;  // by kind, device and stream
+std::shared_mutex workspaces_mutex;
+
+constexpr int64_t MOST_COLUMNS = (int64_t(1) << 31) - 4096;
+constexpr int64_t MOST_REDUCED = 32768;  // rows whose losses one CTA adds
+constexpr int64_t MOST_SCORES = 16384;   // columns of a row in masked_softmax.cu
+constexpr uintptr_t SCORES_ALIGNMENT = 16;
+
+// Where a launch goes; `function` is null if Python has to launch. The device of x is current while this lives.
+struct Launch {
+  c10::DeviceGuard guard;
+  void *function, *stream = nullptr;
+  Workspace workspace;
+
+  Launch(int of, Which which, const Tensor& x, Memory memory = SLOTS) : guard(x.device()) {
+    const int index = index_of(x);
+    function = index < DEVICES ? addresses[of][which][index].load(std::memory_order_acquire) : nullptr;
+    CurrentStream* const current = current_stream.load(std::memory_order_relaxed);
+    if (!current || current(index, &stream)) function = nullptr;
+    if (!function) return;
+    std::shared_lock<std::shared_mutex> lock(workspaces_mutex);
+    const auto found = workspaces.find({memory, index, stream});
+    if (found == workspaces.end()) return;
+    int capturing = 1;  // a launch in a graph has a workspace of its own
+    IsCapturing* const ask = is_capturing.load(std::memory_order_relaxed);
+    if (ask && !ask(stream, &capturing) && !capturing) workspace = found->second;
+  }
+  template <typename... A> bool operator()(A... arguments) const {
+    return reinterpret_cast<int64_t (*)(A..., void*, int64_t, void*, void*)>(function)(arguments..., workspace.memory, workspace.bytes, stream, nullptr) == 0;
+  }
+};
+
+Tensor fresh(c10::IntArrayRef sizes, c10::ScalarType dtype, const Tensor& like) {
+  const auto key = like.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  return at::_ops::empty_memory_format::redispatch(c10::DispatchKeySet(key), c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(),
+                                                   std::nullopt, std::nullopt);
+}
+Tensor fresh_like(const Tensor& x) { return fresh(x.sizes(), x.scalar_type(), x); }
+
+using Dtype = std::optional<c10::ScalarType>;
+using Results = std::vector<Tensor>;  // of an operator; empty if Python has to run it
+using Arguments = const IValue*;
+
+const void* read(const Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
+void* written(const Tensor& x) { return x.defined() ? x.mutable_data_ptr() : nullptr; }
+Tensor given(const IValue& argument) { return argument.isNone() ? Tensor() : argument.toTensor(); }
+Dtype dtype_of(const IValue& argument) { return argument.isNone() ? Dtype() : Dtype(argument.toScalarType()); }
+
+bool alike(const Tensor& x, const Tensor& y) { return x.scalar_type() == y.scalar_type() && x.sizes() == y.sizes() && x.device() == y.device(); }
+bool adjacent(const Tensor& x) { return x.dim() == 2 && (x.stride(1) == 1 || x.size(1) == 1); }
+
+// The distance of rows along the last dimension that C++ may launch; 0 of other tensors.
+int64_t row_stride(const Tensor& x, int64_t dim) {
+  const int64_t dimensions = x.dim();
+  if (number_of(x.scalar_type()) < 0 || dimensions == 0 || (dim != -1 && dim != dimensions - 1) || x.numel() == 0 || x.layout() != c10::kStrided) return 0;
+  return x.is_contiguous() ? x.size(-1) : adjacent(x) ? x.stride(0) : 0;
+}
+
+Results row_forward(int function, Arguments arguments) {
+  const Tensor& x = arguments[0].toTensor();
+  const c10::ScalarType dtype = x.scalar_type(), result = dtype_of(arguments[2]).value_or(dtype);
+  const int64_t stride = row_stride(x, arguments[1].toInt());
+  if (!stride || (result != dtype && result != c10::kFloat)) return {};
+  const Launch launch(function, FORWARD, x);
+  if (!launch.function) return {};
+  const int64_t N = x.size(-1), M = x.numel() / N;
+  Tensor y = fresh(x.sizes(), result, x);
+  if (!launch(read(x), written(y), stride, N, M, N, number_of(dtype), number_of(result))) return {};
+  return {std::move(y)};
+}
+
+Results row_backward(int function, Arguments arguments) {
+  const Tensor &dy = arguments[0].toTensor(), &y = arguments[1].toTensor();
+  const c10::ScalarType dtype = y.scalar_type(), result = dtype_of(arguments[3]).value_or(dtype);
+  if (!alike(dy, y) || (result != dtype && (dtype != c10::kFloat || number_of(result) < 0))) return {};
+  const int64_t dim = arguments[2].toInt(), of_dy = row_stride(dy, dim), of_y = row_stride(y, dim);
+  if (!of_dy || !of_y) return {};
+  const Launch launch(function, BACKWARD, y);
+  if (!launch.function) return {};
+  const int64_t N = y.size(-1), M = y.numel() / N;
+  Tensor dx = fresh(y.sizes(), result, y);
+  if (!launch(read(dy), read(y), written(dx), of_dy, of_y, N, M, N, number_of(dtype), number_of(result))) return {};
+  return {std::move(dx)};
+}
+
+// Whether a tensor has a float32 number for each of M rows, at any distance.
+bool has_numbers(const Tensor& x, int64_t M, const Tensor& like) {
+  return x.scalar_type() == c10::kFloat && x.dim() == 1 && x.size(0) == M && x.device() == like.device();
+}
+bool has_contiguous_numbers(const Tensor& x, int64_t M, const Tensor& like) { return has_numbers(x, M, like) && x.is_contiguous(); }
+
+bool logits_fit(int function, const Tensor& x, const Tensor& target) {
+  if (!is_chosen(function, x) || !adjacent(x) || x.numel() == 0 || x.size(1) > MOST_COLUMNS) return false;
+  return target.scalar_type() == c10::kLong && target.dim() == 1 && target.size(0) == x.size(0) && target.device() == x.device() && target.is_contiguous();
+}
+
+Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore_index, smoothing, z_loss, softcap, reduction
+  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor();
+  const int64_t ignore_index = arguments[2].toInt(), reduction = arguments[6].toInt();
+  if (!logits_fit(function, x, target) || (reduction != NONE && x.size(0) > MOST_REDUCED)) return {};
+  const Launch launch(function, FORWARD, x, COUNTERS);
+  if (!launch.function) return {};
+  const int64_t M = x.size(0);
+  const int dtype = number_of(x.scalar_type());
+  Tensor lse = fresh({M}, c10::kFloat, x), rows = fresh({M}, c10::kFloat, x);
+  if (!launch(read(x), read(target), written(rows), written(lse), (void*)nullptr, ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
+              float(arguments[5].toDouble()), x.stride(0), M, x.size(1), dtype, dtype))
+    return {};
+  if (reduction == NONE) return {std::move(rows), std::move(lse), fresh({0}, c10::kFloat, x)};
+  using Reduce = int64_t(const void* loss, const void* target, void* result, void* counted, int64_t, int mean, int64_t M, void* stream);
+  auto* const reduce = reinterpret_cast<Reduce*>(addresses[function][REDUCE][index_of(x)].load(std::memory_order_acquire));
+  Tensor loss = fresh({}, c10::kFloat, x), counted = fresh({1}, c10::kFloat, x);
+  if (!reduce || reduce(read(rows), read(target), written(loss), written(counted), ignore_index, reduction == MEAN, M, launch.stream)) return {};
+  return {std::move(loss), std::move(lse), std::move(counted)};
+}
+
+Results cross_entropy_backward(int function, Arguments arguments) {  // x, target, lse, dloss, counted, and the options of cross_entropy
+  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &lse = arguments[2].toTensor(), &dloss = arguments[3].toTensor();
+  const Tensor& counted = arguments[4].toTensor();
+  const int64_t reduction = arguments[9].toInt();
+  if (!logits_fit(function, x, target)) return {};
+  const int64_t M = x.size(0);
+  const bool one = reduction != NONE, divides = reduction == MEAN;
+  const bool fits = one ? dloss.dim() == 0 && dloss.scalar_type() == c10::kFloat && dloss.device() == x.device() : has_numbers(dloss, M, x);
+  if (!fits || !has_contiguous_numbers(lse, M, x) || (divides && !has_contiguous_numbers(counted, 1, x))) return {};
+  const Launch launch(function, BACKWARD, x);
+  if (!launch.function) return {};
+  const int dtype = number_of(x.scalar_type());
+  Tensor dx = fresh_like(x);
+  if (!launch(read(x), read(target), read(lse), (const void*)nullptr, read(dloss), divides ? read(counted) : nullptr, written(dx), arguments[5].toInt(),
+              float(arguments[6].toDouble()), float(arguments[7].toDouble()), float(arguments[8].toDouble()), x.stride(0), x.size(1),
+              one ? int64_t(0) : dloss.stride(0), M, x.size(1), dtype, dtype))
+    return {};
+  return {std::move(dx)};
+}
+
+Results logprob(int function, Arguments arguments) {  // x, target
+  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor();
+  if (!logits_fit(function, x, target)) return {};
+  const Launch launch(function, FORWARD, x, COUNTERS);
+  if (!launch.function) return {};
+  const int64_t M = x.size(0);
+  const int dtype = number_of(x.scalar_type());
+  Tensor found = fresh({M}, c10::kFloat, x), entropy = fresh({M}, c10::kFloat, x), lse = fresh({M}, c10::kFloat, x);
+  if (!launch(read(x), read(target), written(found), written(entropy), written(lse), x.stride(0), M, x.size(1), dtype, dtype)) return {};
+  return {std::move(found), std::move(entropy), std::move(lse)};
+}
+
+Results logprob_backward(int function, Arguments arguments) {  // x, target, lse, entropy, and dlogprob and dentropy or None
+  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &lse = arguments[2].toTensor(), &entropy = arguments[3].toTensor();
+  if (!logits_fit(function, x, target)) return {};
+  const int64_t M = x.size(0);
+  const Tensor dlogprob = given(arguments[4]), dentropy = given(arguments[5]);
+  const auto fits = [&](const Tensor& one) { return !one.defined() || has_numbers(one, M, x); };
+  if (!has_contiguous_numbers(lse, M, x) || !has_contiguous_numbers(entropy, M, x) || !fits(dlogprob) || !fits(dentropy)) return {};
+  const Launch launch(function, BACKWARD, x);
+  if (!launch.function) return {};
+  const int dtype = number_of(x.scalar_type());
+  const auto stride = [](const Tensor& one) { return one.defined() ? one.stride(0) : int64_t(0); };
+  Tensor dx = fresh_like(x);
+  if (!launch(read(x), read(target), read(lse), read(entropy), read(dlogprob), read(dentropy), written(dx), x.stride(0), x.size(1), stride(dlogprob),
+              stride(dentropy), M, x.size(1), dtype, dtype))
+    return {};
+  return {std::move(dx)};
+}
+
+bool scores_fit(const Tensor& x, double scale, bool special) {
+  if (!is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4 || x.numel() == 0 || !x.is_contiguous() || !(scale >= FLT_MIN && scale <= FLT_MAX)) return false;
+  if (special && x.size(3) > MOST_SCORES) return false;
+  return x.numel() / x.size(3) <= INT32_MAX && reinterpret_cast<uintptr_t>(read(x)) % SCORES_ALIGNMENT == 0;
+}
+
+// The strides of a mask that broadcasts to x, over batch, heads and queries; false if Python has to look at it.
+bool mask_strides(const Tensor& mask, const Tensor& x, int64_t (&strides)[3]) {
+  const int64_t missing = 4 - mask.dim();
+  if ((mask.scalar_type() != c10::kBool && mask.scalar_type() != x.scalar_type()) || mask.device() != x.device() || missing < 0 || missing > 3) return false;
+  if (mask.size(-1) != x.size(3) || (mask.stride(-1) != 1 && x.size(3) != 1)) return false;
+  for (int64_t d = missing; d < 3; ++d) {
+    const int64_t size = mask.size(d - missing);
+    if (size != 1 && size != x.size(d)) return false;
+    strides[d] = size == 1 ? 0 : mask.stride(d - missing);
+  }
+  return true;
+}
+
+// Sees, B, H, S, M and N of scores, as the launchers take them.
+struct Sizes {
+  int64_t sees, B, H, S, M, N;
+  Sizes(const Tensor& x, bool causal) : B(x.size(0)), H(x.size(1)), S(x.size(2)), M(B * H * S), N(x.size(3)) { sees = causal ? 1 + std::max<int64_t>(0, N - S) : N; }
+};
+
+Results masked_softmax(int function, Arguments arguments) {  // scores, mask, sink, scale, causal
+  const Tensor &x = arguments[0].toTensor(), mask = given(arguments[1]), sink = given(arguments[2]);
+  const double scale = arguments[3].toDouble();
+  const bool causal = arguments[4].toBool(), special = mask.defined() || sink.defined() || causal;
+  int64_t strides[3] = {0, 0, 0};
+  if (!scores_fit(x, scale, special) || (mask.defined() && !mask_strides(mask, x, strides))) return {};
+  if (sink.defined() && !has_contiguous_numbers(sink, x.size(1), x)) return {};
+  const Launch launch(special ? function : SCALED_SOFTMAX, FORWARD, x);
+  if (!launch.function) return {};
+  const Sizes n(x, causal);
+  const int dtype = number_of(x.scalar_type()), kind = !mask.defined() ? 0 : mask.scalar_type() == c10::kBool ? 2 : 1;
+  Tensor y = fresh_like(x), share = sink.defined() ? fresh(x.sizes().slice(0, 3), c10::kFloat, x) : Tensor();
+  const bool done = special ? launch(read(x), read(mask), read(sink), written(y), written(share), float(scale), kind, strides[0], strides[1], strides[2], n.sees,
+                                     n.B, n.H, n.S, n.M, n.N, dtype, dtype)
+                            : launch((const void*)nullptr, float(scale), read(x), written(y), n.N, n.N, n.M, n.N, dtype, dtype);
+  if (!done) return {};
+  return {std::move(y), share.defined() ? std::move(share) : fresh({0}, c10::kFloat, x)};
+}
+
+Results masked_softmax_backward(int function, Arguments arguments) {  // dy, y, share, scale, causal
+  const Tensor &dy = arguments[0].toTensor(), &y = arguments[1].toTensor(), share = given(arguments[2]);
+  const double scale = arguments[3].toDouble();
+  const bool causal = arguments[4].toBool(), special = share.defined() || causal;
+  if (!alike(dy, y) || !scores_fit(dy, scale, special) || !scores_fit(y, scale, special)) return {};
+  if (share.defined() && (share.scalar_type() != c10::kFloat || share.sizes() != y.sizes().slice(0, 3) || share.device() != y.device() || !share.is_contiguous()))
+    return {};
+  const Launch launch(special ? function : SCALED_SOFTMAX, BACKWARD, y);
+  if (!launch.function) return {};
+  const Sizes n(y, causal);
+  const int dtype = number_of(y.scalar_type());
+  Tensor dx = fresh_like(y), dsink = share.defined() ? fresh_like(share) : Tensor();
+  const bool done = special ? launch(read(dy), read(y), read(share), written(dx), written(dsink), float(scale), n.sees, n.B, n.H, n.S, n.M, n.N, dtype, dtype)
+                            : launch((const void*)nullptr, float(scale), read(dy), read(y), written(dx), n.N, n.N, n.N, n.M, n.N, dtype, dtype);
+  if (!done) return {};
+  return {std::move(dx), dsink.defined() ? std::move(dsink) : fresh({0}, c10::kFloat, y)};
+}
+
+// The kernel of an operator: those above, or Python's.
+template <int number> void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  constexpr Results (*kernels[])(int, Arguments) = {row_forward,  row_forward,  cross_entropy,          logprob,          masked_softmax,
+                                                    row_backward, row_backward, cross_entropy_backward, logprob_backward, masked_softmax_backward};
+  const size_t count = op.schema().arguments().size();
+  Results results = kernels[number](number % FUNCTIONS, stack->data() + stack->size() - count);
+  if (results.empty()) return operators[number].kernel->callBoxed(op, keys, stack);
+  torch::jit::drop(*stack, count);
+  for (Tensor& result : results) stack->emplace_back(std::move(result));
+}
+
+// ---- Autograd. The nodes are like those that torch generates for its own operators.
+
+// Node pointers are std::shared_ptr in older versions of torch.
+template <typename T> auto made() {
+  using Pointer = decltype(torch::autograd::Edge::function);
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
+  else return c10::make_intrusive<T>();
+}
+
+bool has_tangent(const IValue& argument) { return argument.isTensor() && argument.toTensor()._fw_grad(0).defined(); }
+bool requires_grad(const IValue& argument) { return argument.isTensor() && argument.toTensor().requires_grad(); }
+
+// The gradient of a forward. It calls the operator of the backward.
+struct Gradient : torch::autograd::Node {
+  int function;
+  std::vector<SavedVariable> saved;
+  std::vector<IValue> options;  // the forward's arguments after its tensors
+  Dtype dtype;                  // of the input if that of a row's result differs; of the sink
+  bool of_mask = false;
+
+  std::string name() const override {
+    constexpr const char* names[] = {"Softmax", "LogSoftmax", "CrossEntropy", "Logprob", "MaskedSoftmax"};
+    return std::string("Softbench") + names[function] + "Backward";
+  }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable& one : saved) one.reset_data();
+  }
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK_NOT_IMPLEMENTED(!of_mask, "masked_softmax gives the mask no gradient; detach it, or use torch.softmax(scale * scores + mask, -1)");
+    variable_list results(num_outputs());
+    const auto incoming = [&](size_t index) { return index < grads.size() && grads[index].defined() ? IValue(grads[index]) : IValue(); };
+    if (incoming(0).isNone() && (function != LOGPROB || incoming(1).isNone())) return results;
+    Stack stack;
+    stack.reserve(10);
+    const auto add_saved = [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) stack.emplace_back(saved[i].unpack(getptr()));
+    };
+    switch (function) {
+      case CROSS_ENTROPY:
+        add_saved(0, 3);
+        stack.push_back(incoming(0));
+        add_saved(3, 4);
+        break;
+      case LOGPROB:
+        add_saved(0, 4);
+        stack.push_back(incoming(0));
+        stack.push_back(incoming(1));
+        break;
+      default:
+        stack.push_back(incoming(0));
+        add_saved(0, saved.size());
+        if (function == MASKED_SOFTMAX && saved.size() == 1) stack.emplace_back();
+    }
+    stack.insert(stack.end(), options.begin(), options.end());
+    if (function <= LOG_SOFTMAX) stack.emplace_back(dtype);
+    operators[FUNCTIONS + function].handle->callBoxed(stack);
+    results[0] = stack[0].toTensor();
+    if (function == MASKED_SOFTMAX && dtype) results[1] = stack[1].toTensor().sum(c10::IntArrayRef{0, 2}).to(*dtype);
+    return results;
+  }
+};
+
+void refuse_tangents(int function, Arguments arguments, size_t count) {
+  constexpr const char* names[] = {"softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax"};
+  for (size_t i = 0; i < count; ++i)
+    TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(arguments[i]), names[function], " has no forward mode; its gradients are those of backward");
+}
+
+// Records a call whose arguments were `arguments` and whose results are on top of the stack.
+void record(int function, const std::vector<IValue>& arguments, const Stack& stack) {
+  const auto node = made<Gradient>();
+  node->function = function;
+  const size_t results = function <= LOG_SOFTMAX ? 1 : function == MASKED_SOFTMAX ? 2 : 3;
+  const auto argument = [&](size_t index) { return arguments[index].toTensor(); };
+  const auto result = [&](size_t index) -> const Tensor& { return stack[stack.size() - results + index].toTensor(); };
+  const auto save = [&](const Tensor& tensor, bool is_output) { node->saved.emplace_back(tensor, is_output); };
+  const bool sink = function == MASKED_SOFTMAX && !arguments[2].isNone();
+  node->set_next_edges(sink ? torch::autograd::collect_next_edges(argument(0), argument(2)) : torch::autograd::collect_next_edges(argument(0)));
+  torch::autograd::set_history(result(0), node);
+  switch (function) {
+    case CROSS_ENTROPY:
+      for (const Tensor& one : {argument(0), argument(1), result(1), result(2)}) save(one, false);
+      node->options.assign(arguments.begin() + 2, arguments.end());
+      break;
+    case LOGPROB:
+      torch::autograd::set_history(result(1), node);
+      for (const Tensor& one : {argument(0), argument(1), result(2)}) save(one, false);
+      save(result(1), true);
+      break;
+    case MASKED_SOFTMAX:
+      save(result(0), true);
+      if (sink) save(result(1), false), node->dtype = argument(2).scalar_type();
+      node->of_mask = requires_grad(arguments[1]);
+      node->options.assign(arguments.begin() + 3, arguments.end());
+      break;
+    default:
+      save(result(0), true);
+      if (result(0).scalar_type() != argument(0).scalar_type()) node->dtype = argument(0).scalar_type();
+      node->options.push_back(arguments[1]);
+  }
+}
+
+template <int number> void autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  constexpr int function = number % FUNCTIONS;
+  const size_t count = op.schema().arguments().size();
+  const Arguments arguments = stack->data() + stack->size() - count;
+  bool records = false, tangent = false;
+  for (size_t i = 0; i < count; ++i) records |= requires_grad(arguments[i]), tangent |= has_tangent(arguments[i]);
+  records &= at::GradMode::is_enabled();
+  // Python has the gradients of backwards, and the answer to a tangent of softmax.
+  if ((number >= FUNCTIONS && records) || (tangent && (number >= FUNCTIONS || function <= LOG_SOFTMAX)))
+    return operators[number].autograd->callBoxed(op, keys, stack);
+  if (tangent) refuse_tangents(function, arguments, count);
+  std::vector<IValue> kept;
+  if (records) kept.assign(arguments, arguments + count);
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+  }
+  if (records) record(function, kept, *stack);
+}
+
+// ---- Registration.
+
+constexpr const char* NAMES[OPERATORS] = {
+    "cuda_softmax",          "cuda_log_softmax",          "cross_entropy",          "logprob",          "masked_softmax",
+    "cuda_softmax_backward", "cuda_log_softmax_backward", "cross_entropy_backward", "logprob_backward", "masked_softmax_backward"};
+std::vector<std::unique_ptr<torch::Library>> libraries;
+std::mutex mutex;
+std::string error;
+
+using Make = torch::CppFunction (*)();
+template <int... numbers> Make kernel_of(int number, std::integer_sequence<int, numbers...>) {
+  static constexpr Make makers[] = {[] { return torch::CppFunction::makeFromBoxedFunction<&kernel<numbers>>(); }...};
+  return makers[number];
+}
+template <int... numbers> Make autograd_of(int number, std::integer_sequence<int, numbers...>) {
+  static constexpr Make makers[] = {[] { return torch::CppFunction::makeFromBoxedFunction<&autograd<numbers>>(); }...};
+  return makers[number];
+}
+
+void implement(int number, c10::DispatchKey key) {
+  constexpr auto all = std::make_integer_sequence<int, OPERATORS>();
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("softbench::") + NAMES[number]).c_str(), "");
+  const auto autograd_key = c10::getAutogradKeyFromBackend(c10::toBackendComponent(key));
+  operators[number].kernel.emplace(handle.getComputedKernelForDispatchKey(key));
+  operators[number].autograd.emplace(handle.getComputedKernelForDispatchKey(autograd_key));
+  operators[number].handle.emplace(handle);
+  for (const bool above : {false, true}) {
+    auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "softbench", above ? autograd_key : key, "operators.cpp", 0);
+    library->impl(NAMES[number], (above ? autograd_of(number, all) : kernel_of(number, all))());
+    libraries.push_back(std::move(library));
+  }
+}
+
+}  // namespace
+}  // namespace softbench_host
+
+using namespace softbench_host;
+
+extern "C" {
+
+// Replaces the kernel for a backend such as CUDA, and its autograd, of an operator by its number. Returns 0, or 1 after an error.
+int softbench_implement(int number, const char* backend) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  try {
+    const auto key = c10::parseDispatchKey(backend);
+    implement(number, key);
+    device_type.store(key == c10::DispatchKey::CUDA ? c10::kCUDA : c10::kCPU);
+    return 0;
+  } catch (const std::exception& raised) {
+    error = raised.what();
+    return 1;
+  }
+}
+
+// Undoes all of `softbench_implement`. No call may run meanwhile.
+void softbench_withdraw() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  libraries.clear();
+  device_type.store(c10::kCUDA);
+}
+
+const char* softbench_operators_error() { return error.c_str(); }
+
+// How launches find the current stream of a device, and whether a graph captures it.
+void softbench_streams(void* current, void* capturing) {
+  current_stream.store(reinterpret_cast<CurrentStream*>(current));
+  is_capturing.store(reinterpret_cast<IsCapturing*>(capturing));
+}
+
+// `which` of the functions of a library is at `address` for a device; null: Python launches.
+void softbench_launcher(int function, int which, int device, void* address) { addresses[function][which][device].store(address, std::memory_order_release); }
+
+// Whether the CUDA kernels were chosen for a function, a device and a dtype.
+void softbench_choose(int function, int device, int dtype, int yes) {
+  if (yes) chosen[function][device].fetch_or(uint8_t(1 << dtype));
+  else chosen[function][device].fetch_and(uint8_t(~(1 << dtype)));
+}
+
+// Later launches on a stream have this workspace. It stays allocated.
+void softbench_workspace(int kind, int device, void* stream, void* memory, int64_t bytes) {
+  const std::unique_lock<std::shared_mutex> lock(workspaces_mutex);
+  workspaces[{kind, device, stream}] = {memory, bytes};
+}
+}

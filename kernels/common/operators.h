@@ -1,0 +1,56 @@
+// What the files of the extension share: the operators of softbench, and where C++ may launch our CUDA kernels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+
+namespace softbench_host {
+
+constexpr int DTYPES = 3;  // float32, float16, bfloat16, as in rows.py
+constexpr int DEVICES = 64;
+
+inline int number_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat: return 0;
+    case c10::kHalf: return 1;
+    case c10::kBFloat16: return 2;
+    default: return -1;
+  }
+}
+
+inline int index_of(const at::Tensor& x) { return x.device().index() < 0 ? 0 : x.device().index(); }
+
+// aoti_torch_get_current_cuda_stream of torch: writes a stream, and returns 0.
+using CurrentStream = int32_t(int32_t device, void** stream);
+
+// The functions, by their numbers in extension.py. Each has an operator for its forward, and one for its backward behind all forwards.
+enum Function { SOFTMAX, LOG_SOFTMAX, CROSS_ENTROPY, LOGPROB, MASKED_SOFTMAX, FUNCTIONS, SCALED_SOFTMAX = FUNCTIONS, LIBRARIES };
+constexpr int OPERATORS = 2 * FUNCTIONS;
+enum Reduction { NONE, MEAN, SUM };  // as in losses.py
+
+// An operator, and the kernels that Python registered for it before C++ replaced them.
+struct Operator {
+  std::optional<c10::OperatorHandle> handle;
+  std::optional<c10::SafeKernelFunction> kernel, autograd;
+};
+extern Operator operators[OPERATORS];
+
+extern std::atomic<c10::DeviceType> device_type;  // of the tensors that our kernels take
+// Whether the CUDA kernels were chosen for a function, a device and a dtype: a bit for each dtype.
+extern std::atomic<uint8_t> chosen[FUNCTIONS][DEVICES];
+
+inline bool is_chosen(int function, const at::Tensor& x) {
+  const int dtype = number_of(x.scalar_type());
+  return dtype >= 0 && x.device().type() == device_type.load(std::memory_order_relaxed) && index_of(x) < DEVICES &&
+         (chosen[function][index_of(x)].load(std::memory_order_relaxed) >> dtype & 1);
+}
+
+struct Silent : c10::WarningHandler {  // torch warns of every replaced kernel
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace softbench_host

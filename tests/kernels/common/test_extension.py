@@ -1,0 +1,314 @@
+"""The extension in C++: its build, and its operators on the CPU, with launchers that compute in float64."""
+
+import ctypes
+import logging
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from softbench.kernels.automatic import losses, masked_softmax as scores
+from softbench.kernels.common import extension
+from softbench.kernels.cuda import build, operator
+
+from softbench import kernels
+
+CPU = torch.device("cpu")
+TARGET = torch.tensor([0, -100, 10, 3, 3, 7])
+P = ctypes.c_void_p
+
+
+class Launchers:
+    """Functions of the CUDA libraries for addresses in the CPU's memory. They record their names, and refuse while `code` is not 0."""
+
+    def __init__(self):
+        self.calls, self.code, self.kept = [], 0, []
+
+    def add_library(self, library, **functions):
+        """Functions with the arguments that Python passes to those of the library."""
+        addresses = [self.add(library, which, functions[which]) if which in functions else None for which in extension.PASSES]
+        extension.launchers(library, 0, addresses)
+
+    def add(self, library, which, launch):
+        def called(*given):
+            if self.code == 0:
+                self.calls.append(f"{library} {which}")
+                launch(*given)
+            return self.code
+
+        self.kept.append(ctypes.CFUNCTYPE(ctypes.c_int64, *build._arguments(library)[which])(called))
+        return ctypes.cast(self.kept[-1], P).value
+
+
+def at(address, *shape, dtype=torch.float32, stride=None):
+    if address is None:
+        return None
+    stride = stride or shape[-1]
+    count = (stride * (shape[0] - 1) + shape[-1]) if len(shape) == 2 else math.prod(shape)
+    flat = torch.frombuffer((ctypes.c_char * (count * dtype.itemsize)).from_address(address), dtype=dtype)
+    return flat.as_strided(shape, (stride, 1)) if len(shape) == 2 else flat.view(shape)
+
+
+def number_at(number):
+    return extension.DTYPES[number]
+
+
+def softmax_forward(x, y, sx, sy, M, N, dtype, out, *_):
+    x, y = at(x, M, N, dtype=number_at(dtype), stride=sx), at(y, M, N, dtype=number_at(out), stride=sy)
+    y.copy_(torch.softmax(x.double(), -1))
+
+
+def softmax_backward(dy, y, dx, sdy, sy, sdx, M, N, dtype, out, *_):
+    dy, y = (at(one, M, N, dtype=number_at(dtype), stride=stride).double() for one, stride in ((dy, sdy), (y, sy)))
+    at(dx, M, N, dtype=number_at(out), stride=sdx).copy_(y * (dy - (dy * y).sum(-1, keepdim=True)))
+
+
+def cross_entropy_forward(x, target, loss, lse, _statistics, ignored, smoothing, z_loss, cap, stride, M, N, dtype, *_):
+    x, target = at(x, M, N, dtype=number_at(dtype), stride=stride).float(), at(target, M, dtype=torch.int64)
+    for to, value in zip((loss, lse), losses._loss_of_rows(x, target, ignored, smoothing, z_loss, cap), strict=True):
+        at(to, M).copy_(value)
+
+
+def scaled_forward(_scales, scale, x, y, sx, sy, M, N, dtype, *_):
+    at(y, M, N, dtype=number_at(dtype), stride=sy).copy_(torch.softmax(scale * at(x, M, N, dtype=number_at(dtype), stride=sx).double(), -1))
+
+
+def scaled_backward(_scales, scale, *given):
+    softmax_backward(*given)
+    dx, stride, M, N, dtype = given[2], *given[5:9]
+    at(dx, M, N, dtype=number_at(dtype), stride=stride).mul_(scale)
+
+
+def reduce(loss, target, result, counted, ignored, mean, M, stream):
+    assert stream == 7
+    count = (at(target, M, dtype=torch.int64) != ignored).sum()
+    at(counted, 1).fill_(count)
+    at(result, 1).copy_(at(loss, M).sum() / (count if mean else 1))
+
+
+def cross_entropy_backward(
+    x, target, lse, _statistics, dloss, counted, dx, ignored, smoothing, z_loss, cap, sx, sdx, sloss, M, N, dtype, *_
+):
+    x, target = at(x, M, N, dtype=number_at(dtype), stride=sx), at(target, M, dtype=torch.int64)
+    dloss = torch.stack([at(dloss + 4 * sloss * row, 1)[0] for row in range(M)]) / (1 if counted is None else at(counted, 1)[0])
+    made = losses._cross_entropy_backward._init_fn(x, target, at(lse, M), dloss, dloss[:0], ignored, smoothing, z_loss, cap)
+    at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
+
+
+def logprob_forward(x, target, found, entropy, lse, stride, M, N, dtype, *_):
+    x, target = at(x, M, N, dtype=number_at(dtype), stride=stride), at(target, M, dtype=torch.int64)
+    for to, value in zip((found, entropy, lse), losses._logprob._init_fn(x, target), strict=True):
+        at(to, M).copy_(value)
+
+
+def logprob_backward(x, target, lse, entropy, dlogprob, dentropy, dx, sx, sdx, sl, se, M, N, dtype, *_):
+    x, target = at(x, M, N, dtype=number_at(dtype), stride=sx), at(target, M, dtype=torch.int64)
+    given = [
+        None if one is None else torch.stack([at(one + 4 * s * row, 1)[0] for row in range(M)])
+        for one, s in ((dlogprob, sl), (dentropy, se))
+    ]
+    made = losses._logprob_backward._init_fn(x, target, at(lse, M), at(entropy, M), *given)
+    at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
+
+
+def scores_forward(x, mask, sink, y, share, scale, kind, mb, mh, ms, sees, B, H, S, M, N, dtype, *_):
+    x = at(x, B, H, S, N, dtype=number_at(dtype))
+    of_mask = torch.bool if kind == 2 else number_at(dtype)
+    if mask is not None:
+        count = mb * (B - 1) + mh * (H - 1) + ms * (S - 1) + N
+        mask = at(mask, count, dtype=of_mask).as_strided((B, H, S, N), (mb, mh, ms, 1))
+    made, part = scores._masked_softmax._init_fn(x, mask, at(sink, H), scale, sees != N)
+    at(y, B, H, S, N, dtype=number_at(dtype)).copy_(made)
+    if share is not None:
+        at(share, B, H, S).copy_(part)
+
+
+def scores_backward(dy, y, share, dx, dsink, scale, sees, B, H, S, M, N, dtype, *_):
+    dy, y = (at(one, B, H, S, N, dtype=number_at(dtype)) for one in (dy, y))
+    made, of_sink = scores._masked_softmax_backward._init_fn(dy, y, at(share, B, H, S), scale, sees != N)
+    at(dx, B, H, S, N, dtype=number_at(dtype)).copy_(made)
+    if dsink is not None:
+        at(dsink, B, H, S).copy_(of_sink)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+def seventh_stream(device, stream):
+    stream[0] = 7
+    return 0
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The operators in C++ for the CPU, with `Launchers` for all libraries."""
+    library = extension.load(build=True)
+    if library is None:
+        pytest.skip("needs g++")
+    monkeypatch.setattr(extension, "BACKEND", "CPU")
+    before, extension._told = extension._told, {}
+    extension._implement(library, extension._defined)
+    library.softbench_streams(ctypes.cast(seventh_stream, P).value, None)
+    made = Launchers()
+    made.add_library("softmax", forward=softmax_forward, backward=softmax_backward)
+    made.add_library("cross_entropy", forward=cross_entropy_forward, backward=cross_entropy_backward, reduce=reduce)
+    made.add_library("logprob", forward=logprob_forward, backward=logprob_backward)
+    made.add_library("masked_softmax", forward=scores_forward, backward=scores_backward)
+    made.add_library("scaled_softmax", forward=scaled_forward, backward=scaled_backward)
+    for function in extension.FUNCTIONS:
+        extension.choose(function, 0, torch.float32)
+    yield made
+    extension.forget_choices()
+    for name in extension.LIBRARIES:
+        extension.launchers(name, 0, [None] * 3)
+    library.softbench_withdraw()
+    library.softbench_streams(extension.current_stream(), extension._is_capturing())
+    monkeypatch.undo()
+    extension._told = before
+    extension._implement(library, extension._defined)
+
+
+def both(launched, call, *inputs):
+    """Results and gradients by C++ and by Python, which agree; returns what C++ launched."""
+    found = []
+    for code in (0, 1):
+        launched.code = code
+        given = [one.detach().clone().requires_grad_() for one in inputs]
+        results = call(*given)
+        results = results if isinstance(results, tuple) else (results,)
+        torch.manual_seed(1)
+        weights = [torch.randn_like(one) for one in results]
+        gradients = torch.autograd.grad(results, given, weights)
+        found.append([*(one.detach() for one in results), *gradients])
+    launched.code = 0
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    return launched.calls
+
+
+@pytest.mark.parametrize("reduction", losses.REDUCTIONS)
+def test_cross_entropy_and_its_gradient_are_launched_without_python(launched, reduction):
+    x = torch.randn(6, 11)
+    calls = both(launched, lambda x: kernels.cross_entropy(x, TARGET, reduction=reduction, label_smoothing=0.1, z_loss=0.01), x)
+    reduces = ["cross_entropy reduce"] * (reduction != "none")
+    assert calls == ["cross_entropy forward", *reduces, "cross_entropy backward"]
+
+
+def test_a_loss_summed_later_has_a_gradient_without_a_copy(launched):
+    x = torch.randn(2, 3, 11)[:, :, :8]
+    both(launched, lambda x: kernels.cross_entropy(x, TARGET.view(2, 3) % 8, reduction="none").sum(), x)
+    assert launched.calls == ["cross_entropy forward", "cross_entropy backward"]
+
+
+def test_logprob_has_a_gradient_of_either_result(launched):
+    x, target = torch.randn(6, 11), TARGET.clamp(min=0)
+    for call in (lambda x: kernels.logprob(x, target), lambda x: kernels.logprob(x, target)[0], lambda x: kernels.logprob(x, target)[1]):
+        assert both(launched, call, x) == ["logprob forward", "logprob backward"]
+        launched.calls.clear()
+
+
+def test_masked_softmax_takes_masks_order_and_sink(launched):
+    x, sink = torch.randn(2, 3, 4, 8), torch.randn(3)
+    bias, seen = torch.randn(4, 8), torch.rand(2, 1, 4, 8) > 0.2
+    for mask, causal in ((None, False), (None, True), (bias, False), (seen, True)):
+        both(launched, lambda x, mask=mask, causal=causal: kernels.masked_softmax(x, mask=mask, causal=causal, scale=0.5), x)
+        both(launched, lambda x, sink, mask=mask: kernels.masked_softmax(x, mask=mask, sink=sink), x, sink)
+    count = launched.calls.count
+    assert (count("masked_softmax forward"), count("masked_softmax backward")) == (7, 6)
+    assert (count("scaled_softmax forward"), count("scaled_softmax backward")) == (1, 2)  # with neither order nor sink
+    with pytest.raises(NotImplementedError, match="gives the mask no gradient"):
+        torch.ops.softbench.masked_softmax(x, bias.requires_grad_())[0].sum().backward()
+
+
+def test_softmax_has_gradients_of_two_orders(launched):
+    x = torch.randn(3, 5, 8)
+    assert both(launched, lambda x: operator.softmax(x, -1), x) == ["softmax forward", "softmax backward"]
+    assert both(launched, lambda x: operator.softmax(x, 1), x)[2:] == []  # rows that are not adjacent
+    assert torch.autograd.gradgradcheck(lambda x: operator.softmax(x, -1), x[:1, :2].double().requires_grad_())
+    y = kernels.softmax(x.half().requires_grad_(), -1)
+    assert y.dtype is torch.float16  # not chosen
+
+
+def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
+    x = torch.randn(3, 8)
+    assert torch.equal(extension.entries.softmax(x, -1, None), operator.softmax(x)) and launched.calls == ["softmax forward"] * 2
+    kept = [(x, 0, None), (x, -1, torch.float32), (x.half(), -1, None), (x.double(), -1, None), ([1.0], -1, None), (x, 1.0, None), (x,)]
+    assert [extension.entries.softmax(*given) for given in kept] == [None] * len(kept)
+
+    class Mine(torch.Tensor):
+        pass
+
+    assert extension.entries.softmax(x.as_subclass(Mine), -1, None) is None
+    with torch.overrides.TorchFunctionMode():
+        assert extension.entries.softmax(x, -1, None) is None
+    parameter = torch.nn.Parameter(x)
+    assert extension.entries.softmax(parameter, -1, None).requires_grad
+    with torch.inference_mode():
+        assert extension.entries.softmax(torch.randn(3, 8), -1, None).is_inference()
+    with pytest.raises(NotImplementedError, match="no forward mode"):
+        torch.func.jvp(lambda x: kernels.cross_entropy(x, torch.zeros(3, dtype=torch.int64)), (x,), (x,))
+
+
+def test_compilers_and_checkpoints_see_the_operators(launched):
+    x = torch.randn(6, 11)
+
+    def loss(x):
+        return kernels.cross_entropy(x, TARGET)
+
+    expected = torch.func.grad(lambda x: torch.nn.functional.cross_entropy(x, TARGET))(x)
+    torch._dynamo.reset()
+    given = x.clone().requires_grad_()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(given).backward()
+    torch.testing.assert_close(given.grad, expected)
+    given = x.clone().requires_grad_()
+    torch.utils.checkpoint.checkpoint(loss, given, use_reentrant=False).backward()
+    torch.testing.assert_close(given.grad, expected)
+    with pytest.raises(RuntimeError, match="second time"):
+        made = loss(given)
+        made.backward()
+        made.backward()
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """An empty cache, and nothing loaded."""
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(extension, "_loaded", None)
+    return extension._load.__wrapped__
+
+
+def test_without_a_compiler_there_is_no_extension(monkeypatch, fresh, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(extension.shutil, "which", lambda name: None)
+    assert fresh(True) is None
+    assert "no g++ on PATH" in caplog.text
+
+
+def test_a_compiler_that_fails_leaves_its_message(monkeypatch, fresh, caplog, tmp_path):
+    caplog.set_level(logging.INFO)
+    broken = tmp_path / "g++"
+    broken.write_text("#!/bin/sh\n[ \"$1\" = --version ] || { echo 'no such header' >&2; exit 1; }\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(extension.shutil, "which", lambda name: str(broken))
+    assert fresh(True) is None
+    assert "no such header" in caplog.text
+
+
+def test_a_library_is_built_once(monkeypatch, fresh):
+    monkeypatch.setattr(extension, "_opened", lambda library: SimpleNamespace(library=library))
+    runs = []
+
+    def run(command, **options):
+        runs.append(command)
+        if "-o" in command:
+            extension.Path(command[-1]).touch()
+        return SimpleNamespace(stdout="g++ 12")
+
+    monkeypatch.setattr(extension.subprocess, "run", run)
+    monkeypatch.setattr(extension.shutil, "which", lambda name: "/usr/bin/g++")
+    assert fresh(False) is None
+    first, second, cached = fresh(True), fresh(True), fresh(False)
+    assert first.library == second.library == cached.library
+    assert first.library.is_file()
+    assert sum("-o" in command for command in runs) == 1
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    assert fresh(True).library != first.library
