@@ -19,7 +19,7 @@ MODES = ("no_grad", "recorded", "with backward")
 Call = Callable[[], object]
 
 
-def functions(M: int, N: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, Callable[..., object], Callable[..., object]]]:  # noqa: N803
+def functions(M: int, N: int, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor, Callable[..., object], Callable[..., object]]]:
     """Name, input, torch's call and ours of it. Each call returns a tensor, of which the gradient starts."""
     x = torch.randn(M, N, device="cuda", dtype=dtype, requires_grad=True)
     target = torch.randint(N, (M,), device="cuda")
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--loops", type=int, default=5)
     given = parser.parse_args()
-    M, N = map(int, given.shape.split("x"))  # noqa: N806
+    M, N = map(int, given.shape.split("x"))
     print(f"{'':18}{'':16}{'torch':>8}{'ours':>8}{'ratio':>8}")
     for name, x, *calls in functions(M, N, getattr(torch, given.dtype)):
         pairs = zip(*(modes(call, x) for call in calls), strict=True)

@@ -175,7 +175,7 @@ def use() -> Iterator[None]:
       functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.
     - CUDA graphs: a graph keeps the kernels that were active while it was captured. Call the function once before, as always.
 
-    On a machine without such a GPU it does nothing. The first block on a machine builds a filter in C++, in about five seconds.
+    On a machine without such a GPU it does nothing. The first block on a machine builds an extension in C++, in half a minute.
     """
     _enter()
     try:

@@ -5,6 +5,7 @@
 - `masked_softmax.py`: likewise of attention scores.
 - `losses.py`: what the losses are, and checks of what their kernels are given.
 - `registration.py`: what the operators register beside their kernels, which is gradients, vmap and flops.
+- `extension.py`: the operators in C++, where g++ has built them.
 - `allocation.py`: zeros that outlive the call.
 - `cuda_toolkit.py`: the folder and the programs of a CUDA toolkit, and the cache of built libraries. It does not import torch.
 """

@@ -52,6 +52,12 @@ template <Function function> PyObject* call_rows(PyObject*, PyObject* const* arg
   END_HANDLE_TH_ERRORS
 }
 
+// Whether x and target are logits (..., V) and their class numbers (...).
+bool fit(Function function, const Tensor& x, const Tensor& target) {
+  if (!x.defined() || !target.defined() || !is_chosen(function, x) || x.dim() < 2 || target.scalar_type() != c10::kLong) return false;
+  return target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, size_t(target.dim())) && x.numel() > 0;
+}
+
 PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // logits, target, reduction, and four options
   HANDLE_TH_ERRORS
   int64_t ignore_index, reduction;
@@ -60,8 +66,12 @@ PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t c
       !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !(smoothing >= 0 && smoothing <= 1) || !(z_loss >= 0) || !(softcap >= 0))
     Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
-  if (!x.defined() || !target.defined() || !is_chosen(CROSS_ENTROPY, x) || x.dim() != 2 || target.dim() != 1) Py_RETURN_NONE;
-  if (target.scalar_type() != c10::kLong || target.size(0) != x.size(0)) Py_RETURN_NONE;
+  if (!fit(CROSS_ENTROPY, x, target)) Py_RETURN_NONE;
+  if (x.dim() > 2) {
+    if (reduction == NONE) Py_RETURN_NONE;  // the result has the shape of the target
+    x = x.reshape({target.numel(), x.size(-1)});
+    target = target.reshape({target.numel()});
+  }
   return called(CROSS_ENTROPY, {std::move(x), std::move(target), ignore_index, smoothing, z_loss, softcap, reduction});
   END_HANDLE_TH_ERRORS
 }
@@ -70,8 +80,7 @@ PyObject* call_logprob(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   HANDLE_TH_ERRORS
   if (count != 2 || is_modified()) Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
-  if (!x.defined() || !target.defined() || !is_chosen(LOGPROB, x) || x.dim() != 2 || target.dim() != 1) Py_RETURN_NONE;
-  if (target.scalar_type() != c10::kLong || target.size(0) != x.size(0)) Py_RETURN_NONE;
+  if (!fit(LOGPROB, x, target) || x.dim() != 2) Py_RETURN_NONE;
   return called(LOGPROB, {std::move(x), std::move(target)}, 2);
   END_HANDLE_TH_ERRORS
 }

@@ -77,7 +77,7 @@ def launchers(library: str, device: int, addresses: Sequence[int | None]) -> Non
 
 def choose(function: str, device: int, dtype: torch.dtype, yes: bool = True) -> None:
     """Say that a function runs its CUDA kernels for tensors of this device and dtype."""
-    if dtype in DTYPES and device < 64:
+    if function in FUNCTIONS and dtype in DTYPES and device < 64:
         _tell("softbench_choose", FUNCTIONS.index(function), device, DTYPES.index(dtype), value=yes)
 
 
@@ -151,6 +151,9 @@ def _implement(library: ctypes.PyDLL, functions: Sequence[str]) -> None:
         for number in (FUNCTIONS.index(function), FUNCTIONS.index(function) + len(FUNCTIONS)):
             if library.softbench_implement(number, BACKEND.encode()):
                 raise RuntimeError(f"softbench::{function}: {library.softbench_operators_error().decode()}")
+        name = f"cuda_{function}" if function in FUNCTIONS[:2] else function
+        for packet in (getattr(torch.ops.softbench, name), getattr(torch.ops.softbench, f"{name}_backward")):
+            packet.default._dispatch_cache.clear()  # what compilers found in the dispatcher before
 
 
 @functools.cache

@@ -128,8 +128,8 @@ def _library(function: str, index: int) -> ctypes.CDLL:
     library = libraries.get(index)
     if library is None:
         library = libraries[index] = build.load(torch.cuda.get_device_capability(index), function)
-        addresses = (ctypes.cast(getattr(library, f"softbench_{one}", None), ctypes.c_void_p).value for one in extension.PASSES)
-        extension.launchers(function, index, list(addresses))
+        found = (getattr(library, f"softbench_{one}", None) for one in extension.PASSES)
+        extension.launchers(function, index, [None if one is None else ctypes.cast(one, ctypes.c_void_p).value for one in found])
     return library
 
 
@@ -160,7 +160,8 @@ def _launch(
         else:
             fresh = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
             extension.workspace(extension.COUNTERS if workspaces is _counters else extension.SLOTS, index or 0, stream, fresh)
-            _replaced.extend(filter(None.__ne__, [workspaces.get((index, stream))]))
+            if workspace is not None:
+                _replaced.append(workspace)
             workspaces[index, stream] = fresh
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code not in (0, accepted):

@@ -27,10 +27,12 @@ def kernels(request, monkeypatch) -> str:
     """The kernels that the functions of `choice.py` take. Otherwise these depend on what an earlier test has built."""
     import torch
     from softbench.kernels.automatic import choice
+    from softbench.kernels.common import extension
     from softbench.kernels.cuda import build
 
     functions = [name for name in choice.SUBJECTS if name not in choice.OF_ROWS]
     monkeypatch.setattr(choice, "_choices", {})
+    extension.forget_choices()
     if request.param == "triton":
         monkeypatch.setattr(choice, "without_cuda", lambda device, function: "this test wants Triton's")
     elif build.nvcc() is None:

@@ -187,10 +187,12 @@ def both(launched, call, *inputs):
 
 @pytest.mark.parametrize("reduction", losses.REDUCTIONS)
 def test_cross_entropy_and_its_gradient_are_launched_without_python(launched, reduction):
-    x = torch.randn(6, 11)
-    calls = both(launched, lambda x: kernels.cross_entropy(x, TARGET, reduction=reduction, label_smoothing=0.1, z_loss=0.01), x)
     reduces = ["cross_entropy reduce"] * (reduction != "none")
-    assert calls == ["cross_entropy forward", *reduces, "cross_entropy backward"]
+    for shape in ((6,), (2, 3)):
+        x, target = torch.randn(*shape, 11), TARGET.view(shape)
+        calls = both(launched, lambda x, t=target: kernels.cross_entropy(x, t, reduction=reduction, label_smoothing=0.1, z_loss=0.01), x)
+        assert calls == ["cross_entropy forward", *reduces, "cross_entropy backward"]
+        calls.clear()
 
 
 def test_a_loss_summed_later_has_a_gradient_without_a_copy(launched):

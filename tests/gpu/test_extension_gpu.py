@@ -1,0 +1,69 @@
+"""Calls of `softbench.kernels` on a GPU run no Python once C++ knows the launchers."""
+
+import pytest
+import torch
+from softbench.kernels.common import extension
+from softbench.kernels.cuda import build, launch
+
+from softbench import kernels
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+
+def calls(M, N):
+    """Calls with their gradients, of the five functions, for M rows of N columns."""
+    x = torch.randn(M, N, device="cuda", requires_grad=True)
+    target = torch.randint(N, (M,), device="cuda")
+    scores = torch.randn(1, 1, M, min(N, 4096), device="cuda", requires_grad=True)
+
+    def with_gradients(call, x):
+        results = call()
+        results = results if isinstance(results, tuple) else (results,)
+        return [*results, *torch.autograd.grad(results, x, [torch.ones_like(one) for one in results])]
+
+    yield lambda: with_gradients(lambda: kernels.softmax(x), x)
+    yield lambda: with_gradients(lambda: kernels.log_softmax(x), x)
+    for reduction in ("mean", "none"):
+        yield lambda reduction=reduction: with_gradients(lambda: kernels.cross_entropy(x, target, reduction=reduction), x)
+    yield lambda: with_gradients(lambda: kernels.logprob(x, target), x)
+    for causal in (False, True):
+        yield lambda causal=causal: with_gradients(lambda: kernels.masked_softmax(scores, causal=causal), scores)
+
+
+@pytest.fixture
+def built():
+    if build.nvcc() is None or extension.load(build=True) is None:
+        pytest.skip("needs nvcc and g++")
+    kernels.build()
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (3, 200_000)], ids=["short", "with a workspace"])
+def test_later_calls_are_launched_in_cpp(built, monkeypatch, shape):
+    made = list(calls(*shape))
+    for _ in range(2):
+        expected = [call() for call in made]
+
+    def launched(*given):
+        raise AssertionError("Python launches")
+
+    monkeypatch.setattr(launch, "_launch", launched)
+    stream = torch.cuda.Stream()
+    for call, wanted in zip(made, expected, strict=True):
+        torch.testing.assert_close(call(), wanted, atol=1e-6, rtol=1e-5)
+        if shape[0] > 3:  # a stream has a workspace of its own
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                found = call()
+            torch.cuda.current_stream().wait_stream(stream)
+            torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+def test_graphs_capture_calls_that_need_a_workspace(built):
+    for call in calls(3, 200_000):
+        expected = call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = call()
+        for _ in range(2):
+            graph.replay()
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
