@@ -90,9 +90,9 @@ def _(x: Tensor, weight: Tensor, target: Tensor, gradients: bool, *_options: Any
 
 
 def _forward(x: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    loss, lse = _cross_entropy(x, target, *(options[name] for name in NAMES))
+    loss, lse, _ = _cross_entropy(x, target, *(options[name] for name in NAMES))
     return loss, lse
 
 
 def _backward(x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, *, out: Tensor, **options: Any) -> Tensor:
-    return out.copy_(_cross_entropy_backward(x, target, lse, dloss, *(options[name] for name in NAMES)))
+    return out.copy_(_cross_entropy_backward(x, target, lse, dloss, lse.new_empty(0), *(options[name] for name in NAMES)))
