@@ -255,7 +255,7 @@ class VerifyOutputs(Request[Verified], frozen=True, tag="verify"):
 
 
 class MeasureProducts(Request[Done], frozen=True, tag="products"):
-    """Measure the fastest matrix product of the case's dtype, once."""
+    """Measure the case's matrix products alone, or the fastest product of its dtype, once."""
 
 
 class TimeHost(Request[Done], frozen=True, tag="host"):

@@ -184,7 +184,7 @@ def _pass_from_json(data: JsonObject) -> Pass:
     shares = tuple(Share(str(one["tensor"]), _of(one["of"]), tuple(one["when"])) for one in data["shares"])
     whole = tuple(data["whole"]) if isinstance(data["whole"], list | tuple) else bool(data["whole"])
     sizes = tuple(axis if isinstance(axis, int) else str(axis) for axis in data["multiply_adds"])
-    return Pass(inputs, outputs, reads, shares, tuple(map(str, data["in_place"])), whole, sizes)
+    return Pass(inputs, outputs, reads, shares, tuple(map(str, data["in_place"])), whole, sizes, bool(data["products_alone"]))
 
 
 def _of(share: float | str) -> float | str:

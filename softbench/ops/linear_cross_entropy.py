@@ -75,8 +75,8 @@ OPERATION = Operation(
     ),
     passes=MappingProxyType(
         {
-            Direction.FORWARD: Pass(GIVEN, ("loss",), GIVEN, whole=True, multiply_adds=SIZES),
-            Direction.FUSED: Pass(GIVEN, ("loss", "dx", "dw"), GIVEN, whole=True, multiply_adds=(3, *SIZES)),
+            Direction.FORWARD: Pass(GIVEN, ("loss",), GIVEN, whole=True, multiply_adds=SIZES, products_alone=True),
+            Direction.FUSED: Pass(GIVEN, ("loss", "dx", "dw"), GIVEN, whole=True, multiply_adds=(3, *SIZES), products_alone=True),
         }
     ),
     presets=MappingProxyType({"llama": Preset(("8192x32000", "8192x128256"), "Llama 2 7B and Llama 3 8B, 8192 tokens")}),

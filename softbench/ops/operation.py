@@ -111,8 +111,10 @@ class Pass:
     """True, or the value of a parameter such as `("reduction", "mean")`, if a row of an output depends on other rows, as a sum over rows
     does. A call is then drawn, changed and compared as a whole."""
     multiply_adds: tuple[str | int, ...] = ()
-    """Of matrix products: the axes, such as `("M", "K", "N")`, whose product is the number of multiply-adds. Of three products alike it
-    has the number 3 too."""
+    """Of a matrix product: the axes, such as `("M", "K", "N")`, whose product is the number of its multiply-adds. A product and its two
+    gradients have `(3, "M", "K", "N")`."""
+    products_alone: bool = False
+    """True if the roof is the time of these products alone; else it is the rate of the fastest product of the dtype."""
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ class Pass:
         shares = tuple(Share(share.tensor, share.of) for share in self.shares if share.tensor in tensors and holds(share.when, values))
         whole = holds(self.whole, values) if isinstance(self.whole, tuple) else self.whole
         sizes = tuple(axis if isinstance(axis, int) or axis in AXES else int(values[axis]) for axis in self.multiply_adds)
-        return Pass(inputs, outputs, reads, shares, self.in_place, whole, sizes)
+        return Pass(inputs, outputs, reads, shares, self.in_place, whole, sizes, self.products_alone)
 
 
 Extent = tuple[str, int, int, str]
@@ -278,6 +280,17 @@ class Operation:
             return self.cases[case.op, case.M, case.N, case.shape].flops
         sizes = self.passes[case.direction].multiply_adds
         return 2 * prod(size if isinstance(size, int) else getattr(case, size) for size in sizes) if sizes else 0
+
+    def products_alone(self, case: Case) -> tuple[int, int, int] | None:
+        """M, K and N of the product whose time, with that of its gradients if the pass has three, is the roof of a case.
+
+        None if the roof is the rate of the fastest product of the dtype.
+        """
+        one = self.pass_of(case)
+        if not one.products_alone:
+            return None
+        M, K, N = (size if isinstance(size, int) else int(getattr(case, size)) for size in one.multiply_adds[-3:])
+        return M, K, N
 
     def pass_of(self, case: Case) -> Pass:
         """The pass of a case. Raises as `tensor`."""

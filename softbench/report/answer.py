@@ -202,13 +202,13 @@ def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | N
 
 
 def _of_products(found: Mapping[CaseKey, Standing]) -> Line | None:
-    """How close the fastest is to the fastest matrix product, in the cases that are compute-bound."""
+    """How close the fastest is to the matrix products alone, in the cases that are compute-bound."""
     values = sorted(row.of_copy for one in found.values() if (row := one.rows[0]).of_copy and row.compute_bound)
     if not values:
         return None
     some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
     spread = f"median{some and f' of {some}'}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else some
-    return Line("of roof", f"{percent(median(values))} of the speed of the fastest matrix product of the dtype{_in_parentheses(spread)}")
+    return Line("of roof", f"{percent(median(values))} of the speed of the matrix products alone{_in_parentheses(spread)}")
 
 
 def _memory(found: Mapping[CaseKey, Standing], where: _Places) -> Line | None:

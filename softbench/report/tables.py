@@ -156,7 +156,7 @@ def _legend(rows: Sequence[Row], signs: str) -> Text | None:
     texts += ["us: the tensors fit the GPU's L2"] if signs and any(row.in_l2 for row in rows) else []
     if (bound := [row for row in rows if row.of_copy and row.compute_bound]) and (signs or texts):
         mixed = any(row.of_copy and not row.compute_bound for row in rows)
-        texts += ["the roof: the fastest matrix product" + (f" in {count(len(bound), 'cell')}, else copy" if mixed else "")]
+        texts += ["the roof: the matrix products alone" + (f" in {count(len(bound), 'cell')}, else copy" if mixed else "")]
     return Text("; ".join(texts), style="dim") if texts else None
 
 

@@ -17,7 +17,7 @@ IMPLAUSIBLE = "implausible"
 LABELS = {
     "launch-bound": "do_bench read the host, and the kernels take less: use --timer queued, or see device_us",
     L2_RESIDENT: "the tensors fit the GPU's L2, so times are shown and no GB/s; larger tensors show the memory's bandwidth",
-    COMPUTE_BOUND: "the matrix products take longer than the bytes, so the percentage is of the fastest product of the dtype",
+    COMPUTE_BOUND: "the matrix products take longer than the bytes, so the percentage is of the products alone",
     "throttled": "the GPU was slowed in every round: let it cool down, or see the limit with nvidia-smi -q -d PERFORMANCE",
     "busy": "in every round threads waited for a processor: end other programs, wait for them (--wait 10m), or take fewer --threads",
     "noisy": "the middle 60 % of the samples span over 10 %, or leave out the median: repeat with --processes 3, or when nothing else runs",
@@ -69,7 +69,7 @@ class Row:
     of_copy: float | None
     """Fraction of copy: copy's `median_us` over this one. Empty if copy has a doubtful label, or took more than 1.5 times as long.
 
-    Of a `compute-bound` cell it is the time of its operations at the rate of the fastest matrix product over `median_us`.
+    Of a `compute-bound` cell it is the time of its matrix products alone over `median_us`.
     """
     speedup: float | None
     """Speed-up: the reference backend's `median_us` over this one."""
@@ -174,7 +174,7 @@ class Row:
 
     @property
     def compute_bound(self) -> bool:
-        """True if `of_copy` is the fraction of the fastest matrix product."""
+        """True if `of_copy` is the fraction of the matrix products alone."""
         return COMPUTE_BOUND in self.labels.split()
 
 

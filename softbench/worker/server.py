@@ -17,7 +17,7 @@ from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspec
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Telemetry
 from softbench.core.text import one_line
 from softbench.ops.dtypes import DTYPES
-from softbench.ops.registry import declarations, is_whole, solutions
+from softbench.ops.registry import declarations, is_whole, operation, solutions
 from softbench.plugins import traits
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
@@ -35,7 +35,7 @@ from softbench.worker.guarding.tamper_guard import TamperGuard
 from softbench.worker.timing import telemetry
 from softbench.worker.timing.batches import Batches
 from softbench.worker.timing.device_timer import DeviceTimer, keep_cupti_loaded
-from softbench.worker.timing.matrix_products import tflops
+from softbench.worker.timing.matrix_products import tflops, tflops_alone
 from softbench.worker.timing.rotating_inputs import CLOCK_NS, RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
@@ -63,7 +63,7 @@ class Server:
         self.profile = Profile()
         """The profile of the case, as far as it is measured."""
         self.product_tflops: dict[str, float] = {}
-        """The rate of the fastest matrix product of each dtype, as far as it is measured."""
+        """The rate of the fastest matrix product of each dtype, or of a case's products alone, as far as it is measured."""
         self.unverified = ""
         """Why the profile leaves the case without a result."""
         self.unordered = ""
@@ -202,12 +202,21 @@ class Server:
         return Verified(found, self.last_telemetry)
 
     def measure_products(self) -> Done:
-        """Measure the rate of the fastest matrix product of the case's dtype, unless it is known."""
-        dtype = self._case().dtype
-        if dtype not in self.product_tflops:
+        """Measure the rate of the case's products alone, or of the fastest product of its dtype, unless it is known."""
+        case = self._case()
+        key, dtype, alone = self._products_of(case), DTYPES[case.dtype], operation(case.op).products_alone(case)
+        if key not in self.product_tflops:
             with suppress(RuntimeError):  # too little memory, or no such product: the case has no roof but copy
-                self.product_tflops[dtype] = tflops(DTYPES[dtype], self.device)
+                if alone:
+                    gradients = case.direction is not Direction.FORWARD
+                    self.product_tflops[key] = tflops_alone(alone, dtype, self.device, gradients=gradients)
+                else:
+                    self.product_tflops[key] = tflops(dtype, self.device)
         return Done()
+
+    def _products_of(self, case: Case) -> str:
+        """The case whose products are alone, or the dtype of all others."""
+        return case.key if operation(case.op).products_alone(case) else case.dtype
 
     def time_host(self, batch_ms: float, l2: str) -> Done:
         """Measure host times and do_bench's, and run calls without trace. All precede the profiler, which may slow them down."""
@@ -244,7 +253,7 @@ class Server:
         self.unverified = self.unordered = ""
         graphs = self.graphs.count()
         recompiles = graphs - self.graphs_built if graphs else None
-        rate = self.product_tflops.get(self.case.dtype) if self.case else None
+        rate = self.product_tflops.get(self._products_of(self.case)) if self.case else None
         profile = replace(profile, peak_bytes=self.peak_bytes, recompiles=recompiles, product_tflops=rate)
         return Profiled(profile, unverified, unordered)
 

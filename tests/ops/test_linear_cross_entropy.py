@@ -92,4 +92,6 @@ def test_the_reference_is_that_of_torch():
 def test_three_products_count():
     found, case = operation(OP), case_of()
     assert found.flops(case) == 3 * found.flops(case_of(Direction.FORWARD)) == 6 * 64 * 16 * 96
+    assert found.products_alone(case) == (64, 16, 96)
+    assert operation("matmul").products_alone(Case(4, 4, "fp32", Direction.FORWARD, "cpu", "matmul")) is None
     assert found.bytes_moved(case) == 2 * 4 * 16 * (64 + 96) + 8 * 64 + 4

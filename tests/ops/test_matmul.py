@@ -57,3 +57,5 @@ def test_the_fastest_product_has_a_rate(monkeypatch):
     monkeypatch.setattr(matrix_products, "SIDES", {"cpu": (64, 128)})
     monkeypatch.setattr(matrix_products, "SECONDS", 0.01)
     assert 0 < matrix_products.tflops(torch.float32, "cpu") < 1000
+    monkeypatch.setattr(matrix_products, "SECONDS_ALONE", 0.01)
+    assert 0 < matrix_products.tflops_alone((64, 16, 96), torch.bfloat16, "cpu", gradients=True) < 1000

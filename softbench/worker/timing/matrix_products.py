@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -13,6 +14,8 @@ SIDES = {"cuda": (4096, 8192), "cpu": (256, 512, 1024)}
 """Sides of the square matrices. Smaller products do not fill a device, and larger ones are no faster."""
 SECONDS = 0.2
 """Seconds of the calls of one size, about."""
+SECONDS_ALONE = 0.5
+"""Seconds of products alone, about: a device lowers its clocks by then, as it does in calls that are timed."""
 MOST_CALLS = 50
 
 
@@ -34,6 +37,34 @@ def tflops(dtype: torch.dtype, device: str) -> float:
     finally:
         torch.set_float32_matmul_precision(precision)
     return best
+
+
+def tflops_alone(sizes: tuple[int, int, int], dtype: torch.dtype, device: str, *, gradients: bool) -> float:
+    """10^12 operations a second of a product of (M, K) and (N, K)^T by torch, or of it and its two gradients in turn.
+
+    They run for as long as calls that are timed, at the clocks that a device then has. float32 is without TF32. Raises as torch, also if
+    memory is lacking.
+    """
+    M, K, N = sizes
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        x, w, z = (torch.randn(size, device=device, dtype=dtype) for size in ((M, K), (N, K), (M, N)))
+        pairs = ((x, w.T), (z, w), (z.T, x))[: 3 if gradients else 1]
+        calls = [partial(torch.mm, a, b, out=torch.empty(len(a), b.shape[1], device=device, dtype=dtype)) for a, b in pairs]
+
+        def seconds(rounds: int) -> float:
+            begin = time.perf_counter()
+            for call in calls * rounds:
+                call()
+            synchronize(device)
+            return time.perf_counter() - begin
+
+        seconds(1)
+        rounds = max(1, min(MOST_CALLS, round(SECONDS_ALONE / seconds(1))))
+        return 2 * M * K * N * len(calls) * rounds / seconds(rounds) / 1e12
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 def _least_seconds(call: Callable[[], object], device: str) -> float:
