@@ -146,10 +146,9 @@ def _linear_cross_entropy(case: Case, operators: str) -> Call:
     fused = case.direction is Direction.FUSED
 
     def call(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor | Tensors:
+        leaves = [one.detach().requires_grad_(fused) for one in (x, w)]  # it computes the gradients of those that require one
         with torch.no_grad():
-            loss, *_, dx, dw, _ = liger.fused_linear_cross_entropy_forward(
-                x, w, target, compute_gradients=fused, weight_requires_grad=fused, **options
-            )
+            loss, *_, dx, dw, _ = liger.fused_linear_cross_entropy_forward(*leaves, target, **options)
         return (loss, dx, dw) if fused else loss
 
     return call

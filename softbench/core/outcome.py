@@ -184,7 +184,7 @@ class Profile:
     do_bench_us: tuple[Us, ...] = ()
     """What `triton.testing.do_bench` finds for single calls in a short sample, microseconds: the host is in it where it is slower."""
     product_tflops: NotNegative | None = None
-    """Of the yardstick, in a case with matrix products: the rate of these products alone, or of the fastest one of its dtype, 10^12 operations a second."""
+    """Of the yardstick, in a case with matrix products: their rate alone, or that of the fastest one of its dtype, in 10^12 a second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from compiling import assert_passes, install
 
 from softbench.backends import gallery, nvidia, torch_eager
 from softbench.backends.calls import EMPTY
+from softbench.backends.cce import backend as cce
 from softbench.backends.cuda import backend as cuda
 from softbench.backends.cudnn import backend as cudnn
 from softbench.backends.liger import backend as liger, cutedsl, cutile
@@ -19,7 +20,8 @@ from softbench.backends.quack import backend as quack
 from softbench.backends.torch_library import CudaOp, TritonAoti
 from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
-from softbench.ops.registry import operation
+from softbench.core.outcome import PASSES
+from softbench.ops.registry import numerics, operation
 from softbench.plugins.load import source_hash
 from softbench.plugins.source import origins
 from softbench.plugins.traits import unsupported
@@ -249,6 +251,39 @@ def test_liger_computes_a_loss_with_its_gradient(monkeypatch):
     found = Case(4, 32, "fp32", Direction.FUSED, "cpu", "cross_entropy(ignore_index=7,label_smoothing=0.1)")
     assert_passes(liger, found)
     assert "--direction fused" in liger.supports(replace(found, direction=Direction.FORWARD))
+
+
+def linear_loss(x, w, target, *args, **given):
+    return torch.nn.functional.cross_entropy((x @ w.T).float(), target, ignore_index=given["ignore_index"])
+
+
+def of_liger(x, w, target, **given):
+    """As its function without autograd: it gives the gradients of tensors that require one."""
+    assert given["lse_square_scale"] == 0 and given["softcap"] is None and not torch.is_grad_enabled()
+    if not x.requires_grad:
+        return linear_loss(x, w, target, **given), None, None, None, None
+    with torch.enable_grad():
+        loss = linear_loss(x, w, target, **given)
+        return loss.detach(), None, *torch.autograd.grad(loss, (x, w)), None
+
+
+OF_LINEAR = {
+    liger: ("liger_kernel.ops.fused_linear_cross_entropy", {"fused_linear_cross_entropy_forward": of_liger}),
+    quack: ("quack.linear_cross_entropy", {"chunked_linear_cross_entropy": linear_loss}),
+    cce: ("cut_cross_entropy", {"linear_cross_entropy": linear_loss}),
+}
+
+
+@pytest.mark.parametrize("backend", OF_LINEAR, ids=lambda backend: backend.name)
+def test_losses_of_hidden_states_are_called_with_their_gradients(monkeypatch, backend):
+    module, functions = OF_LINEAR[backend]
+    install(monkeypatch, module, **functions)
+    op = "linear_cross_entropy(hidden=16,ignore_index=7)"
+    for direction in (Direction.FORWARD, Direction.FUSED):
+        one = Case(24, 32, "bf16", direction, "cpu", op)
+        given = numerics(op).make(one, 0, torch.device("cpu"))
+        found = backend.prepare(one)(*given)
+        assert numerics(op).check(one, given, found if isinstance(found, tuple) else (found,)).grade in PASSES
 
 
 @pytest.mark.parametrize("op", flaggems.operations)
