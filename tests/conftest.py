@@ -38,7 +38,6 @@ SLOW_FILES = (
     "integration/test_faults.py",
     "report/page/test_document.py",
     "judge/test_attacks.py",
-    "kernels/cuda/test_machine_code.py",
     "kernels/triton/test_traceable.py",
     "run/test_check.py",
     "integration/test_interrupt.py",
@@ -57,6 +56,11 @@ SLOW_FILES = (
     "cli/test_gate.py",
     "integration/test_golden.py",
     "api/test_measure.py",
+    "worker/test_triton_on_cpu.py",
+    "run/fleet/test_card.py",
+    "run/test_operations.py",
+    "worker/checking/test_hidden_bugs.py",
+    "tools/test_measure_flips.py",
 )
 """The files whose tests take longest, about in the order of their time."""
 SEARCHED: list[str] = []

@@ -145,7 +145,7 @@ LOOKED_UP = {
 }
 
 
-@pytest.mark.parametrize(("by", "M"), [*product(LOOKED_UP, (3, 5, 64, 700)), ("a few elements", 1), ("a few elements", 2)])
+@pytest.mark.parametrize(("by", "M"), [*product(LOOKED_UP, (3, 700)), ("a few elements", 1), ("a few elements", 2)])
 @pytest.mark.parametrize("looked_at", [2**10, 2**20])  # some rows, and all of them, as of most cases on a GPU
 def test_outputs_cached_by_a_property_of_inputs_are_wrong(by, M, looked_at, monkeypatch):
     monkeypatch.setitem(CHECKED_ELEMENTS, "cuda", looked_at)
