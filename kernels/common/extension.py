@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,6 +57,7 @@ def without(*_given: Any) -> None:
 entries = SimpleNamespace(**dict.fromkeys(FUNCTIONS, without))
 """A function in C++ for each of FUNCTIONS. It returns the result, or None where Python has to make the call. Arguments are those of the
 operator, with `reduction` after the tensors. Compilers do not trace these functions."""
+_lock = threading.RLock()
 _loaded: ctypes.PyDLL | None = None
 _told: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 _defined: list[str] = []
@@ -63,9 +65,10 @@ _defined: list[str] = []
 
 def implement(*functions: str) -> None:
     """Say that Python has defined the operators of these functions, so that C++ may take them over now or once it is loaded."""
-    _defined.extend(functions)
-    if _loaded is not None:
-        _implement(_loaded, functions)
+    with _lock:
+        _defined.extend(functions)
+        if _loaded is not None:
+            _implement(_loaded, functions)
 
 
 def launchers(library: str, device: int, addresses: Sequence[int | None]) -> None:
@@ -94,14 +97,18 @@ def workspace(kind: int, device: int, stream: int, memory: torch.Tensor) -> None
 
 
 def _tell(name: str, *given: Any, value: Any) -> None:
-    _told[name, *given] = (*given, *(value if isinstance(value, tuple) else (value,)))
-    if _loaded is not None:
-        getattr(_loaded, name)(*_told[name, *given])
+    with _lock:
+        _told[name, *given] = (*given, *(value if isinstance(value, tuple) else (value,)))
+        if _loaded is not None:
+            getattr(_loaded, name)(*_told[name, *given])
 
 
 def load(*, build: bool = False) -> ctypes.PyDLL | None:
     """The library; None where it is neither cached nor to be built, or without a working g++. The log (`logging`, INFO) has the reason."""
-    return _loaded or _load(build)
+    if _loaded is not None:
+        return _loaded
+    with _lock:
+        return _loaded or _load(build)
 
 
 @functools.cache

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string>
 #include <type_traits>
@@ -421,6 +422,7 @@ constexpr const char* NAMES[OPERATORS] = {
     "cuda_softmax",          "cuda_log_softmax",          "cross_entropy",          "logprob",          "masked_softmax",
     "cuda_softmax_backward", "cuda_log_softmax_backward", "cross_entropy_backward", "logprob_backward", "masked_softmax_backward"};
 std::vector<std::unique_ptr<torch::Library>> libraries;
+std::set<std::pair<int, c10::DispatchKey>> implemented;
 std::mutex mutex;
 std::string error;
 
@@ -436,6 +438,7 @@ template <int... numbers> Make autograd_of(int number, std::integer_sequence<int
 
 void implement(int number, c10::DispatchKey key) {
   constexpr auto all = std::make_integer_sequence<int, OPERATORS>();
+  if (!implemented.emplace(number, key).second) return;  // a second time, what this file registered would count as Python's
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("softbench::") + NAMES[number]).c_str(), "");
   const auto autograd_key = c10::getAutogradKeyFromBackend(c10::toBackendComponent(key));
   operators[number].kernel.emplace(handle.getComputedKernelForDispatchKey(key));
@@ -475,6 +478,7 @@ int softbench_implement(int number, const char* backend) {
 void softbench_withdraw() {
   const std::lock_guard<std::mutex> lock(mutex);
   libraries.clear();
+  implemented.clear();
   device_type.store(c10::kCUDA);
 }
 
