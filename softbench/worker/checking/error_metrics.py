@@ -13,6 +13,8 @@ from softbench.core.outcome import ErrorMetrics
 
 MANTISSA = {torch.float32: 23, torch.float16: 10, torch.bfloat16: 7, torch.float64: 52}
 MIN_EXPONENT = {torch.float32: -126, torch.float16: -14, torch.bfloat16: -126, torch.float64: -1022}
+EXPONENT = 0x7FF << 52
+"""The bits of a float64's exponent: without the others it is a power of two."""
 
 
 class MetricsAccumulator:
@@ -24,12 +26,13 @@ class MetricsAccumulator:
 
     def __call__(self, out: torch.Tensor, expected: torch.Tensor) -> None:
         self.rows += len(out)
-        finite = expected.isfinite()
-        exponent = torch.frexp(expected.abs())[1] - 1
-        ulp = torch.exp2(exponent.clamp_min(MIN_EXPONENT[out.dtype]).double() - MANTISSA[out.dtype])
-        off = torch.where(finite, (out.double() - expected).abs(), 0.0)
-        self.ulp = _larger(self.ulp, (off / ulp).max())
-        wide, want = torch.where(finite, out.double(), 0.0), torch.where(finite, expected, 0.0)
+        wide, want = out.double(), expected
+        off = (wide - want).abs()
+        if not off.max() < math.inf:
+            finite = want.isfinite()
+            off, wide, want = (torch.where(finite, values, 0.0) for values in (off, wide, want))
+        powers = want.abs().clamp_min(2.0 ** MIN_EXPONENT[out.dtype]).view(torch.int64).bitwise_and(EXPONENT).view(torch.float64)
+        self.ulp = _larger(self.ulp, (off / powers).max() * 2.0 ** MANTISSA[out.dtype])
         self.row_sum = _larger(self.row_sum, (wide.sum(-1) - want.sum(-1)).abs().max())
         self.error += off.square().sum().item()
         self.size += want.square().sum().item()

@@ -92,7 +92,7 @@ PROTECTED: dict[ModuleType, str] = {
     sys: "gettrace getprofile addaudithook",
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
     "synchronize Stream current_stream CUDAGraph graph _sleep",
-    torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amax Tensor.sum "
+    torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.amin Tensor.amax Tensor.sum "
     f"Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim Tensor.reshape {USED}",
 }
 """Names outside softbench that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL.
