@@ -1,5 +1,6 @@
 """`softbench.kernels.cross_entropy` and `logprob` on the CPU, where torch computes: gradients, options, compilers and errors."""
 
+import itertools
 import math
 
 import pytest
@@ -8,6 +9,7 @@ from softbench.kernels.automatic import losses
 from torch.library import opcheck
 from torch.nn import functional
 
+from softbench import kernels
 from softbench.kernels import cross_entropy, logprob
 
 OPTIONS = [{}, {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}]
@@ -144,3 +146,14 @@ def test_infinities_are_those_of_torch():
     assert loss[0] == math.inf and loss[1] == 0
     _, entropy = logprob(x, target)
     assert torch.isfinite(entropy).all() and entropy[1] == 0
+
+
+def test_functions_may_replace_those_of_torch(monkeypatch, logits):
+    x, target = logits.detach()[0], TARGET[0]
+    expected = functional.cross_entropy(x, target), torch.softmax(x, -1), torch.log_softmax(x, -1)
+    for where, name in itertools.product((torch, functional), ("cross_entropy", "softmax", "log_softmax")):
+        monkeypatch.setattr(where, name, getattr(kernels, name), raising=False)
+    found = functional.cross_entropy(x, target), torch.softmax(x, -1), torch.log_softmax(x, -1)
+    logprob(x, target.clamp(min=0))
+    kernels.masked_softmax(x[None, None], causal=True)
+    assert all(map(torch.allclose, found, expected))
