@@ -91,6 +91,12 @@ def test_traces_are_cases_with_their_own_dtypes_arguments_and_strides(folder):
         assert judged(add, lambda x, y, alpha=3: x + y * alpha, case)[0] == grade
 
 
+def test_a_damaged_trace_costs_its_own_case(folder):
+    relu = operator(folder, "relu__default", TRACES.replace("cnt: 1, ((T([64", "cnt: 2, ((T([3, f16),), {})\ncnt: 1, ((T([64"))
+    assert len(relu.cases) == 2
+    assert [line.partition(":")[0] for line in relu.lost] == ["aten.relu(sample=2) is left out"]
+
+
 def test_values_and_other_arguments_follow_the_operator(folder):
     log, total = operator(folder, "log__default", TRACES), operator(folder, "sum__dim_IntList", TRACES)
     (x,) = registry.numerics(log.name).make(cases(log)[0], 0, torch.device("cpu"))
