@@ -40,7 +40,7 @@ def test_a_known_trick_gets_no_time(judge, name):
 
 @pytest.fixture(scope="module")
 def honest_us(judge):
-    return judge.judge(next(source for source in origins(()) if source.label == "torch"), LARGE).document(LARGE)["at_most_us"]
+    return judge.judge(next(source for source in origins(()) if source.label == "torch"), LARGE, "torch").document(LARGE)["at_most_us"]
 
 
 @pytest.mark.slow

@@ -227,7 +227,7 @@ def test_a_busy_gpu_ends_the_judgement(judge, monkeypatch, gpu_us, status):
     """The GPU's time of the first empty challenge is from before the load of the plugin."""
     times, empty = iter([100.0, 625.0, gpu_us, 100.0]), PluginProcess.empty
     monkeypatch.setattr(PluginProcess, "empty", lambda process, drawn: (empty(process, drawn)[0], next(times)))
-    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
+    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE, "torch")
     assert found.status == status, found
     assert ("busy" in found.reason) == (status == "unverified")
 
@@ -240,7 +240,7 @@ def test_an_empty_challenge_counts_as_without_the_plugin_at_most(judge, monkeypa
     monkeypatch.setattr(
         PluginProcess, "empty", lambda *_: (lived.append([plugin_process._lives(pid) for pid in workers]), (next(times), 0.0))[1]
     )
-    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
+    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE, "torch")
     assert (found.before_us, found.empty_us, lived) == ([100.0], [pytest.approx(counts)], [[], [], [], [False]])
 
 
@@ -254,7 +254,7 @@ def test_late_empty_challenges_raise_the_limit_by_a_quarter():
 
 def test_a_process_that_does_not_end_gives_no_time(judge, monkeypatch):
     monkeypatch.setattr(plugin_process, "_others", lambda leader: [] if leader in {one.pid for one in judge.pool.workers} else [1])
-    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE)
+    found = judge.judge(next(source for source in origins(()) if source.label == "torch"), CASE, "torch")
     assert (found.status, "does not end" in found.reason) == ("unverified", True), found
 
 
@@ -296,7 +296,7 @@ def test_a_challenge_leaves_memory_of_a_gpu_free(gib, N, direction):
 )
 def test_other_passes_and_shapes_are_judged(judge, case):
     (torch_backend,) = (source for source in origins(()) if source.label == "torch")
-    found = judge.judge(torch_backend, case)
+    found = judge.judge(torch_backend, case, "torch")
     assert (found.status, found.reason) == ("ok", "")
     assert found.document(case)["class"] in ("pass", "low-precision")
 
