@@ -18,6 +18,7 @@ import fcntl
 import functools
 import hashlib
 import logging
+import os
 import shutil
 import subprocess
 import sysconfig
@@ -44,6 +45,8 @@ PASSES = ("forward", "backward", "reduce")
 SLOTS, COUNTERS = 0, 1
 """The kinds of workspaces, as in operators.cpp."""
 NAME = "extension.so"
+CALLS = os.environ.get("SOFTBENCH_CPP") == "1"
+"""Whether C++ makes calls of `softbench.kernels`. By default Python makes them, until the calls in C++ have been checked on a GPU."""
 BACKEND = "CUDA"
 """The dispatch key that the operators are implemented for. Tests on the CPU replace it."""
 
@@ -143,10 +146,11 @@ def _opened(path: Path) -> ctypes.PyDLL:
     library.softbench_workspace.argtypes = [number, number, pointer, pointer, ctypes.c_int64]
     library.softbench_operators_error.restype = ctypes.c_char_p
     library.softbench_streams(current_stream(), _is_capturing())
-    _implement(library, _defined)
+    if CALLS:
+        _implement(library, _defined)
     for (name, *_), given in _told.items():
         getattr(library, name)(*given)
-    if hasattr(library, "softbench_entry"):
+    if CALLS and hasattr(library, "softbench_entry"):
         library.softbench_entry.restype = ctypes.py_object
         for index, function in enumerate(FUNCTIONS):
             setattr(entries, function, library.softbench_entry(index))
