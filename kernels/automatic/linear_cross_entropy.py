@@ -38,13 +38,13 @@ def linear_cross_entropy(
 
     Raises:
         ValueError: the shapes do not fit, or an option is out of range.
-        TypeError: target is not int64, or hidden and weight have not one dtype of float32, float16 and bfloat16.
+        TypeError: target is not int64 on their device, or hidden and weight have not one dtype of float32, float16 and bfloat16.
     """
     if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
         raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
     if hidden.dim() == 0 or target.shape != hidden.shape[:-1]:
         raise ValueError(f"target is {tuple(target.shape)}; it must have the shape of hidden, {tuple(hidden.shape)}, without the last")
-    rows, classes = hidden.reshape(-1, hidden.shape[-1]), target.reshape(-1)
+    rows, classes = hidden.reshape(target.numel(), hidden.shape[-1]), target.reshape(-1)
     parts.check(rows, weight, classes)
     options = ignore_index, label_smoothing, z_loss, softcap
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):

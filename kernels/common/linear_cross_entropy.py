@@ -114,5 +114,6 @@ def check(x: Tensor, weight: Tensor, target: Tensor) -> None:
     if x.dtype not in DTYPES or weight.dtype is not x.dtype or weight.device != x.device:
         given = f"hidden is {x.dtype} on {x.device} and weight {weight.dtype} on {weight.device}"
         raise TypeError(f"{given}; they must have one dtype of float32, float16 and bfloat16, and one device")
-    if target.shape != x.shape[:1] or target.dtype is not torch.int64:
-        raise TypeError(f"target is {tuple(target.shape)} {target.dtype}; it must be ({len(x)},) int64")
+    if target.shape != x.shape[:1] or target.dtype is not torch.int64 or target.device != x.device:
+        given = f"target is {tuple(target.shape)} {target.dtype} on {target.device}"
+        raise TypeError(f"{given}; it must be ({len(x)},) int64 on {x.device}")

@@ -60,6 +60,8 @@ FEWEST_ROWS = 64
 """Rows whose reference is computed at a time, at least."""
 SHAPES = ((1, 1, 1), (3, 7, 5), (64, 33, 257), (37, 65, 1000), (300, 16, 130))
 """M, hidden and N of the check cases."""
+SHIFT = 100.0
+"""What is added to the logits of the shifted check case: exp of them is infinite in float32, and exp of the negative ones is 0."""
 GIVEN = ("x", "w", "target")
 SIZES = ("M", HIDDEN.name, "N")
 OPERATION = Operation(
@@ -182,18 +184,27 @@ class LinearCrossEntropy(Values):
         return {}
 
     def check_cases(self, op: str) -> list[CheckCase]:
-        """One draw of each shape."""
+        """One draw of each shape, and without a softcap rows of the third one that are shifted up and down in turn."""
         given = dict(operation(op).parameter_values)
         found = []
-        for M, size, N in SHAPES:
+        draws = [("normal", shape, self._drawn) for shape in SHAPES]
+        if not given[SOFTCAP.name]:
+            draws.append(("shifted", SHAPES[2], self._shifted))
+        for name, (M, size, N), draw in draws:
             text = replace(operation(op), parameter_values=given | {HIDDEN.name: size}).text
             for direction in OPERATION.directions:
                 case = Case(M, N, "fp32", direction, "cpu", text)
-                found.append(CheckCase(f"normal {M}x{size}x{N}", direction, partial(self._drawn, case), case=case))
+                found.append(CheckCase(f"{name} {M}x{size}x{N}", direction, partial(draw, case), case=case))
         return found
 
     def _drawn(self, case: Case, random: Draw) -> Tensors:
         return self.draw(case, random)
+
+    def _shifted(self, case: Case, random: Draw) -> Tensors:
+        """The first column of the weight is ones, so that of the states is added to all logits of a row."""
+        x, w, target = self.draw(case, random)
+        x[0::2, 0], x[1::2, 0] = SHIFT, -SHIFT
+        return x, w, target
 
 
 class _Gradients:

@@ -7,6 +7,7 @@ from softbench.backends import naive, torch_eager
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics, operation
+from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck
 
 CPU = torch.device("cpu")
@@ -95,3 +96,33 @@ def test_three_products_count():
     assert found.products_alone(case) == (64, 16, 96)
     assert operation("matmul").products_alone(Case(4, 4, "fp32", Direction.FORWARD, "cpu", "matmul")) is None
     assert found.bytes_moved(case) == 2 * 4 * 16 * (64 + 96) + 8 * 64 + 4
+
+
+class Loss:
+    """A backend of the loss alone, with or without the maximum of each row."""
+
+    name, operations = "loss", ("linear_cross_entropy(hidden)",)
+
+    def __init__(self, maximum):
+        self.maximum = maximum
+
+    def available(self):
+        return None
+
+    def supports(self, case):
+        return None
+
+    def prepare(self, case):
+        return self.loss
+
+    def loss(self, x, w, target):
+        z = x.float() @ w.float().T
+        lse = z.logsumexp(1) if self.maximum else z.exp().sum(1).log()
+        kept = target != -100
+        return torch.where(kept, lse - z.gather(1, target.clamp(min=0)[:, None])[:, 0], 0).sum() / kept.sum()
+
+
+@pytest.mark.parametrize(("maximum", "grade"), [(True, Grade.PASS), (False, Grade.WRONG)])
+def test_a_loss_without_the_maximum_is_wrong_where_rows_are_shifted(maximum, grade):
+    runner = CheckCaseRunner(Loss(maximum), "cpu", operation="linear_cross_entropy")
+    assert runner.run("shifted 64x33x257", Direction.FORWARD, "bf16", 0).grade is grade

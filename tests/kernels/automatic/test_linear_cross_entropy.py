@@ -61,3 +61,10 @@ def test_tensors_that_do_not_fit_are_refused(given):
         linear_cross_entropy(x, w.half(), target)
     with pytest.raises(ValueError, match=r"target is \(2, 149\)"):
         linear_cross_entropy(x, w, target[:, 1:])
+    with pytest.raises(TypeError, match=r"int64 on cpu"):
+        linear_cross_entropy(x, w, target.to("meta"))
+
+
+def test_states_without_columns_have_the_loss_of_equal_logits():
+    found = linear_cross_entropy(torch.zeros(3, 0), torch.zeros(50, 0), torch.arange(3))
+    torch.testing.assert_close(found, torch.tensor(50.0).log())
