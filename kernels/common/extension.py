@@ -67,10 +67,10 @@ _defined: list[str] = []
 
 
 def implement(*functions: str) -> None:
-    """Say that Python has defined the operators of these functions, so that C++ may take them over now or once it is loaded."""
+    """Say that Python has defined the operators of these functions. With CALLS, C++ takes them over, now or once it is loaded."""
     with _lock:
         _defined.extend(functions)
-        if _loaded is not None:
+        if CALLS and _loaded is not None:
             _implement(_loaded, functions)
 
 
@@ -107,8 +107,11 @@ def _tell(name: str, *given: Any, value: Any) -> None:
 
 
 def load(*, build: bool = False) -> ctypes.PyDLL | None:
-    """The library; None where it is neither cached nor to be built, or without a working g++. The log (`logging`, INFO) has the reason."""
-    if _loaded is not None:
+    """The library; None where it is neither cached nor to be built, or without a working g++. The log (`logging`, INFO) has the reason.
+
+    Calls that Python makes do not look for it: without CALLS and `build`, it is None unless it is loaded already.
+    """
+    if _loaded is not None or not (CALLS or build):
         return _loaded
     with _lock:
         return _loaded or _load(build)

@@ -5,8 +5,8 @@
 
 Compilers see one opaque call. On devices other than CUDA, the operators are torch's own functions.
 
-Their kernel and autograd are in C++ where the extension is built (`softbench.kernels.common.extension`). This file has both in Python,
-which runs elsewhere, and where C++ does not launch. They are defined in a `torch.library.Library`, because `torch.library.custom_op` runs
+With SOFTBENCH_CPP=1, their kernel and autograd are in C++ (`softbench.kernels.common.extension`). This file has both in Python, which runs
+otherwise, and where C++ does not launch. They are defined in a `torch.library.Library`, because `torch.library.custom_op` runs
 more Python in each call.
 """
 

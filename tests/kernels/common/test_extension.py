@@ -278,6 +278,17 @@ def fresh(monkeypatch, tmp_path):
     return extension._load.__wrapped__
 
 
+@pytest.mark.parametrize("calls", [False, True])
+def test_operators_defined_later_stay_in_python_by_default(monkeypatch, calls):
+    implemented = []
+    monkeypatch.setattr(extension, "CALLS", calls)
+    monkeypatch.setattr(extension, "_loaded", object())
+    monkeypatch.setattr(extension, "_defined", [])
+    monkeypatch.setattr(extension, "_implement", lambda library, functions: implemented.extend(functions))
+    extension.implement("softmax")
+    assert implemented == ["softmax"] * calls
+
+
 def test_without_a_compiler_there_is_no_extension(monkeypatch, fresh, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(extension.shutil, "which", lambda name: None)
