@@ -32,7 +32,8 @@ def linear_cross_entropy(
 
     - Options: those of `cross_entropy`. The mean is over the rows that are not ignored.
     - Result: a float32 number. In 16 bits, logits and their gradient are rounded to 16 bits once, and dw is added up in 16 bits.
-    - Gradients: once, with respect to hidden and weight, computed with the loss. A graph that is retained has no second backward.
+    - Gradients: once, with respect to hidden and weight, computed with the loss. A graph that is retained has no second backward. That of
+      a tensor that requires none is not computed. In float16 they keep their digits for a loss scale. dw for a dloss of 1 must be below 64.
     - Memory: beside inputs and gradients at most 1 GB, for the logits of a part of the rows.
     - torch.compile(fullgraph=True) and CUDA graphs are supported. Autocast changes nothing.
 
@@ -50,45 +51,55 @@ def linear_cross_entropy(
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _Loss.apply(rows, weight, classes, *options)
         return loss
-    return _linear_cross_entropy(rows, weight, classes, False, *options)[0]
+    return _linear_cross_entropy(rows, weight, classes, False, False, *options)[0]
 
 
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *options: Any) -> Tensor:
-        loss, dx, dw = _linear_cross_entropy(x, weight, target, True, *options)
-        ctx.save_for_backward(dx, dw)
+        loss, *results = _linear_cross_entropy(x, weight, target, *ctx.needs_input_grad[:2], *options)
+        ctx.save_for_backward(*results)
         return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        dx, dw = ctx.saved_tensors
-        if torch.compiler.is_compiling():
-            return dx * dloss, dw * dloss, *[None] * 5
-        # In place, since another weight's gradient may be a gigabyte. The version counter refuses a second backward.
-        return dx.mul_(dloss), dw.mul_(dloss), *[None] * 5
+        """In place, since the gradient of another weight may be a gigabyte. The version counter refuses a second backward."""
+        *both, factors = ctx.saved_tensors
+        of_each = (dloss * factors).unbind() if factors.numel() else (dloss, dloss)
+        found: list[Tensor | None] = []
+        for need, one, factor in zip(ctx.needs_input_grad[:2], both, of_each, strict=True):
+            if not need:
+                found.append(None)
+            elif torch.compiler.is_compiling():
+                found.append((one * factor.view(1, 1)).to(one.dtype) if factors.numel() else one * factor)
+            else:
+                found.append(parts.multiply(one, factor) if factors.numel() else one.mul_(factor))
+        return *found, *[None] * 5
 
 
 @custom_op("softbench::linear_cross_entropy", mutates_args=())
 def _linear_cross_entropy(
-    x: Tensor, weight: Tensor, target: Tensor, gradients: bool, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(loss, dx, dw); the last two are empty without `gradients`."""
+    x: Tensor, weight: Tensor, target: Tensor, of_x: bool, of_weight: bool, ignore_index: int, label_smoothing: float, z_loss: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """(loss, dx, dw, factors), as `in_parts` has them; empty where there are none, or where `of_x` or `of_weight` is False."""
     options: dict[str, Any] = dict(zip(NAMES, (ignore_index, label_smoothing, z_loss, softcap), strict=True))
     found = choice(Calls("cross_entropy", x.device, x.dtype)).kernels
     if found == "cuda" and not without_triton():
         found = "triton"  # its fused kernel takes a dloss: 4 % of 8192 states and 128256 words on an H200
     of_torch = found == "torch" or weight.shape[0] == 0
     losses = parts.Losses(_forward, _backward) if of_torch else importlib.import_module(f"..{found}.losses", __package__).PASSES
-    loss, dx, dw = parts.linear_cross_entropy(losses, x, weight, target, gradients=gradients, **options)
-    return loss, x.new_empty(0) if dx is None else dx, x.new_empty(0) if dw is None else dw
+    loss, *others = parts.in_parts(losses, x, weight, target, needs=(of_x, of_weight), **options)
+    dx, dw, factors = (x.new_empty(0) if one is None else one for one in others)
+    return loss, dx, dw, factors
 
 
 @_linear_cross_entropy.register_fake
-def _(x: Tensor, weight: Tensor, target: Tensor, gradients: bool, *_options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    of_both = [given.new_empty(given.shape if gradients else 0) for given in (x, weight)]
-    return x.new_empty((), dtype=torch.float32), of_both[0], of_both[1]
+def _(x: Tensor, weight: Tensor, target: Tensor, of_x: bool, of_weight: bool, *_options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dx, dw = (given.new_empty(given.shape if need else 0) for given, need in ((x, of_x), (weight, of_weight)))
+    loss = x.new_empty((), dtype=torch.float32)
+    return loss, dx, dw, loss.new_empty(2) if x.dtype is torch.float16 and (of_x or of_weight) else x.new_empty(0)
 
 
 def _forward(x: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,9 @@ On an H200 the three products of that shape alone take 36.7 ms in bfloat16. The 
 `rows_of_part` chooses, 39.0 with 2048, 40.3 with 3584 and 42.2 with 1024. With a dw in float32 instead, parts of 2048 take 41.2.
 
 In 16 bits the logits, their gradient and what parts add up are rounded to 16 bits. Sums of products are float32.
+
+In float16 a gradient of the mean is too small: a word's probability by the number of rows becomes 0, and no later factor, such as that of a
+loss scaler, brings it back. A sum over rows may be above 65504. So float16 has gradients times a power of two until `multiply`.
 """
 
 from __future__ import annotations
@@ -25,6 +28,15 @@ from .rows import DTYPES
 
 MOST_BYTES = 10**9
 """Bytes of the logits of a part, at most. Beside them a call has its results only."""
+FLOATS = 2**24
+"""Of a gradient that is multiplied at a time: where the CPU computes, it has a copy in float32."""
+SCALE = 16
+"""Of the gradients of logits in float16, before the mean.
+
+They are at most 1 in size, but for a large z_loss. A probability is some 8e-6 of 128256 words, and float16 has all digits from 6e-5 on.
+"""
+SCALE_OF_MEAN = 2**10
+"""Of the mean over rows in dw in float16, at most: a mean up to 64 is finite, and one above 6e-11 is not 0. Few rows are a sum."""
 TILE_ROWS, TILE_COLUMNS = 128, 256
 """The tile of a product that one SM computes at a time, as cuBLAS has it on Hopper."""
 
@@ -48,11 +60,31 @@ def linear_cross_entropy(
     Raises:
         TypeError, ValueError: the tensors do not fit.
     """
+    loss, *both, factors = in_parts(losses, x, weight, target, needs=(gradients, gradients), ignore_index=ignore_index, **options)
+    dx, dw = both if factors is None else (multiply(one, factor) for one, factor in zip(both, factors, strict=True))
+    return loss, dx, dw
+
+
+def in_parts(
+    losses: Losses, x: Tensor, weight: Tensor, target: Tensor, *, needs: tuple[bool, bool], ignore_index: int, **options: float
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """(loss, dx, dw, factors) as `linear_cross_entropy`. `needs` are whether dx and dw are needed; without, they are not computed.
+
+    Where `factors` are not None but (2,) of float32, dx and dw must be multiplied by them.
+    """
     check(x, weight, target)
     M, V = len(x), len(weight)
-    dloss = (1 / (target != ignore_index).sum()).to(torch.float32)
+    counted = (target != ignore_index).sum()
+    mean = (1 / counted).to(torch.float32)
+    of_logits, alphas, factors = mean, (1.0, 1.0), None
+    if x.dtype is torch.float16 and any(needs):
+        scale = 2.0 ** min(0, SCALE_OF_MEAN.bit_length() - 1 - max(0, M - 1).bit_length())
+        of_logits, alphas = torch.full_like(mean, SCALE), (1 / SCALE, scale / SCALE)
+        of_sum = (1 / counted.clamp(min=1)).to(torch.float32)  # without rows the gradients are 0, not NaN
+        factors = torch.stack((of_sum, of_sum / scale))
     of_rows = torch.empty(M, dtype=torch.float32, device=x.device)
-    dx, dw = (torch.empty(given.shape, dtype=x.dtype, device=x.device) if gradients else None for given in (x, weight))
+    given = zip((x, weight), needs, strict=True)
+    dx, dw = (torch.empty(one.shape, dtype=x.dtype, device=x.device) if need else None for one, need in given)
     rows = rows_of_part(M, V, x.shape[1], x.element_size(), multiprocessors(x.device))
     memory = torch.empty(rows, V, dtype=x.dtype, device=x.device)
     options["ignore_index"] = ignore_index
@@ -62,15 +94,22 @@ def linear_cross_entropy(
         for start in range(0, M, rows):
             part, targets = x[start : start + rows], target[start : start + rows]
             logits = torch.mm(part, weight.t(), out=memory[: len(part)])
-            of_rows[start : start + rows] = _losses_of(losses, logits, targets, dloss if gradients else None, options)
-            if dx is None or dw is None:
-                continue
-            torch.mm(logits, weight, out=dx[start : start + rows])
-            if start:
-                dw.addmm_(logits.t(), part)
-            else:
-                torch.mm(logits.t(), part, out=dw)
-    return of_rows.sum() * dloss, dx, dw
+            of_rows[start : start + rows] = _losses_of(losses, logits, targets, of_logits if any(needs) else None, options)
+            # alpha multiplies in float32, before the result is rounded. With a beta of 0 nothing is read from the result.
+            if dx is not None:
+                dx[start : start + rows].addmm_(logits, weight, beta=0, alpha=alphas[0])
+            if dw is not None:
+                dw.addmm_(logits.t(), part, beta=min(start, 1), alpha=alphas[1])
+    return of_rows.sum() * mean, dx, dw, factors
+
+
+def multiply(gradient: Tensor | None, factor: Tensor) -> Tensor | None:
+    """In place, by one float32 number that is not rounded to the gradient's dtype, as torch rounds a tensor without dimensions."""
+    if gradient is None:
+        return None
+    for part in gradient.split(max(1, FLOATS // max(1, gradient.shape[1]))):
+        part.mul_(factor.view(1, 1))
+    return gradient
 
 
 def _losses_of(losses: Losses, logits: Tensor, target: Tensor, dloss: Tensor | None, options: Mapping[str, float]) -> Tensor:

@@ -68,3 +68,36 @@ def test_tensors_that_do_not_fit_are_refused(given):
 def test_states_without_columns_have_the_loss_of_equal_logits():
     found = linear_cross_entropy(torch.zeros(3, 0), torch.zeros(50, 0), torch.arange(3))
     torch.testing.assert_close(found, torch.tensor(50.0).log())
+
+
+def relative(found, exact):
+    return ((found.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_float16_keeps_small_gradients_for_a_loss_scale_and_large_ones_finite(given, large):
+    """Small: 8 rare words, whose gradients of the mean are below float16. Large: all rows predict one wrong word, with states of 50."""
+    M, V, scale = (1100, 50, 1) if large else (300, 600, 4096)
+    x, w, target = torch.randn(M, 8), torch.randn(V, 8) / 4, torch.randint(8, V, (M,))
+    x[:, 0], w[:8, 0] = 3, -2
+    if large:
+        x[:, 0], w[:, 0], w[7, 0] = 50, 0, 1
+    narrow = [one.half().requires_grad_() for one in (x, w)]
+    wide = [one.detach().double().requires_grad_() for one in narrow]
+    exact = torch.autograd.grad(scale * functional.cross_entropy(functional.linear(*wide), target), wide)
+    found = torch.autograd.grad(scale * linear_cross_entropy(*narrow, target), narrow)
+    for one, expected in ((found[0], exact[0]), (found[1], exact[1]), (found[1][:8], exact[1][:8])):
+        assert one.dtype is torch.float16 and (one.double() - expected).norm() < 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_tensor_costs_no_gradient(given, dtype, frozen):
+    both = [one.detach().to(dtype) for one in given[:2]]
+    other = both[1 - frozen].requires_grad_()
+    loss = linear_cross_entropy(*both, given[2])
+    assert [one.numel() for one in loss.grad_fn.saved_tensors][frozen] == 0
+    loss.backward()
+    expected = [one.detach().clone().requires_grad_() for one in both]
+    linear_cross_entropy(*expected, given[2]).backward()
+    assert both[frozen].grad is None and torch.equal(other.grad, expected[1 - frozen].grad)
