@@ -26,12 +26,13 @@ class MetricsAccumulator:
 
     def __call__(self, out: torch.Tensor, expected: torch.Tensor) -> None:
         self.rows += len(out)
-        wide, want = out.double(), expected
+        wide, want = out.double(), expected.double()
         off = (wide - want).abs()
         if not off.max() < math.inf:
             finite = want.isfinite()
             off, wide, want = (torch.where(finite, values, 0.0) for values in (off, wide, want))
         powers = want.abs().clamp_min(2.0 ** MIN_EXPONENT[out.dtype]).view(torch.int64).bitwise_and(EXPONENT).view(torch.float64)
+        powers.masked_fill_(want == 0, 0.5)  # 0 has no last place but that of the smallest number
         self.ulp = _larger(self.ulp, (off / powers).max() * 2.0 ** MANTISSA[out.dtype])
         self.row_sum = _larger(self.row_sum, (wide.sum(-1) - want.sum(-1)).abs().max())
         self.error += off.square().sum().item()
