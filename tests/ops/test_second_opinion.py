@@ -89,6 +89,15 @@ def test_a_replaced_comparison_is_unverified():
     assert (found.grade, found.detail) == (Grade.UNVERIFIED, OVERRIDDEN)
 
 
+def test_a_maximum_that_drops_nan_does_not_hide_it(monkeypatch):
+    monkeypatch.setattr(second_opinion, "chosen", lambda M: frozenset())  # not in the rows of numpy
+    x = torch.randn(CASE.M, CASE.N)
+    y = torch.softmax(x, -1)
+    y[3, 5] = math.nan
+    with replaced(amax=lambda x, dim=(), keepdim=False: x.nan_to_num(0.0).max(dim[0], keepdim)[0] if dim else x.nan_to_num(0.0).max()):
+        assert NUMERICS.check(CASE, (x,), (y,)).grade is Grade.WRONG
+
+
 def test_a_replaced_exponential_of_the_bound_is_unverified():
     with replaced(log2=lambda x: x, sqrt=lambda x: torch.full(x.shape, 1e30, dtype=x.dtype)):
         assert verdict(torch.zeros_like).grade is Grade.UNVERIFIED
