@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.library import custom_op
 
 from ..common import linear_cross_entropy as parts
+from ..common.losses import check_arguments
+from ..common.rows import DTYPES, check_no_tangent
 from .choice import Calls, choice, without_triton
 from .losses import _cross_entropy, _cross_entropy_backward
 
@@ -35,23 +37,38 @@ def linear_cross_entropy(
     - Gradients: once, with respect to hidden and weight, computed with the loss. A graph that is retained has no second backward. That of
       a tensor that requires none is not computed. In float16 they keep their digits for a loss scale. dw for a dloss of 1 must be below 64.
     - Memory: beside inputs and gradients at most 1 GB, for the logits of a part of the rows.
-    - torch.compile(fullgraph=True) and CUDA graphs are supported. Autocast changes nothing.
+    - torch.compile(fullgraph=True) and CUDA graphs are supported. Autocast casts hidden and weight as for
+      `torch.nn.functional.linear`. The gradients have the dtypes that were given.
 
     Raises:
-        ValueError: the shapes do not fit, or an option is out of range.
-        TypeError: target is not int64 on their device, or hidden and weight have not one dtype of float32, float16 and bfloat16.
+        ValueError: the shapes do not fit, there are no classes, or an option is out of range.
+        TypeError: target is not int64 on their device, or hidden and weight have not one dtype of float32, float16 and bfloat16, or an
+            argument is not a tensor or a number.
+        NotImplementedError: hidden or weight has a tangent of forward mode, or a transform of `torch.func` is active.
     """
-    if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
-        raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
+    given: dict[str, object] = {"hidden": hidden, "weight": weight, "target": target}
+    check_arguments(given, ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap)
     if hidden.dim() == 0 or target.shape != hidden.shape[:-1]:
         raise ValueError(f"target is {tuple(target.shape)}; it must have the shape of hidden, {tuple(hidden.shape)}, without the last")
     rows, classes = hidden.reshape(target.numel(), hidden.shape[-1]), target.reshape(-1)
+    rows, weight = _as_autocast(rows), _as_autocast(weight)
     parts.check(rows, weight, classes)
+    check_no_tangent("linear_cross_entropy", rows, weight)
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError("linear_cross_entropy has no torch.func transforms; its gradients are those of backward")
     options = ignore_index, label_smoothing, z_loss, softcap
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _Loss.apply(rows, weight, classes, *options)
         return loss
     return _linear_cross_entropy(rows, weight, classes, False, False, *options)[0]
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """x in the dtype that autocast has for it, as `torch.nn.functional.linear` takes it."""
+    kind = x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind) or x.dtype not in DTYPES:
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
 
 
 class _Loss(torch.autograd.Function):
@@ -88,8 +105,7 @@ def _linear_cross_entropy(
     found = choice(Calls("cross_entropy", x.device, x.dtype)).kernels
     if found == "cuda" and not without_triton():
         found = "triton"  # its fused kernel takes a dloss: 4 % of 8192 states and 128256 words on an H200
-    of_torch = found == "torch" or weight.shape[0] == 0
-    losses = parts.Losses(_forward, _backward) if of_torch else importlib.import_module(f"..{found}.losses", __package__).PASSES
+    losses = parts.Losses(_forward, _backward) if found == "torch" else importlib.import_module(f"..{found}.losses", __package__).PASSES
     loss, *others = parts.in_parts(losses, x, weight, target, needs=(of_x, of_weight), **options)
     dx, dw, factors = (x.new_empty(0) if one is None else one for one in others)
     return loss, dx, dw, factors

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from ..common import extension
+from ..common.losses import check_arguments
 from ..common.rows import check_no_tangent
 from .choice import Calls, choice
 
@@ -48,7 +49,7 @@ def cross_entropy(
 
     Raises:
         ValueError: the shapes do not fit, or an option is out of range.
-        TypeError: target is not int64.
+        TypeError: target is not int64, or an argument is not a tensor or a number.
         NotImplementedError: the logits have a tangent of forward mode.
     """
     options = ignore_index, label_smoothing, z_loss, softcap
@@ -59,8 +60,8 @@ def cross_entropy(
             return loss
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
-    if not 0 <= label_smoothing <= 1 or z_loss < 0 or softcap < 0:
-        raise ValueError(f"label_smoothing {label_smoothing}, z_loss {z_loss}, softcap {softcap}: must be 0 to 1, and not negative")
+    given: dict[str, object] = {"logits": logits, "target": target}
+    check_arguments(given, ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap)
     rows, classes = _rows(logits, target)
     check_no_tangent("cross_entropy", rows)
     loss = _cross_entropy(rows, classes, *options, REDUCTIONS[reduction])[0]
@@ -150,7 +151,7 @@ def _cross_entropy_backward(
         return dx
     u = torch.tanh(_wide(x) / softcap) if softcap else None
     z = _wide(x) if u is None else softcap * u
-    dz = torch.exp(z - lse[:, None]) * (1 + 2 * z_loss * lse)[:, None] - label_smoothing / x.shape[1]
+    dz = torch.exp(z - lse[:, None]) * (1 + 2 * z_loss * lse)[:, None] - label_smoothing / max(1, x.shape[1])
     ignored = target == ignore_index
     at = torch.where(ignored, 0, target)[:, None]
     dz = dz.scatter_add(1, at, dz.new_full(at.shape, label_smoothing - 1))

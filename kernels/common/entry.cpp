@@ -7,6 +7,8 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 
+#include <cmath>
+
 namespace softbench_host {
 namespace {
 
@@ -63,7 +65,7 @@ PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t c
   int64_t ignore_index, reduction;
   double smoothing, z_loss, softcap;
   if (count != 7 || is_modified() || !integer(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
-      !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !(smoothing >= 0 && smoothing <= 1) || !(z_loss >= 0) || !(softcap >= 0))
+      !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !(smoothing >= 0 && smoothing <= 1) || !(z_loss >= 0 && z_loss < HUGE_VAL) || !(softcap >= 0 && softcap < HUGE_VAL))
     Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
   if (!fit(CROSS_ENTROPY, x, target)) Py_RETURN_NONE;

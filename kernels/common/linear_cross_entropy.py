@@ -152,7 +152,10 @@ def check(x: Tensor, weight: Tensor, target: Tensor) -> None:
         raise ValueError(f"hidden is {tuple(x.shape)} and weight {tuple(weight.shape)}; they must be (M, H) and (V, H)")
     if x.dtype not in DTYPES or weight.dtype is not x.dtype or weight.device != x.device:
         given = f"hidden is {x.dtype} on {x.device} and weight {weight.dtype} on {weight.device}"
-        raise TypeError(f"{given}; they must have one dtype of float32, float16 and bfloat16, and one device")
+        advice = ": weight.to(hidden.dtype)" if x.dtype in DTYPES and weight.device == x.device else ""
+        raise TypeError(f"{given}; they must have one dtype of float32, float16 and bfloat16, and one device{advice}")
+    if not len(weight):
+        raise ValueError(f"weight is {tuple(weight.shape)}; it must have a row for each class")
     if target.shape != x.shape[:1] or target.dtype is not torch.int64 or target.device != x.device:
         given = f"target is {tuple(target.shape)} {target.dtype} on {target.device}"
         raise TypeError(f"{given}; it must be ({len(x)},) int64 on {x.device}")

@@ -14,7 +14,9 @@ written out of range, and there is no device assertion.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 import torch
 
@@ -37,6 +39,20 @@ def logits_and_targets(x: torch.Tensor, target: torch.Tensor, device_types: Sequ
         raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on {' and '.join(device_types)}")
     _require(target, x, "target", torch.int64)
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous(), target.contiguous()
+
+
+def check_arguments(tensors: dict[str, object], ignore_index: object, **numbers: object) -> None:
+    """Raises TypeError or ValueError for what are no tensors, and for options of cross entropy that are no numbers or out of range."""
+    for name, one in tensors.items():
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"{name} is a {type(one).__name__}; it must be a tensor")
+    if not isinstance(ignore_index, Integral):
+        raise TypeError(f"ignore_index {ignore_index!r}: must be a whole number")
+    for name, number in numbers.items():
+        if not isinstance(number, Real):
+            raise TypeError(f"{name} {number!r}: must be a number")
+        if not (0 <= float(number) <= 1 if name == "label_smoothing" else 0 <= float(number) < math.inf):
+            raise ValueError(f"{name} {number}: must be {'0 to 1' if name == 'label_smoothing' else 'finite and not negative'}")
 
 
 def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:

@@ -1,11 +1,13 @@
 """`softbench.kernels.linear_cross_entropy` on the CPU, where torch computes: parts of rows, gradients, compilers and errors."""
 
+import math
+
 import pytest
 import torch
 from softbench.kernels.common import linear_cross_entropy as parts
 from torch.nn import functional
 
-from softbench.kernels import linear_cross_entropy
+from softbench.kernels import cross_entropy, linear_cross_entropy
 
 OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
 
@@ -57,12 +59,43 @@ def test_tensors_that_do_not_fit_are_refused(given):
     x, w, target = given
     with pytest.raises(ValueError, match=r"hidden is \(300, 8\) and weight \(50, 7\)"):
         linear_cross_entropy(x, w[:, 1:], target)
-    with pytest.raises(TypeError, match="one dtype"):
+    with pytest.raises(TypeError, match=r"one dtype .*: weight.to\(hidden.dtype\)"):
         linear_cross_entropy(x, w.half(), target)
     with pytest.raises(ValueError, match=r"target is \(2, 149\)"):
         linear_cross_entropy(x, w, target[:, 1:])
     with pytest.raises(TypeError, match=r"int64 on cpu"):
         linear_cross_entropy(x, w, target.to("meta"))
+    with pytest.raises(ValueError, match="a row for each class"):
+        linear_cross_entropy(x, w[:0], target)
+    with pytest.raises(TypeError, match="weight is a NoneType"):
+        linear_cross_entropy(x, None, target)
+    with pytest.raises(NotImplementedError, match=r"no torch.func transforms"):
+        torch.func.grad(linear_cross_entropy)(x, w, target)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward mode"):
+        linear_cross_entropy(torch.autograd.forward_ad.make_dual(x.detach(), x.detach()), w, target)
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ({"softcap": math.nan}, "softcap nan: must be finite"),
+        ({"z_loss": math.inf}, "z_loss inf: must be finite"),
+        ({"label_smoothing": 2}, "label_smoothing 2: must be 0 to 1"),
+        ({"softcap": None}, "softcap None: must be a number"),
+        ({"ignore_index": 1.5}, "ignore_index 1.5: must be a whole number"),
+        ({"ignore_index": None}, "ignore_index None: must be a whole number"),
+    ],
+)
+def test_options_that_are_no_numbers_or_out_of_range_are_refused(given, option, error):
+    for call in (lambda: linear_cross_entropy(*given, **option), lambda: cross_entropy(given[0], given[2], **option)):
+        with pytest.raises((TypeError, ValueError), match=error):
+            call()
+
+
+def test_logits_without_classes_and_rows_have_an_empty_gradient():
+    logits = torch.zeros(0, 0, requires_grad=True)
+    cross_entropy(logits, torch.zeros(0, dtype=torch.int64), reduction="sum").backward()
+    assert logits.grad.shape == (0, 0)
 
 
 def test_states_without_columns_have_the_loss_of_equal_logits():
@@ -101,3 +134,15 @@ def test_a_frozen_tensor_costs_no_gradient(given, dtype, frozen):
     expected = [one.detach().clone().requires_grad_() for one in both]
     linear_cross_entropy(*expected, given[2]).backward()
     assert both[frozen].grad is None and torch.equal(other.grad, expected[1 - frozen].grad)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float32)])
+def test_autocast_casts_as_for_a_linear_layer(given, dtypes):
+    x, w = (one.detach().to(dtype).requires_grad_() for one, dtype in zip(given, dtypes, strict=False))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = linear_cross_entropy(x, w, given[2])
+        expected = functional.cross_entropy(functional.linear(x, w).flatten(0, 1).float(), given[2].flatten())
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=0)
+    for one, other in zip(torch.autograd.grad(found, (x, w)), torch.autograd.grad(expected, (x, w)), strict=True):
+        assert one.dtype is other.dtype
+        torch.testing.assert_close(one, other, rtol=0.05, atol=1e-3)
