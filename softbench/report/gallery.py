@@ -46,7 +46,7 @@ class Strategy:
     place: str
     """The file or folder, below the checkout."""
     lines: int
-    """Lines of code: without empty lines, comments and docstrings. Those of softbench's own kernels are rounded to thousands."""
+    """Lines of code: without empty lines, comments and docstrings. Those of softbench's own kernels are rounded down to thousands."""
     about: str
     """The first line of the file's docstring, without its first word."""
 
@@ -65,7 +65,7 @@ def strategies() -> tuple[Strategy, ...]:
         found.append(Strategy(name, f"kernels/gallery/{stem}.py", code_lines(source), about))
     for name, folders in OWN.items():
         files = [file for folder in folders for file in _folder(folder).iterdir() if file.suffix in SUFFIXES]
-        lines = round(sum(code_lines(file.read_text(), file.suffix) for file in files), -3)
+        lines = sum(code_lines(file.read_text(), file.suffix) for file in files) // 1000 * 1000
         found.append(Strategy(name, f"kernels/{name}", lines, OWN_KERNELS))
     return tuple(sorted(found, key=lambda one: one.lines))
 
