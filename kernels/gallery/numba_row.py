@@ -71,6 +71,11 @@ def launch(kernel, *tensors: torch.Tensor) -> torch.Tensor:
     return tensors[-1]
 
 
+def supports(case) -> str | None:
+    """None, or why a run skips the case."""
+    return None if case.M * case.N and case.dtype == "fp32" else "it takes fp32 only, as Numba's arrays have no bf16, and no empty tensors"
+
+
 def softmax(x: torch.Tensor) -> torch.Tensor:
     return launch(forward_row, x, torch.empty_like(x))
 

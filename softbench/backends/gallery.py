@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from softbench.backends.calls import EMPTY, by_direction, differentiable
+from softbench.backends.calls import by_direction, differentiable
 from softbench.backends.third_party import ThirdParty
 from softbench.core.case import Case, Direction
 from softbench.core.text import one_line
@@ -36,11 +36,9 @@ class Strategy(ThirdParty):
         self.summary = self.file.read_text().partition('"""')[2].partition("\n")[0]
 
     def supports(self, case: Case) -> str | None:
-        """None, or that a tensor has no elements, or that a row is too long."""
-        if case.M * case.N == 0:
-            return EMPTY
-        most = getattr(self._module(), "MAX_COLUMNS", case.N)
-        return f"a row must fit the registers of one block of threads: N is at most {most}" if most < case.N else None
+        """What the file says."""
+        reason: str | None = self._module().supports(case)
+        return reason
 
     def sources(self) -> list[Path]:
         """The file."""
@@ -93,7 +91,7 @@ class OfPackage(Strategy):
 
 
 class OfNumba(OfPackage):
-    """Numba's file, which takes float32 only."""
+    """Numba's file."""
 
     def available(self) -> str | None:
         return super().available() or self._unfit()
@@ -108,11 +106,6 @@ class OfNumba(OfPackage):
             reason = one_line(f"{type(error).__name__}: {error}", 150)
             return f"numba-cuda does not load ({reason}): install a version that fits the other packages: {self.install}"
         return None
-
-    def supports(self, case: Case) -> str | None:
-        if case.dtype != "fp32":
-            return "this kernel is written for fp32: Numba's arrays have no bf16"
-        return super().supports(case)
 
 
 eager = OfTorch("eager", "eager", "to see what each line costs without a compiler")

@@ -35,12 +35,12 @@ OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
 
 
 OUTPUTS = ("--json", "--markdown", "--junit", "--plot", "--output", "-o")
-"""Options that name what is written. A command leaves out those with an absolute path, which is of one machine."""
+"""Options that name what is written. A command leaves them out, or it would replace the files of this report."""
 
 
 def after_pairs(report: GateReport, command: str, processes: int) -> str:
     """After an A/B run that began with this many process pairs; empty if it passes."""
-    command = _without_absolute_outputs(command)
+    command = _without_outputs(command)
     if broken := _find_the_error(report, command):
         return broken
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
@@ -61,7 +61,7 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
 
 def after_new_processes(report: GateReport, command: str, base: RunSamples, processes: int) -> str:
     """After a comparison of this many new processes with a baseline; empty if it passes."""
-    command = _without_absolute_outputs(command)
+    command = _without_outputs(command)
     if broken := _find_the_error(report, command):
         return broken
     if report.exit_code == 1:
@@ -80,7 +80,7 @@ def after_new_processes(report: GateReport, command: str, base: RunSamples, proc
 
 def after_files(report: GateReport, command: str, files: Collection[Path], new: RunSamples, base: RunSamples) -> str:
     """After a comparison of stored runs with a baseline; empty if it passes."""
-    again = shlex.join([*_without_files(_without_absolute_outputs(command), files), *new.plugin_flags, *new.problem_flags])
+    again = shlex.join([*_without_files(_without_outputs(command), files), *new.plugin_flags, *new.problem_flags])
     if broken := _find_the_error(report, again):
         return broken
     if report.exit_code == 3 and (dealt := _baseline_of_each_card(report, base, again)):
@@ -186,10 +186,8 @@ def _with(command: str, flags: Mapping[str, object]) -> str:
     return shlex.join([*without(words_of(command), flags), *(part for name, value in flags.items() for part in (name, str(value)))])
 
 
-def _without_absolute_outputs(command: str) -> str:
-    words = words_of(command)
-    absolute = [name for name in OUTPUTS if any(Path(word.rpartition("=")[2]).is_absolute() for word in options(words, (name,)))]
-    return shlex.join(without(words, absolute))
+def _without_outputs(command: str) -> str:
+    return shlex.join(without(words_of(command), OUTPUTS))
 
 
 def _without_files(command: str, files: Collection[Path]) -> list[str]:

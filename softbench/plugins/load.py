@@ -1,8 +1,8 @@
 """Imports the backends of a plugin source; only workers call it.
 
 A file without a backend has functions with the names of operations: `softmax(x)`, and `softmax_backward(dy, y)` if there is one;
-`log_softmax(x)`; `layer_norm(x, w)`. A function that the user names may have any name: it is taken for the operation, the parameters and
-the direction that are asked for.
+`log_softmax(x)`; `layer_norm(x, w)`. Its function `supports(case)`, if it has one, is the backend's. A function that the user names may
+have any name: it is taken for the operation, the parameters and the direction that are asked for.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from softbench.core.case import NAME, OPERATION, Case, Direction
 from softbench.core.errors import UsageError
@@ -30,11 +30,15 @@ from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSo
 
 PROBLEMS = (("Model", "get_inputs"), ("inputs", "reference"), ("OPERATION",))
 """What a problem's or an operation's file has."""
+LIBRARY = "CudaLibrary"
+"""The class of what `softbench.build` returns. This package does not import its module."""
 METHODS = ("available", "supports", "prepare")
 SUFFIXES = {Direction.FORWARD: "", Direction.BACKWARD: "_backward", Direction.FUSED: "_fused"}
 """What follows the operation's name in a function's name, by direction."""
 Functions = dict[tuple[str, Direction], Call]
 """Functions by operation and direction."""
+Objection = Callable[[Case], str | None]
+"""A file's own function `supports`: None, or why it skips a case."""
 
 
 def load(
@@ -187,39 +191,46 @@ def _digest(files: Iterable[Path], digest: hashlib._Hash | None = None) -> hashl
 
 
 class _Library(Protocol):
-    """What a file gets from `softbench.build`. This package does not import that module."""
+    """What a file gets from `softbench.build`."""
 
     def unavailable(self) -> str | None: ...
     def files(self) -> list[Path]: ...
 
 
-def _libraries(module: ModuleType) -> list[_Library]:
-    """The CUDA libraries among a module's names."""
-    return [found for found in vars(module).values() if type(found).__name__ == "CudaLibrary"]
+def _held(module: ModuleType, kind: str) -> list[Any]:
+    """The objects among a module's names whose class has this name."""
+    return [found for found in vars(module).values() if type(found).__name__ == kind]
 
 
 class FunctionBackend:
     """Functions of a file."""
 
-    def __init__(self, name: str, functions: Functions, operations: Sequence[str], summary: str, module: ModuleType) -> None:
-        self.name, self.functions, self.summary, self.libraries = name, functions, summary, _libraries(module)
+    def __init__(
+        self, name: str, functions: Functions, operations: Sequence[str], summary: str, module: ModuleType, objection: Objection | None
+    ) -> None:
+        self.name, self.functions, self.summary, self.module, self.objection = name, functions, summary, module, objection
         self.operations = tuple(dict.fromkeys(operations))
 
     def available(self) -> str | None:
-        """Why the file's CUDA libraries cannot be built here. Whether a function can run otherwise shows when it is called."""
-        return next((reason for library in self.libraries if (reason := library.unavailable())), None)
+        """Why its CUDA libraries or Gluon kernels cannot run here. Whether a function can run otherwise shows when it is called."""
+        if _held(self.module, "GluonJITFunction") and not sys.modules["torch"].cuda.is_available():
+            return "no GPU here, and Triton's interpreter takes no Gluon"
+        libraries: list[_Library] = _held(self.module, LIBRARY)
+        return next((reason for library in libraries if (reason := library.unavailable())), None)
 
     def sources(self) -> list[Path]:
         """The files of the CUDA libraries."""
-        return [file for library in self.libraries for file in library.files()]
+        libraries: list[_Library] = _held(self.module, LIBRARY)
+        return [file for library in libraries for file in library.files()]
 
     def supports(self, case: Case) -> str | None:
-        """None if the file has the function of the operation and direction."""
+        """None if the file has the function of the operation and direction, and its own function `supports` has no objection."""
         if (case.operation, case.direction) in self.functions:
-            return None
+            return self.objection(case) if self.objection else None
+        file = Path(getattr(self.module, "__file__", None) or self.name).name
         if case.direction not in SUFFIXES:
-            return "its file defines no backend, only functions"
-        return f"its file defines no function {case.op}{SUFFIXES[case.direction]}"
+            return f"{file} has functions only, and direction {case.direction} needs a backend: see docs/plugins.md"
+        return f"{file} defines no function {case.operation}{SUFFIXES[case.direction]}"
 
     def prepare(self, case: Case) -> Call:
         """The function as it is."""
@@ -285,7 +296,9 @@ def from_functions(
         return None
     first = next(iter(functions.values()))
     taken = [declared[op] if op in solutions else op for op, _ in functions]
-    return FunctionBackend(name, functions, taken, (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0], module)
+    summary = (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0]
+    skips = None if solutions else getattr(module, "supports", None)  # a solution of another project may have a helper of that name
+    return FunctionBackend(name, functions, taken, summary, module, skips if callable(skips) and _defined_in(skips, module) else None)
 
 
 class GivenFunction:
@@ -293,7 +306,7 @@ class GivenFunction:
 
     def __init__(self, name: str, function: Call, operations: Sequence[str], module: ModuleType) -> None:
         """`operations` are all, each with its parameters as in `softmax(scale)`."""
-        self.name, self.function, self.operations, self.libraries = name, function, tuple(operations), _libraries(module)
+        self.name, self.function, self.operations, self.module = name, function, tuple(operations), module
         self.summary = (function.__doc__ or "").strip().partition("\n")[0]
 
     available, sources = FunctionBackend.available, FunctionBackend.sources

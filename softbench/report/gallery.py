@@ -135,6 +135,12 @@ def head(rungs: Sequence[Rung]) -> tuple[list[str], tuple[str, ...]]:
     return directions, ("strategy", "lines", "build", *(f"{direction}, of copy" for direction in directions), "what it is")
 
 
+def _absent(rungs: Sequence[Rung]) -> str:
+    """A sentence with the strategies that are not among these; empty if there are none."""
+    names = {one.name for one in strategies()} - {rung.strategy.name for rung in rungs}
+    return f"Not measured: {', '.join(sorted(names))}." if names else ""
+
+
 def _cells(rung: Rung, directions: Sequence[str]) -> tuple[str, ...]:
     cost = rung.cost
     build = "" if cost.build_s is None else f"{cost.build_s:.2g} s{' ' + cost.build_cache if cost.build_cache else ''}"
@@ -152,7 +158,8 @@ def as_table(rungs: Sequence[Rung], rows: Sequence[Row]) -> RenderableType:
         table.add_row(*map(Text, _cells(rung, directions)))
     cases = len({row.case for row in rows})
     devices = " and ".join(dict.fromkeys(row.device for row in rows))
-    return Group(table, Text(f"geometric means over {text.count(cases, 'case')} on {devices}; a cell counts at most as 100 %"))
+    means = f"Geometric means over {text.count(cases, 'case')} on {devices}; a cell counts at most as 100 %."
+    return Group(table, Text(f"{means} {_absent(rungs)}".strip()))
 
 
 def as_markdown(rungs: Sequence[Rung]) -> str:
@@ -214,5 +221,5 @@ def figure(rungs: Sequence[Rung], rows: Sequence[Row]) -> Figure:
     panel.set_xticks(range(0, 101, 20))
     panel.set_xlabel("% of the speed of copy, which only moves the bytes", fontsize=8)
     answer = f"Strategies by their speed, with lines of code. Geometric means over {text.count(len({row.case for row in rows}), 'case')}."
-    style.head(made, f"{OPERATION}, {style.devices(rows)}", answer)
+    style.head(made, f"{OPERATION}, {style.devices(rows)}", f"{answer}\n{_absent(drawn)}")
     return made

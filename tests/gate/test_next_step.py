@@ -30,17 +30,17 @@ def test_more_pairs_and_processes_keep_every_option():
     assert command_in(processes) == [*GIVEN, "--processes", "6"]
 
 
-def test_a_command_has_no_output_of_this_machine():
+def test_a_command_replaces_no_file_of_the_report():
     given = [*GIVEN[:2], "--json", "/runner/gate.json", "--output=/runner/out", "--junit", "gate.xml"]
     step = next_step.after_pairs(report(State.AMBIGUOUS), shlex.join(given), 1)
-    assert command_in(step) == [*GIVEN[:2], "--junit", "gate.xml", "--processes", "10"]
+    assert command_in(step) == [*GIVEN[:2], "--processes", "10"]
 
 
 def test_stored_runs_are_measured_again_with_every_option(tmp_path, monkeypatch):
     new = run_samples({}, command="softbench run --plugin 'a b.py' --plugin=c.py")
     typed = "softbench gate --margin 4 ./a.csv 'b c.csv' --baseline a.csv --json report.json"
     step = next_step.after_files(report(State.AMBIGUOUS), typed, [Path("a.csv"), Path("b c.csv")], new, BASE)
-    assert command_in(step) == shlex.split("softbench gate --margin 4 --baseline a.csv --json report.json --plugin 'a b.py' --plugin=c.py")
+    assert command_in(step) == shlex.split("softbench gate --margin 4 --baseline a.csv --plugin 'a b.py' --plugin=c.py")
     assert "(add the folder of a b.py, c.py, which results do not store): " in step
     (tmp_path / "c.py").touch()
     monkeypatch.chdir(tmp_path)

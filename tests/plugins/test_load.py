@@ -42,12 +42,24 @@ def test_functions_are_a_backend_named_as_the_file(tmp_path):
     assert (backend.name, info(backend, origin).summary) == ("mine", "The fast one.")
     assert [backend.supports(case(direction)) for direction in Direction] == [
         None,
-        "its file defines no function softmax_backward",
-        "its file defines no backend, only functions",
-        "its file defines no function softmax_fused",
+        "mine.py defines no function softmax_backward",
+        "mine.py has functions only, and direction both needs a backend: see docs/plugins.md",
+        "mine.py defines no function softmax_fused",
     ]
     x = torch.randn(4, 8)
     assert torch.equal(backend.prepare(case(Direction.FORWARD))(x), torch.softmax(x, -1))
+
+
+def test_a_file_of_functions_may_skip_cases_and_one_of_gluon_needs_a_gpu(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    skips = "def supports(case):\n    return 'short' if case.N < 9 else None\n"
+    (backend,) = load(source(tmp_path, CODE + skips + "class GluonJITFunction: pass\nkernel = GluonJITFunction()\n"))
+    assert (
+        backend.supports(case(Direction.FORWARD)) == "short"
+        and backend.available() == "no GPU here, and Triton's interpreter takes no Gluon"
+    )
+    (solution,) = load(source(tmp_path, CODE + skips), solutions={"softmax": "softmax"})
+    assert solution.supports(case(Direction.FORWARD)) is None
 
 
 def test_the_backward_is_taken_and_an_alias_renames(tmp_path):
@@ -74,7 +86,7 @@ def test_a_fused_function_needs_no_forward(tmp_path):
     (backend,) = load(source(tmp_path, "def loss_fused(x, target):\n    return x\n"), ("softmax", "loss(softcap)"))
     fused, forward = (Case(4, 8, "fp32", direction, "cpu", "loss") for direction in (Direction.FUSED, Direction.FORWARD))
     assert (backend.operations, backend.supports(fused)) == (("loss",), None)
-    assert backend.supports(forward) == "its file defines no function loss"
+    assert backend.supports(forward) == "mine.py defines no function loss"
 
 
 def test_a_named_function_takes_all_parameters(tmp_path):
