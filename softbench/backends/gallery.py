@@ -30,7 +30,8 @@ class Strategy(ThirdParty):
     extra = True
     only_nvidia = True
 
-    def __init__(self, name: str, stem: str, advice: str) -> None:
+    def __init__(self, name: str, stem: str, advice: str, **traits: object) -> None:
+        vars(self).update(traits)
         self.name, self.advice, self.module = name, advice, f"{FOLDER}.{stem}"
         self.file = Path(str(resources.files(FOLDER))) / f"{stem}.py"
         self.summary = self.file.read_text().partition('"""')[2].partition("\n")[0]
@@ -85,9 +86,8 @@ class OfPackage(Strategy):
 
     def __init__(self, name: str, stem: str, advice: str, package: str, needs: str, install: str = "", **traits: object) -> None:
         """`package` is pip's name for the module `needs`."""
-        super().__init__(name, stem, advice)
+        super().__init__(name, stem, advice, **traits)
         self.package, self.needs, self.install = package, needs, install or f"pip install {package}"
-        vars(self).update(traits)
 
 
 class OfNumba(OfPackage):
@@ -108,7 +108,7 @@ class OfNumba(OfPackage):
         return None
 
 
-eager = OfTorch("eager", "eager", "to see what each line costs without a compiler")
+eager = OfTorch("eager", "eager", "to see what each line costs without a compiler", compiles=False)
 compiled = OfTorch("compiled", "compiled", "to see what a compiler makes of eager code")
 triton_row = OfTriton("triton-row", "triton_row", "to learn from, and to reproduce the tutorial's results")
 triton_tile = OfTriton("triton-tile", "triton_tile", "for many short rows, if the first call of an autotuner is acceptable")

@@ -269,7 +269,7 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
         if not pattern:
             raise UsageError(f"--case '': the cases of {request.op} are {', '.join(map(repr, names))}")
         if not any(fnmatchcase(name, pattern.removeprefix("!")) for name in names):
-            hint = did_you_mean(pattern, names, CLOSE)
+            hint = "each pattern needs its own --case; " if "," in pattern else did_you_mean(pattern, names, CLOSE)
             raise UsageError(f"--case: unknown case '{pattern}'; {hint}--case '' prints the {len(names)} names")
     wanted, excluded = split_exclusions(request.patterns)
     named = [case for case in reply.cases if _matches(case[0], wanted or ["*"]) and not _matches(case[0], excluded)]

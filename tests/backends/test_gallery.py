@@ -111,19 +111,7 @@ def f():
 
 @pytest.mark.slow
 def test_triton_kernels_pass_check_cases_in_the_interpreter(cli):
-    done = cli(
-        "check",
-        "--backends",
-        "triton-row,triton-tile",
-        "--dtype",
-        "bf16",
-        "--case",
-        "!*x262145,!*x524294",
-        "--device",
-        "cpu",
-        "--json",
-        "-",
-    )
+    done = cli("check", "--backends", "triton-row,triton-tile", "--dtype", "bf16", "--case", "!*x262145", "--device", "cpu", "--json", "-")
     found = json.loads(done.stdout)["findings"]
     assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
     assert sum(finding["verdict"] == "pass" for finding in found) > 100

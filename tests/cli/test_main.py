@@ -236,6 +236,10 @@ BAD = {
         "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' prints the 79 names\n",
     ),
     "no case": (("check", "--device", "cpu", "--case", ""), "--case '': the cases of softmax are 'shape 37x1', 'shape 37x2', "),
+    "two patterns in one": (
+        ("check", "--case", "shape 0x16,shape 16x0", "--device", "cpu"),
+        "16x0'; each pattern needs its own --case; --case ''",
+    ),
     "a pattern of no case": (("check", "--case", "no such*", "--device", "cpu"), "unknown case 'no such*'; --case '' prints the "),
     "an unknown dtype to check": (("check", "--dtype", "fp8"), "known are fp32, fp16, bf16"),
     "an unknown direction to check": (("check", "--direction", "bath"), "known are forward, backward, both"),

@@ -5,13 +5,13 @@ import torch
 from softbench import Case, Direction
 
 
-def forward(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: torch.Tensor) -> torch.Tensor:
     wide = x.float()
     wide = wide - torch.logsumexp(wide, dim=-1, keepdim=True)  # twice: far from zero the first logarithm is rounded
     return torch.exp(wide - torch.logsumexp(wide, dim=-1, keepdim=True)).to(x.dtype)
 
 
-def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def softmax_backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     dy32, y32 = dy.float(), y.float()
     return (y32 * (dy32 - torch.linalg.vecdot(dy32, y32)[:, None])).to(y.dtype)
 
@@ -22,16 +22,13 @@ class LogSumExp:
     name = "logsumexp"
 
     def available(self) -> str | None:
-        """None, or why it cannot run on this machine and how to mend it."""
         return None
 
     def supports(self, case: Case) -> str | None:
-        """None, or why it cannot do this case: the cell is then skipped, with this reason."""
         return "autograd is not wired up" if case.direction is Direction.BOTH else None
 
     def prepare(self, case: Case):
-        """Everything slow happens here (compiling, tuning); one call of what is returned is what is timed."""
-        return forward if case.direction is Direction.FORWARD else backward
+        return softmax if case.direction is Direction.FORWARD else softmax_backward
 
 
 backend = LogSumExp()
