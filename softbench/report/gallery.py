@@ -71,7 +71,8 @@ def strategies() -> tuple[Strategy, ...]:
 
 
 def _folder(name: str) -> Path:
-    return Path(str(resources.files(f"{KERNELS}.{name}")))
+    """A folder beside the gallery's. To ask for its package would import it, and torch with that of the CUDA kernels."""
+    return Path(str(resources.files(f"{KERNELS}.gallery"))).with_name(name)
 
 
 def code_lines(source: str, suffix: str = ".py") -> int:
