@@ -27,7 +27,7 @@ from torch import Tensor
 from .rows import DTYPES
 
 MOST_BYTES = 10**9
-"""Bytes of the logits of a part, at most. Beside them a call has its results only."""
+"""Bytes of the logits of a part and of what is made of them, at most. Beside them a call has its results only."""
 FLOATS = 2**24
 """Of a gradient that is multiplied at a time: where the CPU computes, it has a copy in float32."""
 SCALE = 16
@@ -48,6 +48,8 @@ class Losses(NamedTuple):
     backward: Callable[..., Tensor]
     fused: Callable[..., tuple[Tensor, Tensor]] | None = None
     """Both in one pass over the logits, with a `dloss` of all rows; None without such a kernel."""
+    temporaries: int = 0
+    """Bytes for each logit that they allocate, at most."""
 
 
 def linear_cross_entropy(
@@ -85,7 +87,7 @@ def in_parts(
     of_rows = torch.empty(M, dtype=torch.float32, device=x.device)
     given = zip((x, weight), needs, strict=True)
     dx, dw = (torch.empty(one.shape, dtype=x.dtype, device=x.device) if need else None for one, need in given)
-    rows = rows_of_part(M, V, x.shape[1], x.element_size(), multiprocessors(x.device))
+    rows = rows_of_part(M, V, x.shape[1], x.element_size() + losses.temporaries, multiprocessors(x.device))
     memory = torch.empty(rows, V, dtype=x.dtype, device=x.device)
     options["ignore_index"] = ignore_index
     if not M and dw is not None:
@@ -123,13 +125,13 @@ def _losses_of(losses: Losses, logits: Tensor, target: Tensor, dloss: Tensor | N
 
 
 @lru_cache(maxsize=256)
-def rows_of_part(M: int, V: int, H: int, element_size: int, multiprocessors: int) -> int:
-    """Rows of a part, whose products keep all SMs busy.
+def rows_of_part(M: int, V: int, H: int, bytes_of_logit: int, multiprocessors: int) -> int:
+    """Rows of a part, whose products keep all SMs busy. `bytes_of_logit` are those of a logit and of what is made of it.
 
     dx of a part has few tiles, so its last wave may leave most SMs idle. Of the parts whose logits fit MOST_BYTES those with the fewest
     waves are taken, of these the fewest parts, and of these the smallest ones.
     """
-    most = max(TILE_ROWS, MOST_BYTES // (element_size * max(1, V)) // TILE_ROWS * TILE_ROWS)
+    most = max(TILE_ROWS, MOST_BYTES // (bytes_of_logit * max(1, V)) // TILE_ROWS * TILE_ROWS)
     if most >= M:
         return max(1, M)
 

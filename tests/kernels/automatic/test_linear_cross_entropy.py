@@ -41,6 +41,14 @@ def test_parts_give_the_loss_of_all_rows_and_its_gradients(given, compiled):
         torch.testing.assert_close(linear_cross_entropy(x, w, target, **OPTIONS), expected)
 
 
+def test_the_parts_of_torch_have_room_for_its_temporaries(given, monkeypatch):
+    seen, of = [], parts._losses_of
+    monkeypatch.setattr(parts, "_losses_of", lambda losses, logits, *others: seen.append(len(logits)) or of(losses, logits, *others))
+    monkeypatch.setattr(parts, "MOST_BYTES", 256 * 50 * (4 + 20))
+    linear_cross_entropy(*given)
+    assert seen == [256, 44]
+
+
 def test_a_second_backward_is_refused(given):
     loss = linear_cross_entropy(*given)
     loss.backward(retain_graph=True)
