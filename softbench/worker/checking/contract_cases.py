@@ -107,13 +107,17 @@ class ContractCase:
 
     def late(self) -> Accuracy:
         """As `many`, for more calls: one output in BETWEEN is compared. Nothing may grow with each call."""
-        leak = ""
-        for _ in range(3):  # a driver with many launches in flight may grow once, and what is bounded stops later
+        leaks = 0  # a driver with many launches in flight may grow once, and what is bounded stops later
+        for _ in range(5):
             growth = Growth(self.case.device, BETWEEN)
             found = self._many(LATE_CALLS // BETWEEN, LATE_SECONDS, apart=BETWEEN, goes_on=growth.called)
-            if found.grade is Grade.WRONG or not (leak := growth.leak()):
-                return found
-        return Accuracy.wrong(leak)
+            leak = growth.leak()
+            if found.grade is Grade.WRONG or not (leak or leaks) or (growth.measured and not leak):
+                break
+            leaks += bool(leak)  # too few calls, as on a busy machine, say nothing
+            if leaks == 3:
+                return Accuracy.wrong(leak)
+        return found
 
     def _many(self, most: int, seconds: float, *, apart: int, goes_on: Callable[[], bool] = lambda: True) -> Accuracy:
         due = output_checks.forms(self.case)

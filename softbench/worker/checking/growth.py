@@ -29,8 +29,8 @@ WINDOWS = 3
 """Windows in which it grows. Each has as many calls as all before it, so what is bounded has stopped to grow."""
 SECONDS = 0.1
 """Threads of the last calls end meanwhile."""
-MOST_BYTES = 2**28
-"""Growth of memory beyond which nobody calls again."""
+MOST = {"memory": 2**28, "device memory": 2**28, "open files": 512}
+"""Growth beyond which nobody calls again. Many open files take long to count, and a process may have a limit of them."""
 
 
 class _Mallinfo(ctypes.Structure):
@@ -56,7 +56,12 @@ class Growth:
             self.marks.append((self.calls, self._counts()))
             self.due *= 2
         (_, first), (_, last) = self.marks[0], self.marks[-1]
-        return max(last[name] - first[name] for name in ("memory", "device memory")) < MOST_BYTES
+        return all(last[name] - first[name] < most for name, most in MOST.items())
+
+    @property
+    def measured(self) -> bool:
+        """Whether there were enough calls."""
+        return len(self.marks) > WINDOWS
 
     def leak(self) -> str:
         """What every call keeps, in words; empty if nothing."""
@@ -67,7 +72,7 @@ class Growth:
             for name, unit in UNITS.items()
             if all(now[name] - old[name] >= max(unit * (calls - before), LEAST.get(name, 0)) for (before, old), (calls, now) in windows)
         ]
-        if not found or len(windows) < WINDOWS:
+        if not found or not self.measured:
             return ""
         gc.collect()
         time.sleep(SECONDS)

@@ -2,6 +2,7 @@
 
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from sampled import sampled
 from wrongs import CALLS, HONEST, grade, honest_ones_pass
 
 from softbench.core.case import Case, Direction
-from softbench.core.outcome import Grade
+from softbench.core.outcome import Accuracy, Grade
 from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking import contract_cases
 from softbench.worker.checking.check_case import CheckCaseRunner, contract_case
@@ -117,3 +118,20 @@ def test_check_cases_of_both_need_no_other_shapes():
     both = [key for key in runner.items if key[1] is Direction.BOTH]
     assert len(both) > 6
     assert {item.repeat for key, item in runner.items.items() if key in both} == {"once", "structured", "held", "late", "streams"}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "grade"), [(["leak", "leak", None, "leak"], Grade.WRONG), (["leak", ""], Grade.PASS), ([None], Grade.PASS)]
+)
+def test_a_round_of_too_few_calls_does_not_hide_a_leak(monkeypatch, rounds, grade):
+    """None: a round that measured nothing, as on a busy machine."""
+    made = iter(rounds)
+
+    def growth(device, step):
+        found = next(made)
+        return SimpleNamespace(called=None, measured=found is not None, leak=lambda: found or "")
+
+    monkeypatch.setattr(contract_cases, "Growth", growth)
+    calls = SimpleNamespace(case=SimpleNamespace(device="cpu"), _many=lambda *given, **options: Accuracy(Grade.PASS, 0.0, ""))
+    assert contract_cases.ContractCase.late(calls).grade is grade
+    assert not list(made)
