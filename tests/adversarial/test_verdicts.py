@@ -19,7 +19,7 @@ from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 
 
 @pytest.fixture(scope="module")
-def pool():
+def pool(forked):
     with Pool() as pool:
         yield pool
 

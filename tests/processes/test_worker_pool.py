@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-from sampled import sampled
 from timed import wait_for
 
 from softbench.core.errors import WorkersError
@@ -25,10 +24,16 @@ from softbench.processes.slot import load_request
 from softbench.processes.worker_pool import Lost, NotStartedError, Pool
 
 
+OF_OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
+
+
 @pytest.fixture(scope="module")
 def pool():
-    with Pool() as pool:
-        yield pool
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OF_OPENMP:
+            patch.delenv(name, raising=False)
+        with Pool(threads=1) as pool:
+            yield pool
 
 
 def gone(pid: int) -> bool:
@@ -323,19 +328,22 @@ def test_an_interrupt_at_start_waits_for_the_forkserver_to_end(monkeypatch, cli,
     assert took < END_SECONDS  # it was seen to end
 
 
-@pytest.mark.parametrize(
-    ("own", "spins"),
-    sampled([({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)], lambda own, _: not own),
-)
-def test_threads_and_waits_reach_openmp_before_torch(tmp_path, monkeypatch, own, spins):
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS"):
+TELLS = "import os, torch\nraise RuntimeError(f'{torch.get_num_threads()} {os.environ.get(\"GOMP_SPINCOUNT\")}')\n"
+
+
+def test_threads_and_waits_reach_openmp_before_torch(pool, tmp_path):
+    assert "1 10000" in pool.ask(pool.spawn("plug"), plugin(tmp_path, TELLS), 60, "import").reason
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "spins"), [({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)])
+def test_a_users_waits_reach_openmp(tmp_path, monkeypatch, own, spins):
+    for name in OF_OPENMP:
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    code = "import os, torch\nraise RuntimeError(f'{torch.get_num_threads()} {os.environ.get(\"GOMP_SPINCOUNT\")}')\n"
     with Pool(threads=1) as pool:
-        reply = pool.ask(pool.spawn("plug"), plugin(tmp_path, code), 60, "import")
-    assert f"1 {spins}" in reply.reason
+        assert f"1 {spins}" in pool.ask(pool.spawn("plug"), plugin(tmp_path, TELLS), 60, "import").reason
 
 
 CALLS_THE_DRIVER = "torch.utils.cpp_extension"  # with a toolkit it calls torch.cuda.is_available when it is imported
