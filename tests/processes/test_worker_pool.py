@@ -23,7 +23,6 @@ from softbench.processes.launch import END_SECONDS
 from softbench.processes.slot import load_request
 from softbench.processes.worker_pool import Lost, NotStartedError, Pool
 
-
 OF_OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 
 
