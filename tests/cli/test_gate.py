@@ -308,7 +308,7 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     assert len([line for line in err.splitlines() if "import of" not in line]) == 1  # progress, on a busy machine
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_no_change_of_a_runs_values_causes_a_traceback(data):
     """With one value of a run's JSON replaced, the gate judges the run or ends with an error message."""

@@ -76,7 +76,8 @@ def test_inductor_compiles_the_operators(name):
 @pytest.mark.parametrize(
     ("name", "shape", "dim"),
     sampled(
-        [(name, *one) for name in PAIRS for one in SHAPES], lambda name, shape, dim: (shape, dim) in (((2, 3, 4), 1), ((), -1), ((0, 3), 1))
+        [(name, *one) for name in PAIRS for one in SHAPES],
+        lambda name, shape, dim: (shape, dim) == (((2, 3, 4), 1), ((), -1), ((0, 3), 1))[[*PAIRS].index(name) % 3],
     ),
 )
 def test_opcheck_passes_with_all_its_tests(name, shape, dim):
@@ -88,7 +89,7 @@ def test_opcheck_passes_with_all_its_tests(name, shape, dim):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    sampled(itertools.product(PAIRS, range(len(ON_THE_CPU))), lambda name, layout: layout % 3 == [*PAIRS].index(name) % 3),
+    sampled(itertools.product(PAIRS, range(len(ON_THE_CPU))), lambda name, layout: layout == [*PAIRS].index(name) % len(ON_THE_CPU)),
 )
 def test_opcheck_passes_on_any_strides(name, layout):
     forward, backward = PAIRS[name]

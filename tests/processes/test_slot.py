@@ -31,7 +31,7 @@ def waits_for(file):
 
 
 @pytest.fixture(scope="module")
-def running():
+def running(forked):
     with Pool() as pool:
         yield pool
 

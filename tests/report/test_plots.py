@@ -39,7 +39,9 @@ def test_each_kind_is_one_file(tmp_path, rows, kind, over):
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_many_panels_have_a_file_for_each_pass_or_dtype_with_the_largest(tmp_path, rows):
+def test_many_panels_have_a_file_for_each_pass_or_dtype_with_the_largest(tmp_path, rows, monkeypatch):
+    monkeypatch.setattr(plots, "MOST", 3)
+
     def of(direction, dtype, number):
         some = [row for row in rows if row.direction == direction]
         sweep = [replace(row, M=M, N=row.N * k + M, dtype=dtype) for M in range(1, number + 1) for k in (1, 3, 9) for row in some]

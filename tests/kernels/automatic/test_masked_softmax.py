@@ -148,10 +148,14 @@ def test_torch_compile_takes_it_whole(x, sink, backend):
 
 @pytest.mark.parametrize("requires_grad", sampled([False, True], lambda requires_grad: requires_grad))
 def test_operators_are_registered_whole(x, sink, requires_grad):
-    for dtype in (torch.float64, torch.bfloat16):
-        narrow, logit = (tensor.detach().to(dtype).requires_grad_(requires_grad) for tensor in (x, sink))
-        for given in ((), (KEEP, None, 0.3, False), (BIAS, logit, 0.3, True), (None, logit, 1.0, False), (None, None, 2.0, True)):
-            opcheck(scores._masked_softmax, (narrow, *given))
+    dtypes = (torch.float64, torch.bfloat16)
+    wide, narrow = ([tensor.detach().to(dtype).requires_grad_(requires_grad) for tensor in (x, sink)] for dtype in dtypes)
+    opcheck(scores._masked_softmax, wide[:1])
+    for logits, logit in (wide, narrow):
+        opcheck(scores._masked_softmax, (logits, BIAS, logit, 0.3, True))
+    opcheck(scores._masked_softmax, (narrow[0], KEEP, None, 0.3, False))
+    opcheck(scores._masked_softmax, (wide[0], None, wide[1], 1.0, False))
+    opcheck(scores._masked_softmax, (narrow[0], None, None, 2.0, True))
     share = torch.rand(SHAPE[:3])
     y = x.detach().float()
     for given in ((), (None, 0.3, True), (share, 0.3, True), (share,)):

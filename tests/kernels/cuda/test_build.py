@@ -121,11 +121,10 @@ def test_sass_and_ptx_hold_only_the_named_kernels(library):
     assert disassemble.ptx("sm_90a", []) == ""
 
 
-@needs_nvcc
-def test_a_missing_cuobjdump_error_says_what_to_install(library, monkeypatch):
+def test_a_missing_cuobjdump_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(disassemble, "cuobjdump", lambda: None)
     with pytest.raises(build.BuildError, match=r"no cuobjdump on PATH.*install the CUDA toolkit"):
-        disassemble.resources(library)
+        disassemble.resources(tmp_path / "library.so")
 
 
 @needs_nvcc
