@@ -92,7 +92,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if count:  # with a thread per core each, the processes would wait for each other
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count)))
     os.environ["SOFTBENCH_QUEUE"] = "off"  # tests share a device; their runs would wait for each other
-    os.environ["SOFTBENCH_CPP"] = "1"  # tests of the extension compare its calls with those of Python
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # as backends of softbench do that a test file may import
     if count and len(devices) <= 1 and not config.option.collectonly:
         shared = Imports(os.environ)

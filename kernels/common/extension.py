@@ -150,14 +150,18 @@ def _opened(path: Path) -> ctypes.PyDLL:
     library.softbench_operators_error.restype = ctypes.c_char_p
     library.softbench_streams(current_stream(), _is_capturing())
     if CALLS:
-        _implement(library, _defined)
+        _take_calls(library)
     for (name, *_), given in _told.items():
         getattr(library, name)(*given)
-    if CALLS and hasattr(library, "softbench_entry"):
+    return library
+
+
+def _take_calls(library: ctypes.PyDLL) -> None:
+    _implement(library, _defined)
+    if hasattr(library, "softbench_entry"):
         library.softbench_entry.restype = ctypes.py_object
         for index, function in enumerate(FUNCTIONS):
             setattr(entries, function, library.softbench_entry(index))
-    return library
 
 
 def _implement(library: ctypes.PyDLL, functions: Sequence[str]) -> None:
@@ -165,9 +169,15 @@ def _implement(library: ctypes.PyDLL, functions: Sequence[str]) -> None:
         for number in (FUNCTIONS.index(function), FUNCTIONS.index(function) + len(FUNCTIONS)):
             if library.softbench_implement(number, BACKEND.encode()):
                 raise RuntimeError(f"softbench::{function}: {library.softbench_operators_error().decode()}")
+    _forget_kernels(functions)
+
+
+def _forget_kernels(functions: Sequence[str]) -> None:
+    """Compilers find the kernels of these functions anew."""
+    for function in functions:
         name = f"cuda_{function}" if function in FUNCTIONS[:2] else function
         for packet in (getattr(torch.ops.softbench, name), getattr(torch.ops.softbench, f"{name}_backward")):
-            packet.default._dispatch_cache.clear()  # what compilers found in the dispatcher before
+            packet.default._dispatch_cache.clear()
 
 
 @functools.cache

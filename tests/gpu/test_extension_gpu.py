@@ -31,10 +31,18 @@ def calls(M, N):
 
 
 @pytest.fixture
-def built():
-    if build.nvcc() is None or extension.load(build=True) is None:
+def built(monkeypatch):
+    """Calls in C++, as with SOFTBENCH_CPP=1."""
+    if build.nvcc() is None or (library := extension.load(build=True)) is None:
         pytest.skip("needs nvcc and g++")
     kernels.build()
+    monkeypatch.setattr(extension, "CALLS", True)
+    for function in extension.FUNCTIONS:
+        monkeypatch.setattr(extension.entries, function, extension.without)
+    extension._take_calls(library)
+    yield
+    library.softbench_withdraw()
+    extension._forget_kernels(extension._defined)
 
 
 @pytest.mark.parametrize("shape", [(64, 1024), (3, 200_000)], ids=["short", "with a workspace"])

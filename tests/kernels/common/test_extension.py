@@ -144,8 +144,11 @@ def launched(monkeypatch):
     if library is None:
         pytest.skip("needs g++")
     monkeypatch.setattr(extension, "BACKEND", "CPU")
+    monkeypatch.setattr(extension, "CALLS", True)
+    for function in extension.FUNCTIONS:
+        monkeypatch.setattr(extension.entries, function, extension.without)
     before, extension._told = extension._told, {}
-    extension._implement(library, extension._defined)
+    extension._take_calls(library)
     library.softbench_streams(ctypes.cast(seventh_stream, P).value, None)
     made = Launchers()
     made.add_library("softmax", forward=softmax_forward, backward=softmax_backward)
@@ -160,10 +163,10 @@ def launched(monkeypatch):
     for name in extension.LIBRARIES:
         extension.launchers(name, 0, [None] * 3)
     library.softbench_withdraw()
+    extension._forget_kernels(extension._defined)
     library.softbench_streams(extension.current_stream(), extension._is_capturing())
     monkeypatch.undo()
     extension._told = before
-    extension._implement(library, extension._defined)
 
 
 def both(launched, call, *inputs):
