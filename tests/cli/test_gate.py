@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -24,13 +25,25 @@ from softbench.report import gate_report
 from softbench.results.document import beside, load
 
 
+@pytest.fixture(scope="module")
+def saved():
+    """The files of baselines, by their number of cells."""
+    return {}
+
+
 @pytest.fixture
-def files(tmp_path, main):
+def files(tmp_path, main, saved):
     """`files(new)`: a baseline h200 of ten processes, and the CSV of a run."""
 
     def write(new, *, environment=GPU, cells=40):
-        base = write_run(tmp_path, stored(dice(2), 10, cells=cells), name="base")
-        assert main("baseline", "save", base, "--name", "h200")[0] == 0
+        if cells not in saved:
+            base = write_run(tmp_path, stored(dice(2), 10, cells=cells), name="base")
+            assert main("baseline", "save", base, "--name", "h200")[0] == 0
+            written = [*tmp_path.glob("base*"), *(tmp_path / "results" / "baselines").iterdir()]
+            saved[cells] = {file.relative_to(tmp_path): file.read_bytes() for file in written}
+        for name, content in saved[cells].items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(content)
         return write_run(tmp_path, new, environment=environment)
 
     return write
@@ -288,18 +301,25 @@ BAD = {
 }
 
 
+@pytest.fixture(scope="module")
+def bad_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    run = write_run(folder, stored(dice(1), 10, cells=2), name="run")
+    write_run(folder, stored(dice(1), 10, cells=2), name="second")
+    (folder / "lone.csv").write_text(run.read_text())
+    (folder / "other.csv").write_text(run.read_text())
+    second, whole = load(folder / "second.json.gz"), gzip.decompress((folder / "run.json.gz").read_bytes())
+    (folder / "other.json.gz").write_bytes(packed({**second, "run": "run-x"}))
+    (folder / "binary.json").write_bytes(os.urandom(64) + b"\xff")
+    (folder / "nan.json").write_bytes(whole.replace(b'"samples_us":[', b'"samples_us":[NaN,', 1))
+    (folder / "torn.json.gz").write_bytes((folder / "run.json.gz").read_bytes()[:-20])
+    (folder / "text.json.gz").write_bytes(gzip.compress(b"no JSON"))
+    return folder
+
+
 @pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
-    run = write_run(tmp_path, stored(dice(1), 10, cells=2), name="run")
-    write_run(tmp_path, stored(dice(1), 10, cells=2), name="second")
-    (tmp_path / "lone.csv").write_text(run.read_text())
-    (tmp_path / "other.csv").write_text(run.read_text())
-    second, whole = load(tmp_path / "second.json.gz"), gzip.decompress((tmp_path / "run.json.gz").read_bytes())
-    (tmp_path / "other.json.gz").write_bytes(packed({**second, "run": "run-x"}))
-    (tmp_path / "binary.json").write_bytes(os.urandom(64) + b"\xff")
-    (tmp_path / "nan.json").write_bytes(whole.replace(b'"samples_us":[', b'"samples_us":[NaN,', 1))
-    (tmp_path / "torn.json.gz").write_bytes((tmp_path / "run.json.gz").read_bytes()[:-20])
-    (tmp_path / "text.json.gz").write_bytes(gzip.compress(b"no JSON"))
+def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, bad_files, what):
+    shutil.copytree(bad_files, tmp_path, dirs_exist_ok=True)
     arguments, message = BAD[what]
     code, out, err = main(*arguments)
     assert code == 2, err
