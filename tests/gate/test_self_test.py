@@ -29,28 +29,28 @@ RULES = Rules(margin=paired.MARGIN)
 
 @pytest.fixture(scope="module")
 def quiet():
-    return self_test.analyse(self_test_samples(dice(1), 12, 20), "torch", RULES)
+    return self_test.analyse(self_test_samples(dice(1), 12, 8), "torch", RULES)
 
 
 def test_quiet_copies_raise_no_alarm_and_every_repetition_passes(quiet):
-    assert (quiet.repetitions, quiet.cells) == (12, 20)
+    assert (quiet.repetitions, quiet.cells) == (12, 8)
     assert (quiet.alarms, quiet.passed, quiet.bystanders, quiet.exit_code) == (0, 12, 0, 0)
-    assert quiet.ratios == 240
-    assert quiet.within_1_percent >= 0.99 * 240
+    assert quiet.ratios == 96
+    assert quiet.within_1_percent >= 0.99 * 96
     assert 0.985 < quiet.furthest < 1.015
     assert quiet.document()["false_alarm_rate_at_most"] == pytest.approx(1 - 0.05 ** (1 / 2))  # two repetitions share nothing
 
 
 def test_power_is_counted_per_injected_cell_and_measured_slowdown(quiet):
     assert [level.injected for level in quiet.power] == list(self_test.SLOWDOWNS)
-    assert [level.trials for level in quiet.power] == [240] * 3
+    assert [level.trials for level in quiet.power] == [96] * 3
     margin, five, eight = quiet.power
     assert margin.measured == pytest.approx(0.03, abs=0.002)
     assert margin.share <= 0.05
     assert five.share >= 0.8
     assert eight.share >= 0.95
     assert eight.bounds[0] < eight.share
-    assert len(quiet.points) == 60
+    assert len(quiet.points) == 24
 
 
 def test_a_larger_measured_slowdown_is_reported_as_measured():

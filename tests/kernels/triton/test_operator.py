@@ -67,7 +67,7 @@ def launch_in(nodes):
     return getattr(kernel, "fn", kernel).__name__, grid, config.num_warps if config else constants["num_warps"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_dynamo_takes_the_launches_that_compilers_trace(graphs, dtype):
     from softbench.kernels.triton import user_defined
 
