@@ -143,7 +143,7 @@ def long_rows(backward, rows, columns, size, **fields):
 )
 @example(long_rows(True, 538, 312149, 2, sms=4), "")
 @example(long_rows(True, 2, 312 * 128 * 21 * 4 + 4, 4, sms=78), "")
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_long_rows_are_covered_and_their_programs_run(problem, device):
     """By registers and shared memory, and the programs of a row at once. Else each would poll in vain, and reduce the whole row."""
     plan = heuristics.choose(problem, device if problem.sms == 132 else "")
