@@ -192,7 +192,7 @@ OF_CALLS = [item for item in CASES if item.repeat or item.name.startswith("shape
 """The cases that call a backend in a special way, and small shapes: a habit is about calls, not about values."""
 
 
-shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(24, id="a few")])
+shares = pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(48, id="a few")])
 
 
 @shares

@@ -62,8 +62,9 @@ def restored():
 
 
 @pytest.mark.usefixtures("restored")
-@pytest.mark.parametrize("bug", sampled(BUGS, lambda bug: BUGS.index(bug) % 24 == 0), ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", sampled(BUGS, lambda bug: BUGS.index(bug) % 24 == 0 and "leak" not in bug.name), ids=lambda bug: bug.name)
 def test_a_hidden_bug_is_found_for_its_reason(bug):
+    """By default each 24th, without leaks: test_contract_cases.py has one."""
     runner = CheckCaseRunner(bug, "cpu", operation=bug.op)
     for (name, direction), item in runner.items.items():
         if direction is not bug.direction or item.gpu_only or (bug.along and item.dim is None):
