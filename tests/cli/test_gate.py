@@ -39,7 +39,8 @@ def files(tmp_path, main, saved):
         if cells not in saved:
             base = write_run(tmp_path, stored(dice(2), 10, cells=cells), name="base")
             assert main("baseline", "save", base, "--name", "h200")[0] == 0
-            written = [*tmp_path.glob("base*"), *(tmp_path / "results" / "baselines").iterdir()]
+            names = ("base*", "*.jsonl", "results/baselines/*")  # the second: a run of the same second gets another name
+            written = [file for name in names for file in tmp_path.glob(name)]
             saved[cells] = {file.relative_to(tmp_path): file.read_bytes() for file in written}
         for name, content in saved[cells].items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
