@@ -49,22 +49,23 @@ def cross_entropy(
 
     Raises:
         ValueError: the shapes do not fit, or an option is out of range.
-        TypeError: target is not int64, or an argument is not a tensor or a number.
+        TypeError: target is not int64 or on another device, or an argument is not a tensor or a number.
         NotImplementedError: the logits have a tangent of forward mode.
     """
     options = ignore_index, label_smoothing, z_loss, softcap
+    number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if not torch.compiler.is_compiling():
-        found = extension.entries.cross_entropy(logits, target, REDUCTIONS.get(reduction), *options)
+        found = extension.entries.cross_entropy(logits, target, number, *options)
         if found is not None:
             loss: Tensor = found
             return loss
-    if reduction not in REDUCTIONS:
+    if number is None:
         raise ValueError(f"reduction {reduction!r}: must be one of {', '.join(REDUCTIONS)}")
     given: dict[str, object] = {"logits": logits, "target": target}
     check_arguments(given, ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap)
     rows, classes = _rows(logits, target)
     check_no_tangent("cross_entropy", rows)
-    loss = _cross_entropy(rows, classes, *options, REDUCTIONS[reduction])[0]
+    loss = _cross_entropy(rows, classes, *options, number)[0]
     return loss.view(target.shape) if reduction == "none" else loss
 
 
@@ -95,6 +96,8 @@ def _rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"target is {tuple(target.shape)}; it must have the shape of the logits, {tuple(logits.shape)}, without the last")
     if target.dtype is not torch.int64:
         raise TypeError(f"target is {target.dtype}; it must be int64")
+    if target.device != logits.device:
+        raise TypeError(f"target is on {target.device}; it must be on {logits.device}, as the logits are")
     return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
 
 

@@ -120,6 +120,8 @@ def test_targets_out_of_range_raise_as_torch_does():
     ("call", "error", "said"),
     [
         (lambda x, t: cross_entropy(x, t, reduction="max"), ValueError, "must be one of mean, sum, none"),
+        (lambda x, t: cross_entropy(x, t, reduction=[]), ValueError, "must be one of mean, sum, none"),
+        (lambda x, t: cross_entropy(x, t.to("meta")), TypeError, "target is on meta; it must be on cpu"),
         (lambda x, t: cross_entropy(x, t, label_smoothing=1.5), ValueError, "must be 0 to 1"),
         (lambda x, t: cross_entropy(x, t[:1]), ValueError, r"target is \(1,\); it must have the shape of the logits, \(2, 5\)"),
         (lambda x, t: logprob(x, t.int()), TypeError, "it must be int64"),
