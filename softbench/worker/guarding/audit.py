@@ -21,6 +21,8 @@ ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 """Attributes that give frames; as FRAMES."""
 GIVING = {"currentframe", "stack", "walk_stack", "walk_tb", "extract_stack", "print_stack", "format_stack", "getinnerframes", "<lambda>"}
 """Functions of Python's library that give the frames they get to their caller; `<lambda>` is that of `logging`."""
+MAKER = "tvm_ffi.error", "_create_frame"
+"""The function that makes frames for the traceback of an error in C++, by code that it evaluates. TileLang and CuTe DSL have it."""
 SYMBOLS = ("PyEval_", "PyFrame_", "PyThreadState_", "PyInterpreterState_", "PyGC_", "PyObject_GC_", "PyUnstable_")
 """Python's own functions in C that give them, by `ctypes.pythonapi`."""
 _HERE = Path(__file__)
@@ -62,6 +64,9 @@ def close() -> None:
         while event == "ctypes.dlsym" and caller.f_back and caller.f_globals.get("__name__") == "ctypes":
             caller = caller.f_back
         before = caller.f_back
+        if before is not None and (before.f_globals.get("__name__"), before.f_code.co_name) == MAKER:
+            caller, before = before, before.f_back
+            both = True
         if _own(caller) or ((both or caller.f_code.co_name in GIVING) and _own(before)):
             raise ForbiddenError(f"{what} shows what measures and checks a plugin, and is closed to plugins; {ADVICE}")
 

@@ -64,3 +64,29 @@ def test_libraries_may_look_for_the_line_of_their_caller(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "told" in done.stderr
+
+
+MADE_FRAMES = """
+import sys, types
+
+def _create_frame(filename):
+    code = compile("_getframe()", filename, "eval")
+    return eval(code, {"_getframe": sys._getframe})
+
+def append_traceback(error):
+    return error.with_traceback(types.TracebackType(None, _create_frame("<unknown>"), 0, 1))
+"""
+"""As `tvm_ffi.error`, by which errors in C++ get a traceback."""
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [("append_traceback(ValueError('no header'))", "no header"), ("_create_frame('<unknown>')", "closed to plugins")],
+)
+def test_an_error_in_cpp_keeps_its_text(tmp_path, call, told):
+    folder = tmp_path / "site-packages" / "tvm_ffi"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "error.py").write_text(MADE_FRAMES)
+    done = printed(tmp_path, f"sys.path.append({str(folder.parent)!r}) or __import__('tvm_ffi.error').error.{call}")
+    assert told in done.stdout + done.stderr
