@@ -1,0 +1,228 @@
+"""Softmax, log-softmax and their gradients over a dimension that is not the last, without copies.
+
+Tensors are (outer, R, inner): R is reduced, and the outer * inner columns are counted through. Any strides will do.
+
+A program's tile is a tuple of `tiles` tensors (rows, columns), so that R need not be a power of two. It holds all R elements of its columns
+in registers: one read, one write. 16-bit columns are read in pairs, which stay packed in registers until they are used. The kernels have no
+inline assembly with side effects, so that compilers can trace them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from .generic import CONTRACTION, dot_terms
+from .packed_io import pack, padding, unpack_high, unpack_low
+from .softmax_ops import exp_fast, finite_or_zero, gradient, norm_of, normalized
+
+VECTOR_BYTES = 16
+SECTOR_BYTES = 32
+THREAD_BYTES = 128  # of a tile: half of the 64 registers with which an SM has 1024 threads
+MOST_THREADS = 1024
+
+
+class Tile(NamedTuple):
+    """How a program's part is cut."""
+
+    rows: int
+    columns: int
+    tiles: int
+    threads: int
+
+
+@triton.jit
+def _columns(columns, inner, COLUMNS: tl.constexpr):
+    """A program's columns (1, C): their outers, their places there, and whether they exist."""
+    column = tl.program_id(0).to(columns.dtype) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    return (column // inner).to(tl.int64), (column % inner).to(tl.int64), column < columns
+
+
+@triton.jit
+def _half(tile, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    """A tile's elements in float32; of pairs, those at the higher addresses if HIGH."""
+    if not PAIRS:
+        return tile.to(tl.float32)
+    elif HIGH:
+        return unpack_high(tile, DTYPE)
+    else:
+        return unpack_low(tile, DTYPE)
+
+
+@triton.jit
+def _load(
+    x_ptr, outer, column, strides, inside, first, last,
+    ROWS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr, MINUS_INFINITY: tl.constexpr,
+):  # fmt: skip
+    """Rows `first` to `last` of the columns. Behind the last one, elements are 0 or -infinity."""
+    at, step = _address(x_ptr, outer, column, strides, first, ROWS, PAIRS, ALIGN)
+    row = first + tl.arange(0, ROWS)[:, None]
+    if MINUS_INFINITY:
+        other = padding(x_ptr.dtype.element_ty) if PAIRS else -float("inf")
+    else:
+        other = 0
+    tiles = ()
+    for k in tl.static_range(TILES):
+        mask = inside if k < TILES - 1 else inside & (row + k * ROWS < last)
+        tiles = tiles + (tl.load(at + k * step, mask=mask, other=other),)
+    return tiles
+
+
+@triton.jit
+def _address(x_ptr, outer, column, strides, first, ROWS: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr):
+    """Where a tile begins, and the distance to the next one."""
+    row = first + tl.arange(0, ROWS)[:, None]
+    pointer = x_ptr.to(tl.pointer_type(tl.int32)) if PAIRS else x_ptr
+    of_row = strides[1].to(tl.int64) * ALIGN
+    return pointer + outer * (strides[0].to(tl.int64) * ALIGN) + row * of_row + column * strides[2], ROWS * of_row
+
+
+@triton.jit
+def _store(at, lower, upper, mask, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    tl.store(at, pack(lower, upper, DTYPE) if PAIRS else lower, mask=mask)
+
+
+@triton.jit
+def _over_rows(lower, upper, MAXIMUM: tl.constexpr, PAIRS: tl.constexpr):
+    """The maxima or sums over the rows, (1, C): of both halves by one reduction."""
+    if not PAIRS:
+        found = (tl.max(lower, 0) if MAXIMUM else tl.sum(lower, 0))[None, :]
+        return found, found
+    else:
+        both = tl.join(lower, upper)
+        low, high = tl.split(tl.max(both, 0) if MAXIMUM else tl.sum(both, 0))
+        return low[None, :], high[None, :]
+
+
+@triton.jit
+def _again(tiles, low, high, PAIRS: tl.constexpr):
+    """The same tiles. The compiler unpacks pairs again, as it does not know that `low` and `high` are numbers.
+
+    Otherwise it would keep float32 copies in registers. Where both are NaN, all results are.
+    """
+    if not PAIRS:
+        return tiles
+    else:
+        zero = tl.where((low != low) & (high != high), -1, 0)
+        out = ()
+        for k in tl.static_range(len(tiles)):
+            out = out + (tiles[k] | zero,)
+        return out
+
+
+@triton.jit
+def _maximum(tiles, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    m = _half(tiles[0], HIGH, PAIRS, DTYPE)
+    for k in tl.static_range(1, len(tiles)):
+        m = tl.maximum(m, _half(tiles[k], HIGH, PAIRS, DTYPE))
+    return m
+
+
+@triton.jit
+def _exponentials(tiles, base, scale, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    s = exp_fast(_half(tiles[0], HIGH, PAIRS, DTYPE) - base, scale)
+    for k in tl.static_range(1, len(tiles)):
+        s += exp_fast(_half(tiles[k], HIGH, PAIRS, DTYPE) - base, scale)
+    return s
+
+
+@triton.jit
+def _statistics(tiles, scale, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    """The maxima and sums of exponentials of the columns, (1, C), lower and higher."""
+    low = _maximum(tiles, False, PAIRS, DTYPE)
+    low, high = _over_rows(low, _maximum(tiles, True, PAIRS, DTYPE) if PAIRS else low, True, PAIRS)
+    again = _again(tiles, low, high, PAIRS)
+    s = _exponentials(again, finite_or_zero(low), scale, False, PAIRS, DTYPE)
+    high_s = _exponentials(again, finite_or_zero(high), scale, True, PAIRS, DTYPE) if PAIRS else s
+    s, high_s = _over_rows(s, high_s, False, PAIRS)
+    return low, high, s, high_s
+
+
+@triton.jit
+def _dot(dy, y, LOG: tl.constexpr, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    s = dot_terms(_half(dy[0], HIGH, PAIRS, DTYPE), _half(y[0], HIGH, PAIRS, DTYPE), LOG)
+    for k in tl.static_range(1, len(y)):
+        s += dot_terms(_half(dy[k], HIGH, PAIRS, DTYPE), _half(y[k], HIGH, PAIRS, DTYPE), LOG)
+    return s
+
+
+@triton.jit(do_not_specialize=["scale"])
+def forward_tile(
+    x_ptr, y_ptr, x_outer, x_row, x_column, y_outer, y_row, y_column, R, inner, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
+    LOG: tl.constexpr, scale,
+):  # fmt: skip
+    """Strides of outers and rows, and `inner`, count units of ALIGN columns. With PAIRS a column is a pair of them."""
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
+    outer, column, inside = _columns(columns, inner * ALIGN, COLUMNS)
+    x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
+    m, high_m, s, high_s = _statistics(x, scale, PAIRS, DTYPE)
+    x = _again(x, s, high_s, PAIRS)
+    norm = norm_of(s, LOG)
+    high_norm = norm_of(high_s, LOG) if PAIRS else norm
+    at, step = _address(y_ptr, outer, column, (y_outer, y_row, y_column), 0, ROWS, PAIRS, ALIGN)
+    row = tl.arange(0, ROWS)[:, None]
+    for k in tl.static_range(TILES):
+        lower = normalized(_half(x[k], False, PAIRS, DTYPE), m, norm, scale, LOG)
+        upper = normalized(_half(x[k], True, PAIRS, DTYPE), high_m, high_norm, scale, LOG) if PAIRS else lower
+        _store(at + k * step, lower, upper, inside if k < TILES - 1 else inside & (row + k * ROWS < R), PAIRS, DTYPE)
+
+
+@triton.jit(do_not_specialize=["scale"])
+def backward_tile(
+    dy_ptr, y_ptr, dx_ptr, dy_outer, dy_row, dy_column, y_outer, y_row, y_column, dx_outer, dx_row, dx_column, R, inner, columns,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
+    LOG: tl.constexpr, scale,
+):  # fmt: skip
+    """As `forward_tile`."""
+    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
+    outer, column, inside = _columns(columns, inner * ALIGN, COLUMNS)
+    dy = _load(dy_ptr, outer, column, (dy_outer, dy_row, dy_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, False)
+    y = _load(y_ptr, outer, column, (y_outer, y_row, y_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, False)
+    dot = _dot(dy, y, LOG, False, PAIRS, DTYPE)
+    dot, high_dot = _over_rows(dot, _dot(dy, y, LOG, True, PAIRS, DTYPE) if PAIRS else dot, False, PAIRS)
+    dy = _again(dy, dot, high_dot, PAIRS)
+    y = _again(y, dot, high_dot, PAIRS)
+    at, step = _address(dx_ptr, outer, column, (dx_outer, dx_row, dx_column), 0, ROWS, PAIRS, ALIGN)
+    row = tl.arange(0, ROWS)[:, None]
+    for k in tl.static_range(TILES):
+        lower = gradient(_half(y[k], False, PAIRS, DTYPE), _half(dy[k], False, PAIRS, DTYPE), dot, scale, LOG)
+        upper = gradient(_half(y[k], True, PAIRS, DTYPE), _half(dy[k], True, PAIRS, DTYPE), high_dot, scale, LOG) if PAIRS else lower
+        _store(at + k * step, lower, upper, inside if k < TILES - 1 else inside & (row + k * ROWS < R), PAIRS, DTYPE)
+
+
+def tile_of(columns: int, R: int, size: int, reads: int) -> Tile | None:
+    """The tile for columns of `size` bytes, pairs counting as one; None if no program holds R rows."""
+    for segment in (512, 256, 128, 64, SECTOR_BYTES):
+        width = segment // size
+        threads = max(128, triton.next_power_of_2(triton.cdiv(reads * R * segment, THREAD_BYTES)))
+        if threads <= MOST_THREADS:
+            rows = max(1, threads * VECTOR_BYTES // segment)
+            return Tile(rows, width, triton.cdiv(R, rows), threads)
+    return None
+
+
+def prepare(tensors: tuple[torch.Tensor, ...], tile: Tile | None = None) -> tuple[Any, int, tuple[Any, ...], dict[str, Any]]:
+    """(kernel, programs, arguments after the tensors, options) of a launch on (outer, R, inner) tensors; the last one is the result."""
+    first = tensors[0]
+    outers, R, inner = first.shape
+    size = max(tensor.element_size() for tensor in tensors)
+    align = VECTOR_BYTES // size
+    for tensor in tensors:
+        for number in (inner, tensor.stride(0), tensor.stride(1), tensor.data_ptr() // tensor.element_size()):
+            align = min(align, number & -number or align)
+        if tensor.stride(2) != 1:
+            align = 1
+    pairs = size == 2 and align >= 2 and torch.version.hip is None and all(tensor.dtype == first.dtype for tensor in tensors)
+    unit = 2 if pairs else 1
+    columns = outers * inner // unit
+    tile = tile or tile_of(columns, R, size * unit, len(tensors) - 1)
+    assert tile is not None
+    strides = [n // align if i < 2 else n for tensor in tensors for i, n in enumerate(tensor.stride())]
+    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit
+    kernel = forward_tile if len(tensors) == 2 else backward_tile
+    options = {"num_warps": tile.threads // 32, **CONTRACTION}
+    return kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, columns, *constants), options
