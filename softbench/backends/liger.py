@@ -67,6 +67,20 @@ class Liger(ThirdParty):
             return make(case, self.operators)
         return self._softmax(self._module(), case)
 
+    def user_call(self, case: Case) -> Call | None:
+        """Its differentiable functions. The one of the loss is measured beside the pass that Liger has."""
+        if self.extra:  # the function of another language is chosen by the environment
+            return None
+        functional: Any = importlib.import_module("liger_kernel.transformers.functional")
+        if case.operation == "softmax" and case.direction is Direction.FORWARD:
+            call: Call = functional.liger_softmax
+            return call
+        if case.operation != "cross_entropy":
+            return None
+        given = parameters(case)
+        options = {name: given[name] for name in ("ignore_index", "label_smoothing", "reduction")}
+        return partial(functional.liger_cross_entropy, lse_square_scale=given["z_loss"], softcap=given["softcap"] or None, **options)
+
     def _softmax(self, liger: Any, case: Case) -> Call:
         settings = liger.calculate_settings(case.N)
 

@@ -79,6 +79,16 @@ class Quack(ThirdParty):
         quack = self._module()
         return by_direction(case, quack.softmax if case.direction is Direction.BOTH else quack.softmax_fwd, quack.softmax_bwd)
 
+    def user_call(self, case: Case) -> Call | None:
+        """Its differentiable functions."""
+        if case.direction is not Direction.FORWARD or case.operation not in ("softmax", "cross_entropy"):
+            return None
+        if case.operation == "softmax":
+            call: Call = self._module().softmax
+            return call
+        of_loss = importlib.import_module("quack.cross_entropy").cross_entropy
+        return partial(of_loss, ignore_index=parameters(case)["ignore_index"], reduction="none")
+
 
 def _cross_entropy(case: Case) -> Call:
     """quack's forward with lse, its backward, or its forward with `return_dx`, each one kernel."""

@@ -79,6 +79,10 @@ class Compiled:
             _record(call, case)
         return call
 
+    def user_call(self, case: Case) -> Call | None:
+        """The functions of torch, compiled."""
+        return torch_eager.user_call(case, partial(torch.compile, **self.options))
+
     def _compiled(self, case: Case) -> Callable[[Case], Call]:
         """Gives the call of a case of this operation, dtype and direction."""
         wrap = partial(torch.compile, **self.options)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from softbench.backends import naive
-from softbench.backends.calls import Eager, Tensors, Wrap, as_it_is, by_autograd, parameters
+from softbench.backends.calls import Eager, Tensors, Wrap, as_it_is, by_autograd, parameters, with_parameters
 from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
 
@@ -217,6 +217,24 @@ def matmul(case: Case, wrap: Wrap = as_it_is) -> Call:
     return wrap(lambda a, b: torch.matmul(a, b))
 
 
+def user_call(case: Case, wrap: Wrap = as_it_is) -> Call | None:
+    """What users of torch call for the forward of a case: the loss without lse, the log-probability without entropy.
+
+    None where torch has no such function: a backward, a z-loss or a softcap.
+    """
+    given, functional = parameters(case), torch.nn.functional
+    if case.direction is not Direction.FORWARD:
+        return None
+    if case.operation == "cross_entropy":
+        options = {name: given[name] for name in ("ignore_index", "label_smoothing", "reduction")}
+        return None if given["z_loss"] or given["softcap"] else wrap(partial(functional.cross_entropy, **options))
+    if case.operation == "logprob":
+        return wrap(lambda x, target: functional.log_softmax(x, dim=-1).gather(1, target[:, None]))
+    if case.operation in Functional.pairs:
+        return wrap(with_parameters(case.op, Functional.pairs[case.operation])[0])
+    return masked_softmax(case, wrap) if case.operation == "masked_softmax" else None
+
+
 class Functional(Eager):
     """torch.nn.functional.softmax, eager; backward is the operator that autograd calls."""
 
@@ -240,6 +258,10 @@ class Functional(Eager):
         **{"rms_norm": rms_norm, "layer_norm": layer_norm, "add_rms_norm": add_rms_norm, "matmul": matmul},
         "linear_cross_entropy": linear_cross_entropy,
     }
+
+    def user_call(self, case: Case) -> Call | None:
+        """As the function of this name."""
+        return user_call(case)
 
 
 class Native(Functional):

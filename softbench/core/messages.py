@@ -263,6 +263,8 @@ class TimeHost(Request[Done], frozen=True, tag="host"):
 
     batch_ms: float
     l2: str
+    of_users: bool = False
+    """Also of what users call, with and without autograd."""
 
 
 class StartTrace(Request[Done], frozen=True, tag="trace"):

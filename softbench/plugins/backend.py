@@ -16,6 +16,7 @@ A trait is an optional attribute or method:
 | `reuses_output = True` | The next call overwrites the output of this one, as with CUDA graphs. `softbench list` says so. |
 | `generated(case, launched)` | Code and spills of a kernel that neither Triton nor Inductor made, for `softbench inspect`. |
 | `sources()` | Files besides its module; a resumed run measures the backend again if one changes. |
+| `user_call(case)` | What users call for the case: a function of its inputs whose first result autograd differentiates, or None. |
 | `over_dim(direction)` | `f(x, dim)` or `f(dy, y, dim)` for any strides, for `--shape` and `check`. Except for softmax it gets `op=`. |
 """
 

@@ -126,6 +126,12 @@ def over_dim(backend: object, operation: str) -> Callable[[Direction], Call] | N
     return found if found is None or operation == OPERATION else partial(found, op=operation)
 
 
+def user_call(backend: object, case: Case) -> Call | None:
+    """The function that users call for a case, which autograd differentiates in its first input; None if the backend names none."""
+    found = getattr(backend, "user_call", None)
+    return found(replace(case)) if callable(found) else None
+
+
 def generated(backend: object) -> Callable[[Case, Sequence[str]], Generated] | None:
     """The backend's `generated`, which gives code that neither Triton nor Inductor made, or None."""
     found = getattr(backend, "generated", None)

@@ -18,7 +18,7 @@ from softbench.core.case import DO_BENCH, TIMERS
 from softbench.core.outcome import FAILURES, Grade, Status
 from softbench.core.text import count
 from softbench.plugins.info import BackendInfo
-from softbench.report import answer, markup, matrix, rich_tables
+from softbench.report import answer, markup, matrix, rich_tables, users_calls
 from softbench.report.cell_texts import CELL, WORDS, us_text
 from softbench.report.standings import standings
 from softbench.results.columns import HARMLESS, LABELS, Row, grouped
@@ -61,6 +61,7 @@ def results(rows: Sequence[Row], console: Console, source: str = "", *, wide: bo
         made = [_table(section, console, len(sections[:most]), wide=wide) for section in sections[:most]]
         parts += [Text(heading(some, source), style="dim"), *_answer(answer.lines(some, found), console), Text()]
         parts += [part for one in made for part in (*one.parts(), Text())]
+        parts += [users_calls.title(some), calls, Text()] if (calls := users_calls.table(some)) else []
         shown += made
         left_out += len(sections) - len(made)
     cut = [f"{count(len(several) - len(told), 'card')} more"] if len(told) < len(several) else []
@@ -248,6 +249,7 @@ def as_markdown(rows: Sequence[Row], source: str = "", *, long: bool = False) ->
         lines = "\n".join(f"- **{line.name}**: {markup.safe(line.text)}" for line in answer.lines(some, found))
         parts += [markup.safe(heading(some, source)), lines]
         parts += [matrix.as_markdown(section) for section in matrix.sections(some, found, merged=False)]
+        parts += [calls] if (calls := users_calls.as_markdown(some)) else []
     below = [f"- {markup.safe(note.plain)}" for note in notes(rows, signs="" if long else matrix.SIGNS, every=True)]
     return "\n\n".join([*parts, *(["\n".join(below)] if below else [])])
 

@@ -11,7 +11,7 @@ from typing import Any, cast, overload
 from softbench.core.case import DTYPES, NAME, CaseKey, Direction, parse_op, valid_shape
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line
-from softbench.results.columns import FIELDS, FORMULA, IMPLAUSIBLE, Row
+from softbench.results.columns import FIELDS, FORMULA, IMPLAUSIBLE, USERS, Row
 from softbench.results.records import unit_text
 
 NUMBERS = frozenset(name for name, field in FIELDS.items() if str(field.type).startswith("float"))
@@ -23,7 +23,7 @@ ONE_OF = {
     "direction": {direction.value for direction in Direction},
 }
 OF_CASE = CaseKey._fields
-TIMES = ("low_us", "high_us", "device_us", "host_us", "do_bench_us")
+TIMES = ("low_us", "high_us", "device_us", "host_us", "do_bench_us", *USERS)
 RATIOS = ("of_copy", "speedup", "of_peak")
 UNPUBLISHED = (Grade.WRONG, Grade.UNVERIFIED)
 BITS = 20  # a code of a column, since a file has at most a million cells

@@ -28,6 +28,8 @@ LABELS = {
 """Each label with its meaning and what to do."""
 HARMLESS = frozenset({L2_RESIDENT, COMPUTE_BOUND, "graph-breaks"})
 """Labels that describe a result without casting doubt on it."""
+USERS = ("no_grad_us", "recorded_us", "training_us")
+"""The columns of a call that users make, in the order of `Profile.users_us`."""
 DOUBTFUL = frozenset(LABELS) - HARMLESS
 """Labels that cast doubt on a result."""
 
@@ -94,10 +96,7 @@ class Row:
     host_us: float | None = None
     """Median host time, microseconds."""
     do_bench_us: float | None = None
-    """Median of a short sample of `triton.testing.do_bench`, microseconds: what other tools print. The host is in it where it is slower.
-
-    With a warm L2 it is taken without the flush.
-    """
+    """Median of a short sample of `triton.testing.do_bench`, microseconds: what other tools print. With a warm L2 without the flush."""
     kernels: int | None = None
     """Number of kernels, copies and fills of a call; their names are in the JSON."""
     labels: str = ""
@@ -134,6 +133,12 @@ class Row:
     """Shape of an N-D case, such as `8x16x1024x1024`, or `64x32x1000@dim1` with rows along dimension 1; empty if it is (M, N)."""
     unit: str = ""
     """The unit that measured the cell: label of the host, index and hash of the UUID, as in `node7/0/9c1d22e0`."""
+    no_grad_us: float | None = None
+    """With `--timer host`: median host time of the users' call, without autograd, microseconds."""
+    recorded_us: float | None = None
+    """Its host time, recorded by autograd."""
+    training_us: float | None = None
+    """Its host time with the backward."""
 
     @property
     def case(self) -> CaseKey:

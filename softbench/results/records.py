@@ -67,13 +67,15 @@ def _merged(profiles: Sequence[Profile]) -> Profile:
     device_us = tuple(us for profile in profiles for us in profile.device_us)
     host_us = tuple(us for profile in profiles for us in profile.host_us)
     do_bench_us = tuple(us for profile in profiles for us in profile.do_bench_us)
+    users = [profile.users_us for profile in profiles if profile.users_us]
+    users_us = tuple(tuple(us for one in some for us in one) for some in zip(*users, strict=True))
     kernels = next((profile.kernels for profile in profiles if profile.kernels), ())
     note = next((profile.note for profile in profiles if profile.note), "")
     peaks = [profile.peak_bytes for profile in profiles if profile.peak_bytes is not None]
     again = [profile.recompiles for profile in profiles if profile.recompiles is not None]
     rates = [profile.product_tflops for profile in profiles if profile.product_tflops is not None]
     peak, recompiles = max(peaks, default=None), sum(again) if again else None
-    return Profile(device_us, host_us, kernels, note, peak, recompiles, do_bench_us, max(rates, default=None))
+    return Profile(device_us, host_us, kernels, note, peak, recompiles, do_bench_us, users_us, max(rates, default=None))
 
 
 def record_to_json(record: Record) -> JsonObject:

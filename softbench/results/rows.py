@@ -16,7 +16,7 @@ from softbench.core.json import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.registry import operation
 from softbench.results import labels
-from softbench.results.columns import IMPLAUSIBLE, L2_RESIDENT, Row
+from softbench.results.columns import IMPLAUSIBLE, L2_RESIDENT, USERS, Row
 from softbench.results.document import device_name, units_of
 
 
@@ -85,6 +85,7 @@ def _row(cell: _Cell, yardstick: _Cell | None, reference: _Cell | None, device: 
         device_us=statistics.median(profile.device_us) if profile.device_us else None,
         host_us=statistics.median(profile.host_us) if profile.host_us else None,
         do_bench_us=statistics.median(profile.do_bench_us) if profile.do_bench_us else None,
+        **_users(profile),
         kernels=len(profile.kernels) or None,
         labels=" ".join(marks),
         **_sampling(timing, _spread(case, timing, facts)),
@@ -141,6 +142,11 @@ def _sampling(timing: Timing | None, spread: stats.Spread) -> JsonObject:
     counts = {"n": stats.samples(timing), "rounds": stats.rounds(timing), "processes": processes}
     times = {"p20_us": p20, "p80_us": p80, "low_us": low, "high_us": high}
     return {**counts, **times, "timer": timing.kind, "l2": timing.l2, "stopped": timing.stopped}
+
+
+def _users(profile: Profile) -> JsonObject:
+    """The columns of the users' call."""
+    return {name: statistics.median(us) for name, us in zip(USERS, profile.users_us, strict=False) if us}
 
 
 def _telemetry(timing: Timing | None) -> JsonObject:

@@ -274,7 +274,7 @@ class Scheduler:
         batch_ms, l2 = min(PROFILE_MS, self.plan.settings.batch_ms), self.plan.l2
         self._ask_measured([[slot] for slot in slots if slot.name == YARDSTICK and operation(case.op).flops(case)], MeasureProducts())
         if self.plan.device == "cuda" and self.plan.settings.profile == "on":
-            slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2))
+            slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2, self.plan.timer == "host"))
             slots = self._ask_measured([slots], StartTrace(l2))
             slots = self._ask_measured([[slot] for slot in slots], TraceCalls(batch_ms, l2))
         self._ask_measured([slots], EndProfile())

@@ -22,7 +22,7 @@ from softbench.plugins import traits
 from softbench.plugins.info import info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
-from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output
+from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output, user_call
 from softbench.problems.load import load as load_file
 from softbench.worker import callables, compiler_cache, triton_on_cpu
 from softbench.worker.checking import any_dim
@@ -39,6 +39,7 @@ from softbench.worker.timing.matrix_products import tflops, tflops_alone
 from softbench.worker.timing.rotating_inputs import CLOCK_NS, RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
+from softbench.worker.timing.users_calls import users_us
 
 DO_BENCH_WARMUP_MS = 1.0  # of its short sample; the rounds have warmed the call up
 CLOCK = time.perf_counter  # bound before a plugin can patch it
@@ -218,7 +219,7 @@ class Server:
         """The case whose products are alone, or the dtype of all others."""
         return case.key if operation(case.op).products_alone(case) else case.dtype
 
-    def time_host(self, batch_ms: float, l2: str) -> Done:
+    def time_host(self, batch_ms: float, l2: str, *, of_users: bool = False) -> Done:
         """Measure host times and do_bench's, and run calls without trace. All precede the profiler, which may slow them down."""
         timers, batches = self._ready(l2)
         self.profile = Profile()
@@ -227,7 +228,21 @@ class Server:
             plain = timers.by_name[DO_BENCH, l2](call, DO_BENCH_WARMUP_MS, batch_ms, 0).us
             self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)), do_bench_us=tuple(plain))
             self._try_profiler(partial(timers.meter.untraced, call, l2))
+            if of_users:
+                self._time_users_call(timers.meter, batch_ms)
         return Done()
+
+    def _time_users_call(self, meter: DeviceTimer, batch_ms: float) -> None:
+        """Measure the host time of what users call. If it fails, the cell has no such times."""
+        before = self.graphs.count()
+        try:
+            if call := user_call(self.backend, self._case()):
+                self.profile = replace(self.profile, users_us=users_us(call, self._inputs(), partial(meter.host, batch_ms=batch_ms)))
+        except Exception as error:
+            if poisoned():
+                raise
+            log(error)
+        self.graphs_built += self.graphs.count() - before  # compiled for users' calls only
 
     def start_trace(self, l2: str) -> Done:
         """Start the profiler."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from masked_softmaxes import B, F, case_of
 
-from softbench.backends import cuda, naive, own_kernels
+from softbench.backends import cuda, naive, own_kernels, softbench_library, torch_eager
 from softbench.backends.triton import own
 from softbench.core.case import Case, Direction
 from softbench.ops.registry import operation
@@ -70,6 +70,26 @@ def test_a_loss_gets_tensors_and_all_parameters(backend, op):
 def test_results_beyond_the_pass_are_left_out(backend):
     x, target = torch.randn(4, 9), torch.tensor([0, 8, 1, 3])
     assert len(backend.prepare(Case(4, 9, "fp32", Direction.FORWARD, "cpu", "logprob"))(x, target)) == 2
+
+
+@pytest.mark.parametrize("op", ["softmax", "cross_entropy(reduction=mean)", "logprob", "masked_softmax(causal=true)"])
+def test_the_library_and_torch_name_the_calls_of_their_users(op):
+    torch.manual_seed(0)
+    case = Case(4, 9, "fp32", Direction.FORWARD, "cpu", op, "1x2x2x9" if "masked" in op else "")
+    given = [torch.randn(case.sizes), *([torch.tensor([0, 8, -100 if "cross" in op else 1, 3])] if op[0] in "cl" else [])]
+    found = []
+    for backend in (softbench_library.backend, torch_eager.backend):
+        results = backend.user_call(case)(*given)
+        found.append(results[0].squeeze() if isinstance(results, tuple) else results.squeeze())
+    torch.testing.assert_close(*found)
+
+
+def test_the_library_gives_gradients_by_autograd_only():
+    x, target = torch.randn(4, 9), torch.tensor([0, 8, -100, 3])
+    case = Case(4, 9, "fp32", Direction.FUSED, "cpu", "cross_entropy(z_loss=0.01)")
+    found = [backend.prepare(case)(x, target) for backend in (softbench_library.backend, naive.backend)]
+    torch.testing.assert_close(*found)
+    assert "--direction both" in softbench_library.backend.supports(Case(4, 9, "fp32", Direction.BACKWARD, "cpu"))
 
 
 @pytest.mark.slow

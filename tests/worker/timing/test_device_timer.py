@@ -8,8 +8,9 @@ import time
 import types
 
 import pytest
+import torch
 
-from softbench.core.case import CPU_TIMER
+from softbench.core.case import CPU_TIMER, Case, Direction
 from softbench.core.outcome import Profile
 from softbench.plugins.source import PluginSource
 from softbench.worker import server
@@ -210,6 +211,34 @@ def test_the_worker_answers_with_device_and_host_time_and_kernels(monkeypatch):
         assert profile.kernels == ("softmax <4>",)
         assert set(profile.host_us) == {5}
     assert loaded.end_profile().profile.device_us == ()  # a profile is returned once
+
+
+def test_a_users_call_is_timed_without_autograd_recorded_and_with_its_backward(monkeypatch):
+    device, calls = Device(), []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            device.run("forward", 5)
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, dy):
+            device.run("backward", 7)
+            return 2 * dy
+
+    def function(x):
+        calls.append(torch.is_grad_enabled())
+        return Doubled.apply(x), "what else it returns"
+
+    loaded = ready(monkeypatch, device.meter())
+    loaded.case, loaded.inputs = Case(2, 3, "fp32", Direction.FORWARD, "cpu"), (torch.ones(2, 3),)
+    for backend, expected in ((types.SimpleNamespace(user_call=lambda case: function), [5, 5, 12]), (object(), [])):
+        loaded.backend = backend
+        loaded.time_host(1, "cold", of_users=True)
+        assert [set(samples) for samples in loaded.profile.users_us] == [{us} for us in expected]
+    assert set(calls) == {False, True}
+    assert loaded.inputs[0].grad is None and not loaded.inputs[0].requires_grad
 
 
 def test_what_was_noted_before_is_told_without_a_call(monkeypatch):

@@ -1,0 +1,54 @@
+"""The table of `--timer host`: what calls that users make take on the host, with and without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from rich.table import Table
+
+from softbench.core import text as units
+from softbench.report import markup, rich_tables
+from softbench.results.columns import USERS, Row, grouped
+
+MODES = ("without autograd", "recorded by autograd", "with backward")
+"""The calls, in the order of USERS."""
+TITLE = "host time of users' calls, median over the cases, and its ratio to {}"
+
+
+def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """The head and a line for each operation and call; without lines where no such time was measured."""
+    timed = [row for row in rows if row.no_grad_us]
+    backends = list(dict.fromkeys(row.backend for row in timed))
+    lines = []
+    for op, some in grouped(timed, lambda row: row.op).items():
+        for mode, column in zip(MODES, USERS, strict=True):
+            us = {(row.backend, row.case): getattr(row, column) for row in some if getattr(row, column)}
+            line = [op, mode]
+            for name in backends:
+                own = {row.case: us[name, row.case] for row in some if row.backend == name and (name, row.case) in us}
+                others = {row.case: us.get((row.relative_to, row.case)) for row in some if row.backend == name != row.relative_to}
+                ratios = [own[case] / other for case, other in others.items() if case in own and other]
+                line.append(units.micros(median(own.values())) + (f" {median(ratios):.2f}x" if ratios else "") if own else "")
+            lines.append(line)
+    return ["operation", "call", *backends], lines
+
+
+def title(rows: Sequence[Row]) -> str:
+    """The line above the table."""
+    return TITLE.format(next((row.relative_to for row in rows if row.no_grad_us), ""))
+
+
+def table(rows: Sequence[Row]) -> Table | None:
+    """The table, or None."""
+    head, lines = _texts(rows)
+    made = rich_tables.table(head, range(2, len(head)))
+    for line in lines:
+        made.add_row(*line)
+    return made if lines else None
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The line above and the table as Markdown; empty without such times."""
+    head, lines = _texts(rows)
+    return f"{title(rows)}\n\n{markup.table(head, lines, set(range(2, len(head))))}" if lines else ""
