@@ -3,8 +3,8 @@
 `choice.py` has the rule by which the logits choose. torch computes float64 in float64, and other dtypes in float32.
 
 The operators are `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V). torch.compile sees opaque calls.
-The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits. With
-SOFTBENCH_CPP=1, their autograd and the launches of the CUDA kernels are in C++ (`softbench.kernels.common.extension`).
+The backward computes the gradient from the logits and lse, so nothing of the logits' size is kept besides the logits. Where
+the extension in C++ is built, it has their autograd and launches the CUDA kernels (`softbench.kernels.common.extension`).
 """
 
 import importlib

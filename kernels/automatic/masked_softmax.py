@@ -9,8 +9,8 @@
 torch computes in float64 if scores or bias are float64, else in float32.
 
 The operators are `softbench::masked_softmax` and `softbench::masked_softmax_backward`, of scores (B, H, S, N). torch.compile does not see
-their kernels. The backward gets the result, so neither the scores nor the mask are kept. With SOFTBENCH_CPP=1, their autograd
-and the launches of the CUDA kernels are in C++ (`softbench.kernels.common.extension`).
+their kernels. The backward gets the result, so neither the scores nor the mask are kept. Where the extension in C++
+is built, it has their autograd and launches the CUDA kernels (`softbench.kernels.common.extension`).
 """
 
 import importlib

@@ -45,8 +45,8 @@ PASSES = ("forward", "backward", "reduce")
 SLOTS, COUNTERS = 0, 1
 """The kinds of workspaces, as in operators.cpp."""
 NAME = "extension.so"
-CALLS = os.environ.get("SOFTBENCH_CPP") == "1"
-"""Whether C++ makes calls of `softbench.kernels`. By default Python makes them, until the calls in C++ have been checked on a GPU."""
+CALLS = os.environ.get("SOFTBENCH_CPP") != "0"
+"""Whether C++ makes calls of `softbench.kernels`, where the library is built."""
 BACKEND = "CUDA"
 """The dispatch key that the operators are implemented for. Tests on the CPU replace it."""
 

@@ -5,9 +5,9 @@
 
 Compilers see one opaque call. On devices other than CUDA, the operators are torch's own functions.
 
-With SOFTBENCH_CPP=1, their kernel and autograd are in C++ (`softbench.kernels.common.extension`). This file has both in Python, which runs
-otherwise, and where C++ does not launch. They are defined in a `torch.library.Library`, because `torch.library.custom_op` runs
-more Python in each call.
+Where the extension in C++ is built, it has their kernel and autograd (`softbench.kernels.common.extension`). This file has both in
+Python, which runs otherwise, and where C++ does not launch. They are defined in a `torch.library.Library`, because
+`torch.library.custom_op` runs more Python in each call.
 """
 
 from collections.abc import Callable

