@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from .cluster_exchange import cluster_arrive, cluster_exchange
-from .loss_ops import accumulate, add_edges, capped, column_of, row_loss, row_norm, scaled, slope, store_first, write_slopes
+from .loss_ops import accumulate, add_edges, capped, column_of, gradient_of_losses, row_loss, row_norm, slope, store_first, write_slopes
 from .packed_io import edge_columns, load_tiles, padding, rounded, row_vectors, word_pointers
 from .softmax_ops import (
     MINUS_INFINITY,
@@ -88,7 +88,12 @@ def fused_rows(
     zero = tl.where(s < 0, -1, 0)  # s is never negative
     x = rematerialize(x, zero[:, :, None])
     kept = (target != ignore_index)[:, None]
-    norm, share_dx, hot_dx = scaled(row_norm(m, s, N * UNIT, target[:, None], z_loss), share, hot, dloss_ptr)
+    dloss = gradient_of_losses(dloss_ptr)
+    norm = row_norm(m, s, N * UNIT, target[:, None], z_loss) * dloss
+    hot_dx = hot * dloss
+    share_dx = share
+    if share is not None:
+        share_dx = share * dloss
     out = word_pointers(dx_row, offset, 4)
     below = write_slopes(
         out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT
@@ -152,7 +157,12 @@ def fused_cluster(
     zero = tl.where(s < 0, -1, 0)
     x = rematerialize(x, zero[:, :, None])
     kept = (target != ignore_index)[:, None]
-    norm, share_dx, hot_dx = scaled(row_norm(m, s, N * UNIT, target[:, None], z_loss), share, hot, dloss_ptr)
+    dloss = gradient_of_losses(dloss_ptr)
+    norm = row_norm(m, s, N * UNIT, target[:, None], z_loss) * dloss
+    hot_dx = hot * dloss
+    share_dx = share
+    if share is not None:
+        share_dx = share * dloss
     out = word_pointers(dx_row, offset, 4)
     below = write_slopes(
         out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT

@@ -205,16 +205,12 @@ def row_norm(m, s, N, target, z_loss):
 
 
 @triton.jit
-def scaled(norm, share, hot, dloss_ptr):
-    """What `slope` takes for losses whose gradient is the number at `dloss_ptr`, or 1 if that is None."""
+def gradient_of_losses(dloss_ptr):
+    """The gradient of all losses: the number at `dloss_ptr`, or 1 if that is None."""
     if dloss_ptr is None:
-        return norm, share, hot
+        return 1.0
     else:
-        dloss = tl.load(dloss_ptr)
-        if share is None:
-            return norm * dloss, share, hot * dloss
-        else:
-            return norm * dloss, share * dloss, hot * dloss
+        return tl.load(dloss_ptr)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .loss_ops import LOWEST, logits, row_logprob, row_loss, row_norm, scaled, slope
+from .loss_ops import LOWEST, gradient_of_losses, logits, row_logprob, row_loss, row_norm, slope
 from .loss_stream import gradients, row_factors
 from .packed_io import rounded
 from .softmax_ops import LOG2E, MINUS_INFINITY, exp_fast, finite_or_zero
@@ -52,7 +52,12 @@ def tile_of_losses(
         if second_ptr is not None:
             tl.store(second_ptr + rows, lse, mask=there)
         if dx_ptr is not None:
-            norm, share_dx, hot_dx = scaled(row_norm(m, s, N, target, z_loss)[:, None], share, hot, dloss_ptr)
+            dloss = gradient_of_losses(dloss_ptr)
+            norm = row_norm(m, s, N, target, z_loss)[:, None] * dloss
+            hot_dx = hot * dloss
+            share_dx = share
+            if share is not None:
+                share_dx = share * dloss
             others = slope(x, m[:, None], norm, share_dx, None, softcap, inverse)
             dx = tl.where(hit, slope(x, m[:, None], norm, share_dx, hot_dx, softcap, inverse), others)
             dx = tl.where((target != ignore_index)[:, None], dx, 0.0)
