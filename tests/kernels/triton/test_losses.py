@@ -1,9 +1,15 @@
 """Losses by the Triton kernels: what they compute, their launch plans and their launches."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
-from softbench.kernels.triton import loss_plans, losses
+import triton
+from softbench.kernels.triton import generic, loss_plans, losses
 from softbench.kernels.triton.launch_plan import Problem, chunk_of, vectors_in_row
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 SETUP = """
 import math
@@ -167,6 +173,33 @@ def test_stream_plans_cover_each_row_once(size, sms):
             plan = loss_plans.gradient_plan(given)
             reach = plan.tiles * plan.threads
             assert (plan.split_ctas - 1) * reach < vectors <= plan.split_ctas * reach and plan.threads == 32 * plan.warps
+
+
+@pytest.mark.skipif(generic.INTERPRETED, reason="nothing is compiled under TRITON_INTERPRET=1")
+def test_losses_with_one_gradient_of_all_rows_are_compiled():
+    ready = losses._tile("fused", problem(64, 16, 2), (16, 16), PLAIN)
+    names = ready.kernel.arg_names
+    given = dict(zip(names, ("*bf16", "*i64", "*bf16", "*fp32", "*fp32", *ready.arguments), strict=True))
+    constants = {name: given[name] for name, one in zip(names, ready.kernel.params, strict=True) if one.is_constexpr or given[name] is None}
+    kinds = {int: "i32", float: "fp32"}
+    signature = {name: "constexpr" if name in constants else kinds.get(type(one), one) for name, one in given.items()}
+    source = ASTSource(ready.kernel, signature, constants)
+    assert triton.compile(source, target=GPUTarget("cuda", 90, 32), options=dict(ready.options)).asm["ptx"]
+
+
+def test_no_function_of_a_kernel_returns_a_parameter_that_may_be_none():
+    """Triton 3.6 refuses such a return, and newer ones compile it."""
+    found = []
+    for path in Path(losses.__file__).parent.glob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and "jit" in "".join(map(ast.unparse, function.decorator_list)):
+                tests = [
+                    node for node in ast.walk(function) if isinstance(node, ast.Compare) and ast.unparse(node.comparators[0]) == "None"
+                ]
+                returned = (node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value)
+                values = {ast.unparse(one) for value in returned for one in getattr(value, "elts", [value])}
+                found += [(path.name, function.name, name) for name in {ast.unparse(one.left) for one in tests} & values]
+    assert not found
 
 
 def test_rows_beyond_the_counters_are_not_shared():
