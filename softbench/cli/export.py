@@ -13,7 +13,7 @@ from softbench.cli.panels import PanelCommand
 from softbench.core.case import REFERENCE
 from softbench.core.errors import UsageError
 
-Format = StrEnum("Format", ["kernelbench", "kernelbot", "flashinfer"])
+Format = StrEnum("Format", ["kernelbench", "kernelbot", "flashinfer", "github-action-benchmark", "bencher", "pytorch-hud"])
 
 
 def register(app: typer.Typer) -> None:
@@ -22,26 +22,33 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    files: Annotated[list[Path], typer.Argument(help="Results CSVs of problems, each with its JSON beside it.")],
-    to: Annotated[Format, typer.Option("--to", help="KernelBench's results and fast_p, kernelbot's lines, or FlashInfer's traces.")],
-    backends: Annotated[list[str] | None, typer.Option("--backends", help="The solutions, by name or shell pattern. Repeatable.")] = None,
+    files: Annotated[list[Path], typer.Argument(help="Results CSVs; those of problems with their JSON.")],
+    to: Annotated[Format, typer.Option("--to", help=f"The format: {', '.join(Format)}.")],
+    backends: Annotated[list[str] | None, typer.Option("--backends", help="The backends, by name or shell pattern. Repeatable.")] = None,
     workloads: Annotated[
         Path | None, typer.Option("--workloads", metavar="FILE", help="A definition's workloads, whose identifiers the traces get.")
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", "--output", metavar="FILE|-", help="The file to write.")] = Path("-"),
 ) -> None:
-    """Write results of problems in the format of another evaluator, for its boards and tools."""
-    from softbench.report import exports
+    """Write results in the format of another tool.
+
+    Of problems: KernelBench's results and fast_p, kernelbot's lines, or FlashInfer's traces. Of all cells: the values for
+    github-action-benchmark (customSmallerIsBetter), Bencher (--adapter json), or the HUD of PyTorch.
+    """
+    from softbench.report import exports, trackers
     from softbench.results.select import select
 
     if workloads and to is not Format.flashinfer:
         raise UsageError(f"--workloads: {to} has no workloads; --to flashinfer has")
     wanted = [part for one in backends or () for part in one.split(",")]
-    found = {}
+    found, tracker = {}, to.value in trackers.FORMATS
     for file in map(results_file, files):
         rows = read(file)
         chosen = select(rows, wanted)
-        found[file] = [*chosen, *(row for row in rows if row.backend == REFERENCE and row not in chosen)]
+        found[file] = chosen if tracker else [*chosen, *(row for row in rows if row.backend == REFERENCE and row not in chosen)]
+    if tracker:
+        printed(trackers.text([row for rows in found.values() for row in rows], to.value), out, "-o")
+        return
     texts = {Format.kernelbench: exports.kernelbench, Format.kernelbot: exports.kernelbot}
     text = exports.flashinfer(found, workloads) if to is Format.flashinfer else texts[to](found)
     printed(text, out, "-o")

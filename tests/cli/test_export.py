@@ -1,5 +1,6 @@
-"""`softbench export`: results of a problem in the words of other evaluators."""
+"""`softbench export`: results in the words of other evaluators, and of services that keep a value for each commit."""
 
+import csv
 import json
 import os
 
@@ -79,3 +80,19 @@ def test_a_file_without_samples_is_refused(measured, main, tmp_path):
     (tmp_path / "alone.csv").write_bytes(measured.read_bytes())
     code, _, err = main("export", tmp_path / "alone.csv", "--to", "kernelbench")
     assert code == 2 and "alone.json.gz is not in its folder, and that file has the samples" in err
+
+
+def test_services_get_the_values_of_right_cells(measured, main):
+    with measured.open() as lines:
+        us = {row["backend"]: float(row["median_us"]) for row in csv.DictReader(lines) if row["status"] == "ok" and row["M"] == "8"}
+    code, out, err = main("export", measured, "--to", "bencher", "--backends", "right,wrong,copy")
+    latency = json.loads(out)["right squares-forward-fp32-8x64"]["latency"]
+    assert (code, err) == (0, "")
+    assert latency["value"] == pytest.approx(1000 * us["right"])
+    assert latency["lower_value"] <= latency["value"] <= latency["upper_value"]
+    assert {name.partition(" ")[0] for name in json.loads(out)} == {"right"}
+    entry = json.loads(main("export", measured, "--to", "github-action-benchmark", "--backends", "right")[1])[0]
+    assert (entry["name"], entry["unit"], entry["value"]) == ("right squares-forward-fp32-8x64 latency", "us", us["right"])
+    record = json.loads(main("export", measured, "--to", "pytorch-hud", "--backends", "right")[1])[0]
+    assert (record["benchmark"]["dtype"], record["model"]["backend"]) == ("float32", "right")
+    assert record["metric"]["benchmark_values"] == [us["right"]]
