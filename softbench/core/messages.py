@@ -39,6 +39,8 @@ class Described(Reply, frozen=True):
 
     operation: JsonObject
     """As `softbench.ops.declaration.to_json` makes it."""
+    layouts: bytes = b""
+    """Those of a problem's cases, for other workers (`softbench.problems.layout.pack`)."""
 
 
 class Skip(Reply, frozen=True):
@@ -190,6 +192,8 @@ class LoadSource(Request[Loaded], frozen=True, tag="load"):
     name: str | None = None
     operations: tuple[str, ...] = ()
     """Files of users' operations."""
+    layouts: dict[str, bytes] = {}
+    """Those of the cases of problems, by file."""
 
 
 class ListUnsupported(Request[Unsupported], frozen=True, tag="list_unsupported"):

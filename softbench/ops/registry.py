@@ -29,6 +29,8 @@ _added: dict[str, tuple[Operation, str]] = {}
 """The operations of users by name, each with its file."""
 _numerics: dict[str, Values] = {}
 """Their values, in a worker."""
+_layouts: dict[str, bytes] = {}
+"""By file: the layouts of a problem's cases, in the parent process."""
 
 
 def names() -> tuple[str, ...]:
@@ -52,6 +54,11 @@ def files() -> tuple[str, ...]:
     return tuple(file for _, file in _added.values())
 
 
+def layouts() -> dict[str, bytes]:
+    """By file: the layouts of a problem's cases, which workers get."""
+    return dict(_layouts)
+
+
 def file_of(name: str) -> str:
     """The file of a user's operation; empty for softbench's own."""
     return _added[name][1] if name in _added else ""
@@ -73,8 +80,10 @@ def of_file(file: str) -> str:
     return next((name for name, (_, other) in _added.items() if other == file), "")
 
 
-def add(operation: Operation, file: str, numerics: Values | None = None) -> None:
+def add(operation: Operation, file: str, numerics: Values | None = None, layouts: bytes = b"") -> None:
     """Make a copy of a user's operation known in this process, whose parts cannot be exchanged. Workers also give its values.
+
+    `layouts`: what other workers get of a problem.
 
     Raises:
         ValueError: softbench or another file has an operation of this name.
@@ -86,6 +95,8 @@ def add(operation: Operation, file: str, numerics: Values | None = None) -> None
     _added[operation.name] = replace(operation, tensors=tensors, passes=passes), file
     if numerics is not None:
         _numerics[operation.name] = numerics
+    if layouts:
+        _layouts[file] = layouts
 
 
 def operation(text: str) -> Operation:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from inspect import signature
 from math import prod
 from typing import Any
@@ -15,15 +18,24 @@ from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_wit
 from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Case, Shape, Value, op_text
 from softbench.core.errors import UsageError
 from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.operation import CASE_DTYPE, Pass, TensorSpec, WholeCase
+from softbench.ops.operation import CASE_DTYPE, Extent, Pass, TensorSpec, WholeCase
 from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
-TENSOR = object()
-"""Stands for a tensor among the leaves of a tree."""
-NUMBER, NOTHING = object(), object()
-"""Leaves of an output: a number, which becomes a tensor, and one that is not compared."""
+
+
+class Leaf(Enum):
+    """What stands for the leaves of a tree."""
+
+    TENSOR = auto()
+    NUMBER = auto()
+    """Of an output: it becomes a tensor."""
+    NOTHING = auto()
+    """Of an output: it is not compared."""
+
+
+TENSOR, NUMBER, NOTHING = Leaf
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +128,22 @@ class Layout:
             return found[0] if len(found) == 1 else found
 
         return call
+
+
+def pack(layouts: Mapping[Extent, Layout]) -> bytes:
+    """Layouts for other workers, which then need not follow the shapes; empty if a leaf cannot be sent."""
+    with suppress(Exception):  # pickle raises what the leaf's class raises
+        return pickle.dumps(dict(layouts))
+    return b""
+
+
+def unpack(data: bytes) -> dict[Extent, Layout]:
+    """The inverse of `pack`, of data from the worker that read the problem."""
+    with suppress(Exception), warnings.catch_warnings():  # a class of the problem's file, which this worker may know by another name
+        warnings.simplefilter("ignore")  # of torch, about its own class of trees
+        found: dict[Extent, Layout] = pickle.loads(data)
+        return found
+    return {}
 
 
 def arguments(tree: Any) -> tuple[list[Any], dict[str, Any]]:

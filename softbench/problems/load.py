@@ -16,6 +16,7 @@ from softbench.problems.backendbench import BackendBench
 from softbench.problems.flashinfer import FlashInfer
 from softbench.problems.kernelbench import KernelBench
 from softbench.problems.kernelbot import Kernelbot
+from softbench.problems.layout import pack, unpack
 from softbench.problems.problem import SIZES, Problem
 from softbench.problems.python_file import PythonFile
 from softbench.problems.values import Cases, ProblemValues
@@ -24,13 +25,14 @@ SOLUTIONS = ("ModelNew", "custom_kernel", "solution", "backend", "backends")
 """What a plugin's file may have, beside the names of operations."""
 
 
-def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool = True) -> Operation:
+def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool = True, layouts: bytes = b"") -> Operation:
     """Import a file, and make its operation or problem known in this process.
 
     Args:
         path: the file.
         wanted: of a problem, values of parameters; each makes a case. Without them its own cases count.
         every: false to follow the shapes of other cases when they are asked for.
+        layouts: those of cases that are known already, as `layouts_of` gives them.
 
     Raises:
         UsageError: it defines neither, or a parameter has no such value. Exceptions of the file's own code pass through.
@@ -39,6 +41,7 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool =
     if isinstance(found, ModuleType):
         return user_file.load(path, found)
     values = ProblemValues(found)
+    values.layouts.update(unpack(layouts))
     operation = declared(values, wanted, every=every)
     try:
         validate(operation)
@@ -46,6 +49,12 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool =
     except ValueError as error:
         raise UsageError(str(error)) from None
     return operation
+
+
+def layouts_of(operation: Operation) -> bytes:
+    """The layouts of an operation's cases, for another worker; empty if it is no problem."""
+    values = registry.numerics(operation.name)
+    return pack(values.layouts) if isinstance(values, ProblemValues) else b""
 
 
 def _problem(file: str) -> Problem | ModuleType:
@@ -79,7 +88,7 @@ def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]], *, ev
     """A problem as an operation, with its cases. A case that raises is lost, if another one can run. Raises UsageError."""
     problem = values.problem
     known = tuple(_parameter(problem, name) for name in problem.parameters if name not in SIZES)
-    all_given = [_read(problem, known, case) for case in wanted or problem.cases]
+    all_given = [_read(problem, known, case) for case in wanted or problem.cases] if every or not values.layouts else []
     lost = values.declare_all(all_given, most=len(all_given) if every else 1)
     first = next(iter(values.layouts.values()))
     fixed = tuple(dict.fromkeys(layout.case.dtype for layout in values.layouts.values()))

@@ -23,6 +23,11 @@ WIDENING = "half_to_float"
 class Float64(TorchDispatchMode):
     """Every floating tensor that an operator gets is float64, and so is every dtype that it is asked for."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's way to keep Dynamo out imports it at the first call, for seconds; it leaves frames within a mode alone anyway."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in BIT_CASTS:

@@ -28,6 +28,14 @@ class Activity:
     seconds: dict[str, float] = field(default_factory=dict)
     """Seconds of waiting by request: where a run's time went."""
     now: Work | None = None
+    before: float = 0.0
+    """Seconds of waiting before the command's own work began."""
+
+    def continue_after(self, earlier: Activity) -> None:
+        """Count what was waited for before, too."""
+        for op, spent in earlier.seconds.items():
+            self.seconds[op] = self.seconds.get(op, 0.0) + spent
+            self.before += spent
 
     @contextmanager
     def waiting(self, op: str, labels: Sequence[str]) -> Iterator[None]:

@@ -13,7 +13,7 @@ from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
 from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.slot import Loading, WorkerSlot, discover, distinct, revive
-from softbench.processes.worker_pool import Lost, Pool
+from softbench.processes.worker_pool import Lost, Pool, opened
 
 
 class NoGpuError(UsageError):
@@ -44,8 +44,7 @@ class Session:
         """
         self.import_seconds, self.sources = import_seconds, sources
         self._begun: Loading | None = None
-        self.pool = Pool(activity=activity, threads=threads, sanitizer=sanitizer)
-        self.pool.__enter__()
+        self.pool = opened(activity, threads, sanitizer)
         try:
             self.machine = probe(self.pool, import_seconds)
             self.device, self.gpu = choose_device(device, self.machine)

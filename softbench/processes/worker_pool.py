@@ -5,6 +5,7 @@ If the forkserver dies, all its workers die with it. The pool then starts anothe
 
 from __future__ import annotations
 
+import atexit
 import errno
 import json
 import os
@@ -12,6 +13,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -408,6 +410,42 @@ class Pool:
         self._exits.update({worker.pid: -signal.SIGKILL for worker in self.workers})
         self._control.close()
         self._start()
+
+
+_kept: list[tuple[Pool, object]] = []
+"""At most one open pool without workers, and the surroundings in which its forkserver started."""
+
+
+def opened(activity: Activity | None = None, threads: int | None = None, sanitizer: Sanitizer | None = None) -> Pool:
+    """An open pool; arguments as of `Pool`. It is the one that was kept, if its forkserver would start in the same way now.
+
+    So a command that reads a problem before its session imports torch once.
+    """
+    while _kept:
+        pool, before = _kept.pop()
+        if before == _surroundings(threads, sanitizer) and state(pool._forkserver.pid) not in ENDED:
+            given, pool.activity = pool.activity, activity or Activity()
+            pool.activity.continue_after(given)
+            return pool
+        pool.close(gently=False)
+    return Pool(activity=activity, threads=threads, sanitizer=sanitizer).__enter__()
+
+
+def keep(pool: Pool) -> None:
+    """Let the next `opened` have this open pool, whose workers have ended. The end of the process closes it otherwise."""
+    _kept.append((pool, _surroundings(pool.threads, pool.sanitizer)))
+
+
+@atexit.register
+def _close_kept() -> None:
+    for pool, _ in _kept:  # without a wait: the forkserver ends when its socket closes
+        pool._control.close()
+        pool._folder.cleanup()
+
+
+def _surroundings(threads: int | None, sanitizer: Sanitizer | None) -> object:
+    """What a forkserver is started with, beside its log."""
+    return threads, sanitizer, dict(os.environ), tuple(sys.path), Path.cwd()
 
 
 def _explained(error: OSError) -> str:

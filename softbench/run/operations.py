@@ -19,7 +19,7 @@ from softbench.ops.operation import Operation
 from softbench.plan.grammar import DEFAULTS, parse_axis, parse_operation, parse_parameters, split
 from softbench.plan.settings import PHASES
 from softbench.plugins.source import PluginSource
-from softbench.processes.worker_pool import Lost, Pool
+from softbench.processes.worker_pool import Lost, Pool, keep, opened
 
 FORMATS = ("kernelbench", "kernelbot", "flashinfer", "backendbench")
 """The formats of problems that a word may name in front."""
@@ -56,8 +56,13 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     found = {word: registry.of_file(str(Path(word).resolve())) for word in paths}
     found = {word: "" if name and cases and registry.declared(name).whole else name for word, name in found.items()}
     if files := [file for file, known in found.items() if not known]:
-        with Pool() as pool:
+        pool = opened()
+        try:
             found |= {file: _read(pool, file, at, seconds, cases) for file in files}
+        except BaseException:
+            pool.close(gently=False)
+            raise
+        keep(pool)
     for word in words:
         if word not in found and word.partition("(")[0] not in registry.names() and Path(word).exists():
             kind = "backendbench" if any(Path(word).glob("*/*_implementation*.py")) else "kernelbot"
@@ -211,7 +216,7 @@ def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> 
         raise UsageError(f"{at} {file}: {reply.reason}")
     try:
         operation = from_json(reply.operation)
-        registry.add(operation, str(path.resolve()))
+        registry.add(operation, str(path.resolve()), layouts=reply.layouts)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{at} {file}: {error if isinstance(error, ValueError) else INVALID_REPLY}") from None
     return operation.name

@@ -16,7 +16,7 @@ from softbench.plan.plan import Plan
 from softbench.processes.activity import Activity
 
 PHASE = {
-    **dict.fromkeys(("start", "probe", "load"), "load"),
+    **dict.fromkeys(("start", "probe", "load", "operation"), "load"),
     **dict.fromkeys(("renew", "time", "verify"), "time"),
     **dict.fromkeys(("host", "trace", "calls", "profile", "release"), "profile"),
 }

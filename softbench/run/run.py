@@ -241,7 +241,8 @@ def run(
         except BaseException:
             kept.interrupt()
             raise
-        kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": time.monotonic() - begin}.items()}
+        wall = activity.before + time.monotonic() - begin
+        kept.header["seconds"] = {key: round(value, 3) for key, value in {**activity.seconds, "wall": wall}.items()}
     if spread := process_spread.keep(plan, kept.name, zip(kept.records(), kept.rows(), strict=True)):
         kept.set_facts(spread)
     finish(kept, observer)

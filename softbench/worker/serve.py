@@ -12,7 +12,7 @@ from softbench.core.messages import CheckCases, Described, Probed, Reply, Reques
 from softbench.ops import declaration
 from softbench.ops.registry import numerics
 from softbench.plugins.source import PluginSource
-from softbench.problems.load import load
+from softbench.problems.load import layouts_of, load
 from softbench.worker.failures import failure
 from softbench.worker.garbage_collection import paused, seldom
 from softbench.worker.guarding import audit
@@ -51,12 +51,13 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return Probed(probe())
         case messages.LoadOperation(file, cases):
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
-            return Described(declaration.to_json(load(file, cases)))
-        case messages.LoadSource(source, device, name, operations):
+            operation = load(file, cases)
+            return Described(declaration.to_json(operation), layouts_of(operation))
+        case messages.LoadSource(source, device, name, operations, layouts):
             if not server.confined:
                 audit.close()
             with seldom():
-                return server.load(PluginSource(**source), device, name, operations)
+                return server.load(PluginSource(**source), device, name, operations, layouts)
         case messages.ListUnsupported(names, cases):
             return server.unsupported(names, cases)
         case messages.BuildCase(case, seed):

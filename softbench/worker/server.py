@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -88,11 +88,18 @@ class Server:
         self.confined = False
         """True in a process of the judge: it holds nothing that a plugin may not see."""
 
-    def load(self, source: PluginSource, device: str, name: str | None = None, operations: Sequence[str] = ()) -> Loaded:
+    def load(
+        self,
+        source: PluginSource,
+        device: str,
+        name: str | None = None,
+        operations: Sequence[str] = (),
+        layouts: Mapping[str, bytes] | None = None,
+    ) -> Loaded:
         """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
         traits.interpreter = triton_on_cpu.prepare(source)  # to follow the shapes of a problem, torch imports Triton
         for file in operations:
-            load_file(file, every=False)
+            load_file(file, every=False, layouts=(layouts or {}).get(file, b""))
         self.source, self.device = source, device
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)

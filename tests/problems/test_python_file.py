@@ -9,6 +9,8 @@ from problem_files import cases, judged, problem
 from softbench.core.errors import UsageError
 from softbench.ops import registry
 from softbench.ops.declaration import from_json, to_json
+from softbench.problems import values
+from softbench.problems.load import layouts_of, load
 from softbench.worker.checking import probes
 from softbench.worker.checking.check_case import CheckCaseRunner
 
@@ -34,6 +36,16 @@ def reference(x, w, eps):
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch):
     monkeypatch.setattr(registry, "_added", {})
+
+
+def test_a_worker_takes_the_layouts_of_the_one_that_read_the_problem(tmp_path, monkeypatch):
+    (tmp_path / "norm.py").write_text(NORM)
+    read = load(str(tmp_path / "norm.py"))
+    known, described = layouts_of(read), to_json(read)
+    with monkeypatch.context() as patch:
+        patch.setattr(values, "layout_of", None)
+        assert to_json(load(str(tmp_path / "norm.py"), every=False, layouts=known)) == described
+    assert len(load(str(tmp_path / "norm.py"), every=False, layouts=b"of another process").cases) == 1
 
 
 def right(x, w, eps):

@@ -13,6 +13,7 @@ from softbench.ops import registry, user_file
 from softbench.ops.declaration import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
 from softbench.plugins.source import PluginSource
+from softbench.processes import worker_pool
 from softbench.run import operations
 from softbench.worker.failures import user_line
 from softbench.worker.guarding import tamper_guard
@@ -47,6 +48,16 @@ def test_a_file_stands_for_the_name_of_its_operation(file):
     assert registry.files() == (path,)
     assert registry.operation("standardize").summary.startswith("(x - mean(x))")
     assert operations.names(None) is None
+
+
+def test_the_session_after_a_file_was_read_has_its_forkserver(file, monkeypatch):
+    operations.names([file(TEXT)])
+    [(kept, _)] = worker_pool._kept
+    assert worker_pool.opened() is kept and "operation" in kept.activity.seconds and kept.activity.before > 0
+    worker_pool.keep(kept)
+    monkeypatch.setenv("SOFTBENCH_TEST", "1")  # a forkserver has the variables that it started with
+    with worker_pool.opened() as other:
+        assert other is not kept and kept._closed
 
 
 BAD = {
