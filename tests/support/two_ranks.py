@@ -1,0 +1,124 @@
+"""What two ranks of a group compute, as one test: `run(kernels)` forks the second rank, and prints `fine` if all cases are right."""
+
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from softbench.kernels.automatic import vocabulary_parallel as parallel
+
+from softbench.core.case import Case, Direction
+from softbench.core.outcome import Grade
+from softbench.ops.registry import numerics, operation
+
+N, SPLIT = 37, 30
+"""The classes of all ranks, and of the first one."""
+LOSSES = [
+    ("cross_entropy", "fp32"),
+    ("cross_entropy(ignore_index=3)", "bf16"),
+    ("cross_entropy(label_smoothing=0.1,z_loss=0.01)", "fp32"),
+    ("cross_entropy(softcap=5,z_loss=0.01)", "fp32"),
+    ("cross_entropy(reduction=mean,z_loss=0.01)", "bf16"),
+    ("cross_entropy(reduction=mean,label_smoothing=0.2)", "bf16"),
+]
+
+
+def run(kernels=None, small=None):
+    """All cases, by these kernels of losses and of the small steps, or by torch."""
+    if kernels is not None:
+        parallel._kernels = lambda function, x: kernels
+        parallel._small_kernels = lambda x, options: None if options.label_smoothing or options.of_logits else small
+    with tempfile.TemporaryDirectory() as folder:
+        other = os.fork()
+        rank = int(other == 0)
+        try:
+            store = dist.FileStore(f"{folder}/store", 2)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+            for op, dtype in LOSSES:
+                loss(rank, op, dtype)
+            logprob(rank)
+            refusals(rank)
+            dist.destroy_process_group()
+        except BaseException as error:
+            print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
+            raise
+        finally:
+            if rank:
+                sys.stderr.flush()
+                os._exit(int(sys.exc_info()[0] is not None))
+        assert os.waitpid(other, 0)[1] == 0, "the other rank failed"
+    print("fine")
+
+
+def drawn(case):
+    """Inputs with structured rows, and the names of their kinds."""
+    values = numerics(case.op)
+    given = values.make(case, 0, torch.device("cpu"))
+    return values, given, values.make_structured(given, case, 0)
+
+
+def part(x, rank):
+    return (x[:, :SPLIT], x[:, SPLIT:])[rank].clone().requires_grad_()
+
+
+def whole(mine, rank):
+    """The columns of both ranks; None on the second one."""
+    if rank:
+        dist.send(mine.contiguous(), 0)
+        return None
+    other = mine.new_empty(len(mine), N - SPLIT)
+    dist.recv(other, 1)
+    return torch.cat([mine, other], 1)
+
+
+def judged(values, case, given, outputs, kinds):
+    found = values.check(case, given, outputs, kinds=kinds)
+    rounded = case.direction is Direction.BACKWARD and found.grade is Grade.LOW_PRECISION  # by lse, as on one card
+    assert found.grade is Grade.PASS or rounded, (case.op, case.dtype, found)
+
+
+def loss(rank, op, dtype):
+    case = Case(64, N, dtype, Direction.BACKWARD, "cpu", op)
+    values, given, kinds = drawn(case)
+    x, target, lse, dloss = given
+    mine = part(x, rank)
+    shard = (0, SPLIT)[rank], N
+    found = parallel.cross_entropy(mine, target, dist.group.WORLD, shard if dtype == "fp32" else None, **operation(op).parameter_values)
+    (dx,) = torch.autograd.grad(found, mine, dloss)
+    if (dx := whole(dx, rank)) is not None:
+        judged(values, case, given, (dx,), kinds)
+        judged(values, replace(case, direction=Direction.FORWARD), (x, target), (found.detach(), lse), kinds)
+
+
+def logprob(rank):
+    case = Case(64, N, "fp32", Direction.BACKWARD, "cpu", "logprob")
+    values, given, kinds = drawn(case)
+    x, target, *_, dlogprob, dentropy = given
+    for temperature in (1.0, 0.5) if parallel._kernels("logprob", x) is None else (1.0,):
+        mine = part(x * temperature, rank)
+        found = parallel.logprob(mine, target, dist.group.WORLD, temperature=temperature)
+        (dx,) = torch.autograd.grad(found, mine, (dlogprob, dentropy))
+        if (dx := whole(dx * temperature, rank)) is not None:
+            judged(values, case, given, (dx,), kinds)
+            judged(values, replace(case, direction=Direction.FORWARD), (x, target), tuple(one.detach() for one in found), kinds)
+
+
+def refusals(rank):
+    """One line for each wrong argument. A target that no rank has makes its row NaN."""
+    x, target = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 8, -100])
+    found = parallel.cross_entropy(x, target, dist.group.WORLD, reduction="none")
+    (dx,) = torch.autograd.grad(found.sum(), x)
+    assert found.isnan().tolist() == [False, True, False] and dx.isnan().any(1).tolist() == [False, True, False]
+    for group, shard, error, part_of in (
+        (None, None, TypeError, "process_group is a NoneType"),
+        (dist.group.WORLD, (6, 8), ValueError, "the 4 classes of this rank end at 10"),
+    ):
+        try:
+            parallel.cross_entropy(x, target, group, shard)
+        except error as raised:
+            assert part_of in str(raised), raised
+        else:
+            raise AssertionError(part_of)
