@@ -121,7 +121,7 @@ def _of_cases(base: RunSamples, cells: Iterable[CellKey]) -> RunSamples:
 
 
 def _suspicious(verdict: Verdict) -> bool:
-    return verdict.gated and verdict.state in (State.SLOWER, State.FASTER, State.AMBIGUOUS)
+    return verdict.gated and verdict.state in (State.SLOWER, State.FASTER, State.CLOCK, State.AMBIGUOUS)
 
 
 def plan_text(plan: Plan, base: RunSamples, rules: Rules) -> str:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 from softbench.core.case import NAME
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
@@ -199,6 +200,8 @@ def _cell(key: CellKey, samples: CellSamples) -> JsonObject:
     if samples.status != "ok":
         return {**cell, "reason": samples.reason}
     cell |= {name: value for name in ("host_bound", "timer") if (value := getattr(samples, name))}
+    if samples.log_mhz() is not None:
+        cell["sm_clock_mhz"] = {str(process): median(one.mhz for one in rounds) for process, rounds in samples.processes.items()}
     return {
         **cell,
         "round_medians_us": {str(process): [round(one.median_us, 4) for one in rounds] for process, rounds in samples.processes.items()},
@@ -231,11 +234,12 @@ def _samples(cell: JsonObject) -> CellSamples:
     grade = Grade(cell["class"]).value if cell["class"] else ""
     if cell["status"] != "ok":
         return CellSamples(Status(cell["status"]).value, one_line(str(cell["reason"])), grade)
-    processes = {}
+    processes, clocks = {}, cell.get("sm_clock_mhz") or {}
     for process, medians in cell["round_medians_us"].items():
         if not medians:
             raise ValueError("a process has no rounds")
-        processes[int(process)] = tuple(RoundMedian(number, 0, positive(us)) for number, us in enumerate(medians))
+        mhz = positive(clocks[process]) if process in clocks else 0.0
+        processes[int(process)] = tuple(RoundMedian(number, 0, positive(us), mhz=mhz) for number, us in enumerate(medians))
     if not processes:
         raise ValueError("it is measured, but has no processes")
     host_bound, timer = (one_line(str(cell.get(name) or "")) for name in ("host_bound", "timer"))

@@ -28,6 +28,8 @@ NOTHING_TESTED = "no cell counts, because all are advisory or not measured on bo
 """What to do about a report that tested nothing."""
 SHORT_AND_SLOWER = "cells of short or launch-bound calls are slower: measure larger shapes of them (--M, --N), which the gate judges"
 """What to do about a report in which many advisory cells are slower."""
+SAME_CLOCK = "measure at one clock: sudo nvidia-smi -lgc MHZ (-rgc undoes it), or see whether the new code draws more power"
+"""What to do about cells that are slower by the clock."""
 SITTINGS_DIFFER = 0.01
 """With this standard deviation between sittings, more processes of one sitting decide little."""
 OF_ANY_COMMAND = ("--plugin", "--device", "--seed", "--timeout")
@@ -102,6 +104,8 @@ def _too_short(report: GateReport) -> str:
     """What to do if the gated cells say too little; empty if they do not."""
     if report.exit_code != 3:
         return ""
+    if any(one.gated and one.state is State.CLOCK for one in report.verdicts):
+        return SAME_CLOCK
     return NOTHING_TESTED if report.nothing_tested else SHORT_AND_SLOWER if report.too_many_advise else ""
 
 

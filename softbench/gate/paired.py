@@ -26,6 +26,8 @@ from softbench.gate.verdicts import (
     State,
     Verdict,
     advisory_reason,
+    by_clock,
+    clock_change,
     corrected,
     ranked,
     unmeasured,
@@ -143,13 +145,14 @@ def compare(
             "or compare with a stored baseline: softbench gate --baseline"
         )
     verdicts: list[Verdict] = []
+    clocks: dict[CellKey, float | None] = {}
     cells: dict[CellKey, list[SharedRounds]] = {}
     for key in dict.fromkeys(key.with_backend(candidate) for key in run.cells if key.backend in (candidate, reference)):
         new, old = run.cells.get(key), run.cells.get(key.with_backend(reference))
         if verdict := unmeasured(key, new, old, f"the reference {reference}"):
             verdicts.append(verdict)
         elif new and old:
-            cells[key] = list(pair(new, old).values())
+            cells[key], clocks[key] = list(pair(new, old).values()), clock_change(new, old)
             if not cells[key] or not all(math.isfinite(value) for rounds in cells[key] for value in (*rounds.logs, *rounds.mean_logs)):
                 why = "a value is not a finite number" if cells.pop(key) else NO_ROUND
                 verdicts.append(Verdict(key, State.AMBIGUOUS, why))
@@ -161,7 +164,8 @@ def compare(
         tests.append(corrected(judged, rules, share=share * share_of, others=others))
     for verdict, tail in zip(*tests, strict=True):
         by_tail = tail.state is State.SLOWER and verdict.state is not State.SLOWER
-        verdicts.append(replace(tail, reason=f"the mean of its calls is {tail.reason}; {_of_median(verdict)}") if by_tail else verdict)
+        found = replace(tail, reason=f"the mean of its calls is {tail.reason}; {_of_median(verdict)}") if by_tail else verdict
+        verdicts.append(by_clock(found, clocks[found.cell]))
     listed = ranked(verdict for verdict in verdicts if only is None or verdict.cell in only)
     return GateReport(f"{candidate} against {reference}, interleaved in one run", listed, rules, _reference_note(cells, reference))
 

@@ -158,7 +158,9 @@ def from_record(record: Record) -> CellSamples:
         return CellSamples(record.status.value, one_line(outcome.reason), grade)
     rounds: dict[int, dict[int, tuple[bool, RoundMedian]]] = {}
     for batch in outcome.timing.batches:
-        round_median = RoundMedian(batch.round, batch.position, *(positive(average(batch.samples_us)) for average in (median, fmean)))
+        us, mean = (positive(average(batch.samples_us)) for average in (median, fmean))
+        mhz = (batch.telemetry.sm_clock_mhz if batch.telemetry else None) or 0.0
+        round_median = RoundMedian(batch.round, batch.position, us, mean, float(mhz))
         rounds.setdefault(batch.process, {})[batch.round] = batch.throttled, round_median  # the last batch of a repeated round counts
     processes = {}
     for process, medians in rounds.items():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import NamedTuple
 
 from softbench.core.case import OPERATION, YARDSTICK, CaseKey
@@ -77,6 +78,8 @@ class RoundMedian(NamedTuple):
     median_us: float
     mean_us: float = 0.0
     """0 if it is not known, as in a baseline."""
+    mhz: float = 0.0
+    """The SM clock that was read after the batch; 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,11 @@ class CellSamples:
     def medians_us(self) -> dict[int, float]:
         """Each process's median: the median of its round medians, microseconds."""
         return {process: median(one.median_us for one in rounds) for process, rounds in self.processes.items()}
+
+    def log_mhz(self) -> float | None:
+        """The mean log of the processes' SM clocks; None if one is not known."""
+        clocks = [median(one.mhz for one in rounds) for rounds in self.processes.values()]
+        return fmean(map(math.log, clocks)) if clocks and all(clocks) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ from softbench.gate.verdicts import (
     State,
     Verdict,
     advisory_reason,
+    by_clock,
+    clock_change,
     corrected,
     one_timer,
     ranked,
@@ -96,7 +98,10 @@ def compare(
     between = _Between.of(new, base, log_ratios, sittings, 1 + passed / max(1, len(only or log_ratios)))
     judged = [cell for key, cell in cells.items() if only is None or key in only]
     tests = [cell.cell_test(spreads.get(cell.key), between, rules) for cell in judged]
-    listed = [*(verdict for verdict in verdicts if only is None or verdict.cell in only), *corrected(tests, rules)]
+    listed = [
+        *(verdict for verdict in verdicts if only is None or verdict.cell in only),
+        *(by_clock(one, clock_change(new.cells[one.cell], base.cells[one.cell])) for one in corrected(tests, rules)),
+    ]
     notes = (*notes, *_machine_note(_machine_change(copy_changes), rules), *([] if only else between.notes()))
     return GateReport(f"{new.source} against {base.source}", ranked(listed), rules, notes)
 

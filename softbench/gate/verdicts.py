@@ -26,6 +26,8 @@ class State(StrEnum):
     FASTER = "faster"
     SAME = "same"
     """Its interval lies within the margin."""
+    CLOCK = "clock"
+    """Slower in time, and within the margin in time x SM clock: a lower clock explains it."""
     AMBIGUOUS = "ambiguous"
     """Undecided: too noisy, not confirmed, or the yardstick changed."""
     MISSING = "missing"
@@ -40,7 +42,7 @@ class State(StrEnum):
     """Timed on neither side, and wrong on none."""
 
 
-TESTED = (State.SLOWER, State.FASTER, State.SAME, State.AMBIGUOUS)
+TESTED = (State.SLOWER, State.FASTER, State.SAME, State.CLOCK, State.AMBIGUOUS)
 CORRECT = (Status.OK, Status.CHECKED)
 FAILING = (State.SLOWER, State.MISSING, State.BROKEN)
 NOT_RIGHT = (*FAILURES, Status.UNVERIFIED)
@@ -73,7 +75,7 @@ class Verdict:
     cell: CellKey
     """The cell."""
     state: State
-    """`slower`, `faster`, `same`, `ambiguous`, `missing`, `new`, `broken`, `failed` or `unmeasured`."""
+    """`slower`, `faster`, `same`, `clock`, `ambiguous`, `missing`, `new`, `broken`, `failed` or `unmeasured`."""
     reason: str
     """Why the cell has this state."""
     ratio: float | None = None
@@ -168,6 +170,8 @@ class GateReport:
             return f"{text.count(len(failed), 'cell')} right on neither side ({failed[0].cell.backend} {failed[0].cell.case})"
         if self.nothing_tested:
             return "no cell could be judged"
+        if clock := [verdict for verdict in self.verdicts if verdict.gated and verdict.state is State.CLOCK]:
+            return f"{text.count(len(clock), 'cell')} slower by the SM clock ({clock[0].cell.backend} {clock[0].cell.case})"
         if slow := [verdict for verdict in self.verdicts if verdict.may_be_slow]:
             worst = max(slow, key=lambda verdict: verdict.up_to)
             known = f", new/old up to {worst.up_to:.3f}" if math.isfinite(worst.up_to) else ", no interval"
@@ -237,7 +241,7 @@ def _counted(verdicts: Sequence[Verdict]) -> str:
     return ", ".join(f"{text.count(number, 'cell')} {state}" for state, number in counts.items() if number)
 
 
-ORDER = tuple(map(State, ("slower", "broken", "missing", "failed", "ambiguous", "faster", "new", "unmeasured", "same")))
+ORDER = tuple(map(State, ("slower", "broken", "missing", "failed", "clock", "ambiguous", "faster", "new", "unmeasured", "same")))
 
 
 def ranked(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -294,6 +298,26 @@ def state_and_reason(verdict: Verdict, slower_p: float, faster_p: float, rules: 
         )
     width = f"its interval reaches {_interval_text(verdict.interval)}" if verdict.interval else "too few values for an interval"
     return State.AMBIGUOUS, f"neither within the margin of {shown} nor beyond it: {width}"
+
+
+def clock_change(new: CellSamples, old: CellSamples) -> float | None:
+    """The log of the new side's SM clock over the old one's; None if one is not known."""
+    mine, other = new.log_mhz(), old.log_mhz()
+    return None if mine is None or other is None else mine - other
+
+
+def by_clock(verdict: Verdict, change: float | None) -> Verdict:
+    """A slower cell as `clock` if its slowdown disappears when time is multiplied by the SM clock.
+
+    `change` is the log of the new side's clock over the old one's; None if it is not known.
+    """
+    if verdict.state is not State.SLOWER or not verdict.interval or not change or change > 0:
+        return verdict
+    low, high = (end * math.exp(change) for end in verdict.interval)
+    if high > 1 + (verdict.margin or 0):
+        return verdict
+    within = f"time x clock is within the margin of {text.margin(verdict.margin or 0)}: its interval reaches {_interval_text((low, high))}"
+    return replace(verdict, state=State.CLOCK, reason=f"the SM clock was {-math.expm1(change):.1%} lower; {within}", fdr_significant=False)
 
 
 def _interval_text(interval: tuple[float, float]) -> str:

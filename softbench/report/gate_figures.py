@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 MAX_CELLS = 80  # of a legible figure; the cells furthest from 1 are drawn
 COLOUR = {
     **dict.fromkeys((State.SLOWER, State.BROKEN, State.MISSING, State.FAILED), "#D55E00"),
-    **{State.FASTER: "#009E73", State.AMBIGUOUS: "#E69F00"},
+    **{State.FASTER: "#009E73", State.CLOCK: "#E69F00", State.AMBIGUOUS: "#E69F00"},
 }
 CELL, LEVEL = "#56B4E9", "#0072B2"
 """The colours of a power curve: a cell, and all cells. All are of Okabe and Ito's palette, which colour-blind readers can tell apart."""
-MARKER = {State.SLOWER: ">", State.FASTER: "<", State.AMBIGUOUS: "s"}
+MARKER = {State.SLOWER: ">", State.FASTER: "<", State.CLOCK: "s", State.AMBIGUOUS: "s"}
 
 
 def write(report: GateReport, out: Path) -> Path:

@@ -21,6 +21,7 @@ STYLES = {
     State.BROKEN: "bold red",
     State.MISSING: "red",
     State.FAILED: "red",
+    State.CLOCK: "yellow",
     State.AMBIGUOUS: "yellow",
     State.FASTER: "green",
 }
@@ -110,7 +111,7 @@ def junit(report: GateReport) -> str:
             outcome(case, "failure", message, type=verdict.state.value)
         elif verdict.state is State.FAILED:
             outcome(case, "error", message, type=verdict.state.value)
-        elif verdict.state in (State.AMBIGUOUS, State.UNMEASURED) or not verdict.gated:
+        elif verdict.state in (State.CLOCK, State.AMBIGUOUS, State.UNMEASURED) or not verdict.gated:
             outcome(case, "skipped", message)
     whole = suite.case("", "gate")
     if report.exit_code == 3:  # inconclusive, although no cell fails

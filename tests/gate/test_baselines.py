@@ -1,16 +1,18 @@
 """Baselines: saved, listed, shown, promoted; errors are one line."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 from documents import undigested
-from gating import GPU, cell_samples, dice, stored, write_run
+from gating import GPU, cell_samples, clocked, dice, stored, write_run
 from hypothesis import HealthCheck, given, settings, strategies as st
 from sampled import sampled
 
 from softbench.core.errors import SoftbenchError
-from softbench.gate import baselines, run_files
+from softbench.gate import baselines, run_files, unpaired
+from softbench.gate.verdicts import Rules, State
 
 
 @pytest.fixture
@@ -42,6 +44,16 @@ def test_a_saved_baseline_has_the_process_medians_of_its_runs(main, run):
     assert code == 0
     assert "power_limit_w" in out
     assert "forward-bf16-4096x4" in out
+
+
+def test_a_baseline_keeps_the_clock_that_explains_a_slowdown(main, tmp_path):
+    base, new = clocked(stored(dice(1), 10), {"ours": 1980}), stored(dice(2), 6, slowdown=lambda i: 0.2)
+    for mhz, state in ((1980, State.SLOWER), (1980 / 1.2, State.CLOCK)):
+        report = unpaired.compare(clocked(new, {"ours": mhz}), base, Rules(margin=0.05))
+        assert {one.state for one in report.verdicts} == {state}
+    assert main("baseline", "save", write_run(tmp_path, base), "--name", "h200")[0] == 0
+    clocks = {cell.backend: samples.log_mhz() for cell, samples in baselines.open_baseline("h200").cells.items()}
+    assert clocks == {"ours": pytest.approx(math.log(1980)), "copy": None}
 
 
 def test_a_baseline_keeps_the_operation_of_its_cells(main, run, pick):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gating import cell_samples, dice, interleaved, key, run_samples
+from gating import cell_samples, clocked, dice, interleaved, key, run_samples
 from sampled import sampled
 from simulate_gate import NOISES, PAIRED, Noise, SameRun
 
@@ -230,3 +230,15 @@ def test_only_the_reference_makes_a_cell_launch_bound():
     assert [found[N].gated for N in (1, 2, 3)] == [True, False, True]
     assert "do_bench measured 70 us" in found[2].reason
     assert "advisory" in judge(run).summary.partition(" (")[2]
+
+
+@pytest.mark.parametrize(
+    ("new_mhz", "state"), [(1980, State.SLOWER), (1980 / 1.08, State.CLOCK), (1980 / 1.04, State.SLOWER), (0, State.SLOWER)]
+)
+def test_a_slowdown_that_the_clock_explains_is_no_regression(new_mhz, state):
+    report = judge(clocked(measured(Noise(), slowdown=0.08), {"new": new_mhz, "old": 1980}))
+    assert {one.state for one in report.verdicts if one.ratio > 1.05} == {state}
+    if state is State.CLOCK:
+        assert report.exit_code == 3
+        assert "slower by the SM clock (new forward-bf16-4096x1" in report.summary
+        assert "the SM clock was 7.4% lower; time x clock is within the margin of 3.0%" in report.verdicts[0].reason

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from softbench.core.case import Case, Direction
-from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measured, Record, Status, Timing
+from softbench.core.outcome import Accuracy, Batch, Build, Failed, Grade, Measured, Record, Status, Telemetry, Timing
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples, Sitting
 from softbench.results import writer
 
@@ -89,6 +89,20 @@ def dice(seed):
     return random.Random(seed)
 
 
+def clocked(measured, mhz):
+    """The samples with this SM clock of each backend, by name."""
+    cells = {}
+    for k, samples in measured.cells.items():
+        rounds = {i: tuple(one._replace(mhz=mhz.get(k.backend, 0.0)) for one in some) for i, some in samples.processes.items()}
+        cells[k] = replace(samples, processes=rounds)
+    return replace(measured, cells=cells)
+
+
+def read(mhz):
+    """Telemetry with this SM clock."""
+    return Telemetry(sm_clock_mhz=mhz) if mhz else None
+
+
 def stored_run(folder, measured, *, environment=GPU, device="cuda"):
     """The run document of these samples."""
     header = {
@@ -103,7 +117,7 @@ def stored_run(folder, measured, *, environment=GPU, device="cuda"):
         if s.status != "ok":
             by_process[0].append(Record(k.backend, case, Failed(Status(s.status), "time", s.reason)))
         for process, rounds in s.processes.items():
-            batches = tuple(Batch(process, one.number, one.position, (one.median_us,)) for one in rounds)
+            batches = tuple(Batch(process, one.number, one.position, (one.median_us,), read(one.mhz)) for one in rounds)
             outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "do_bench"))
             by_process[process].append(Record(k.backend, case, outcome))
     for process, records in by_process.items():

@@ -130,7 +130,7 @@
     page.find("#pair-filter").addEventListener("submit", (event) => event.preventDefault());
   };
 
-  const STATE_KIND = { slower: "bad", broken: "bad", missing: "bad", failed: "bad", ambiguous: "warn", faster: "good", new: "plain" };
+  const STATE_KIND = { slower: "bad", broken: "bad", missing: "bad", failed: "bad", clock: "warn", ambiguous: "warn", faster: "good", new: "plain" };
   page.first.gate = () => {
     const { verdicts } = page.data, MOST = 40;
     const kind = (i) => verdicts.gated[i] ? STATE_KIND[verdicts.state[i]] ?? "" : "plain";
