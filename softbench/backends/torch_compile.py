@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from softbench.backends import naive, torch_eager
-from softbench.backends.calls import Eager, by_direction
-from softbench.core.case import Case, Direction
+from softbench.backends.calls import Eager, TensorCall, by_direction
+from softbench.core.case import OPERATION, Case, Direction
 from softbench.core.toolchain import missing_compiler
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.registry import operation
@@ -54,7 +54,7 @@ class Compiled:
         self.operations = EAGER[self.family].operations
         self.summary = f"torch.compile of {OF[self.family]}{summary}"
         self.reset, self.options = reset, options
-        self._kept: tuple[tuple[str, str, Direction], Callable[[Case], Call]] | None = None
+        self._kept: tuple[tuple[Any, ...], Any] | None = None
 
     def available(self) -> str | None:
         return missing_compiler(cuda=torch.cuda.is_available())
@@ -70,14 +70,23 @@ class Compiled:
         Without `reset`, the shapes of one operation, dtype and direction share a function, as in a user's program. Sharing more would
         exceed Dynamo's recompilation limit, after which Dynamo runs the function eagerly without a warning.
         """
-        key = case.op, case.dtype, case.direction
-        if self.reset or self._kept is None or self._kept[0] != key:
-            torch._dynamo.reset()
-            self._kept = key, self._compiled(case)
-        call = self._kept[1](case)
+        call: Call = self._fresh((case.op, case.dtype, case.direction), lambda: self._compiled(case))(case)
         if self.reuses_output:
             _record(call, case)
         return call
+
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
+        """The compiled function, which Dynamo specializes for each `dim`; as `prepare` for shapes."""
+        pair = EAGER[self.family].pair(op)
+        call: TensorCall = self._fresh((op, direction), lambda: torch.compile(pair[direction is not Direction.FORWARD], **self.options))
+        return _recorded(call) if self.reuses_output else call
+
+    def _fresh(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """What `make` gives: anew each time with `reset`, else once for several calls with one key."""
+        if self.reset or self._kept is None or self._kept[0] != key:
+            torch._dynamo.reset()
+            self._kept = key, make()
+        return self._kept[1]
 
     def user_call(self, case: Case) -> Call | None:
         """The functions of torch, compiled."""
@@ -101,6 +110,20 @@ def _record(call: Call, case: Case) -> None:
     given[0].requires_grad_(case.direction is Direction.BOTH)
     for _ in range(GRAPH_CALLS):
         call(*given)
+
+
+def _recorded(call: TensorCall) -> TensorCall:
+    """`call`, whose first call records the CUDA graph, as `_record` does."""
+    times = GRAPH_CALLS
+
+    def recorded(*given: Any) -> torch.Tensor:
+        nonlocal times
+        for _ in range(times - 1):
+            call(*given)
+        times = 1
+        return call(*given)
+
+    return recorded
 
 
 STATIC = {"dynamic": False, "fullgraph": True}

@@ -34,6 +34,14 @@ PRESETS = MappingProxyType(
             ("64x12x197x197", "32x12x512x512", "8x12x1024x1024", "1x32x4096x4096"),
             "scores of ViT-B/16 (64 images), BERT-base (32 texts), GPT-2 (8) and Llama 2 7B (1), a head and a query in each row",
         ),
+        "segmentation": Preset(
+            ("8x21x512x512@dim1", "4x150x256x256@dim1", "2x19x1024x2048@dim1"),
+            "classes of each pixel: PASCAL VOC, ADE20K and Cityscapes",
+        ),
+        "strided": Preset(
+            ("64x512x28x28@dim1", "8x16x1024x1024@dim2", "4096x8192@dim0"),
+            "other dimensions than the last: channels, attention scores over queries, and columns of a matrix",
+        ),
     }
 )
 """The vocabularies and the heads are those of the models' published configurations."""

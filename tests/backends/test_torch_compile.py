@@ -193,3 +193,13 @@ def test_graph_breaks_are_counted_in_the_build(tmp_path):
     build = server.build(Case(4, 8, "fp32", Direction.FORWARD, "cpu"), 0).build
     assert build.graph_breaks == 1
     torch._dynamo.reset()
+
+
+def test_any_dimension_is_compiled(by_name):
+    x, dy = torch.randn(2, 3, 5, 4).unbind()
+    with torch.compiler.set_stance("force_eager"):  # what is compiled is a matter of torch
+        for name in ("compile", "compile-torch", "compile:plain", "compile:reduce-overhead"):
+            y = by_name[name].over_dim(Direction.FORWARD)(x, 1)
+            dx = by_name[name].over_dim(Direction.BACKWARD, "log_softmax")(dy, y, 0)
+            assert torch.allclose(y, x.softmax(1))
+            assert torch.allclose(dx, dy - y.exp() * dy.sum(0), atol=1e-6)
