@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,8 @@ Launch = Callable[..., None]
 """`forward(x, y)` or `backward(dy, y, dx)` on (M, N) tensors whose last stride is 1. The kernels write the last of these tensors.
 
 A launcher of scaled rows takes one more argument, `scale`."""
+LaunchColumns = Callable[..., bool]
+"""`launch(x, y, scale=None)` or `launch(dy, y, dx, scale=None)` on (outer, R, inner) tensors, along R. False if it wrote nothing."""
 Scale = float | torch.Tensor
 """A positive finite number, or a contiguous float32 tensor (M,) of such numbers, one a row."""
 
@@ -33,18 +36,43 @@ def from_rows(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
     return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim)
 
 
-def apply_to_rows(launch: Launch, inputs: tuple[torch.Tensor, ...], axis: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The result of `launch` on the inputs' rows along `axis`.
+def apply_to_rows(
+    launch: Launch,
+    inputs: tuple[torch.Tensor, ...],
+    axis: int,
+    dtype: torch.dtype | None = None,
+    columns: LaunchColumns | None = None,
+) -> torch.Tensor:
+    """The result of `launch` on the inputs' rows along `axis`, or that of `columns` if `axis` is not the last.
 
     The inputs share one shape, which the result has. The result is fresh and contiguous, of the inputs' dtype or of `dtype`.
     """
     like = inputs[-1]
     if like.numel() == 0:
         return like.new_empty(like.shape, dtype=dtype)
+    if columns is not None and (result := apply_to_columns(columns, inputs, axis, dtype)) is not None:
+        return result
     given = row_inputs(inputs, axis)
     out = given[-1].new_empty(given[-1].shape, dtype=dtype)
     launch(*given, out)
     return out if given[-1] is like else result_of_rows(out, like, axis)
+
+
+def apply_to_columns(
+    columns: LaunchColumns, inputs: tuple[torch.Tensor, ...], axis: int, dtype: torch.dtype | None = None, scale: Scale | None = None
+) -> torch.Tensor | None:
+    """As `apply_to_rows`, along another axis than the last; None for the last one, and where the launch cannot."""
+    like = inputs[-1]
+    if axis >= like.dim() - 1:
+        return None
+    out = torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
+    return out if columns(*(around(tensor, axis) for tensor in (*inputs, out)), scale=scale) else None
+
+
+def around(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """`x` as (outer, R, inner), where R is the size of `axis`: a view where the strides allow it, else a copy."""
+    shape = x.shape
+    return x.reshape(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
 def row_inputs(inputs: tuple[torch.Tensor, ...], axis: int) -> list[torch.Tensor]:

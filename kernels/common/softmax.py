@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from .rows import DTYPES, Launch, Scale, as_rows, check_same, from_rows
+from .rows import DTYPES, Launch, LaunchColumns, Scale, apply_to_columns, as_rows, canonical_dim, check_same, from_rows
 
 NARROW = (torch.float16, torch.bfloat16)
 LEAST_SCALE, MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -25,14 +25,21 @@ class Softmax:
     """
 
     def __init__(
-        self, forward: Launch, backward: Launch, device_types: tuple[str, ...] = ("cuda",), name: str = "softmax", *, scales: bool = True
+        self,
+        forward: Launch,
+        backward: Launch,
+        device_types: tuple[str, ...] = ("cuda",),
+        name: str = "softmax",
+        *,
+        scales: bool = True,
+        columns: LaunchColumns | None = None,
     ) -> None:
         """`name` is the function's name in error messages. The launchers get `scale` as their last argument, unless it is None.
 
-        `scales`: whether the launchers have that argument.
+        `scales`: whether the launchers have that argument. `columns`: the launcher along other dimensions than the last; None: by copies.
         """
         self.launch_forward, self.launch_backward, self.device_types, self.name = forward, backward, device_types, name
-        self.scales = scales
+        self.scales, self.columns = scales, columns
 
     def forward_rows(self, x: torch.Tensor, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
         """The function over the last axis of an (M, N) tensor whose last stride is 1.
@@ -54,7 +61,8 @@ class Softmax:
     def forward(self, x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
         """The function of `x` over `dim`, computed in float32, without autograd.
 
-        `x` has any shape and strides. Rows with adjacent elements are read in place, others are copied first.
+        `x` has any shape and strides. Rows with adjacent elements are read in place, and columns if there is a launcher for them.
+        Others are copied first.
 
         Raises:
             TypeError: a dtype other than float32, float16 and bfloat16, a dtype that the result cannot have, a device that the kernels do
@@ -67,6 +75,8 @@ class Softmax:
             raise TypeError(f"{self.name} of {x.dtype} as {dtype}: the result has the input's dtype, or is float32 for 16-bit inputs")
         if x.numel() == 0:
             return torch.empty_like(x, dtype=dtype)
+        if (columns := self._over_columns((x,), dim, dtype, scale)) is not None:
+            return columns
         rows = as_rows(x, dim)
         y = torch.empty(rows.shape, dtype=dtype or x.dtype, device=x.device)
         _launch(self.launch_forward, (rows, y), self._checked(scale, rows))
@@ -85,6 +95,8 @@ class Softmax:
             raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or 16 bits where that is float32")
         if y.numel() == 0:
             return torch.empty_like(y, dtype=dtype)
+        if (columns := self._over_columns((dy, y), dim, dtype, scale)) is not None:
+            return columns
         dy_rows, y_rows = as_rows(dy, dim), as_rows(y, dim)
         dx = torch.empty(y_rows.shape, dtype=dtype or y.dtype, device=y.device)
         _launch(self.launch_backward, (dy_rows, y_rows, dx), self._checked(scale, y_rows))
@@ -105,6 +117,14 @@ class Softmax:
             raise TypeError(f"{self.name} of {x.dtype}: the kernels take float32, float16 and bfloat16")
         if x.device.type not in self.device_types:
             raise TypeError(f"{self.name} on {x.device}: the kernels run on {' and '.join(self.device_types)}")
+
+    def _over_columns(
+        self, inputs: tuple[torch.Tensor, ...], dim: int, dtype: torch.dtype | None, scale: Scale | None
+    ) -> torch.Tensor | None:
+        """The result without copies, along another dimension than the last; None where that is not possible."""
+        if self.columns is None or isinstance(scale, torch.Tensor):
+            return None
+        return apply_to_columns(self.columns, inputs, canonical_dim(dim, inputs[-1].dim()), dtype, self._checked(scale, inputs[-1]))
 
     def _checked(self, scale: Scale | None, rows: torch.Tensor) -> Scale | None:
         """`scale` as the launchers take it."""

@@ -126,6 +126,20 @@ def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, sca
     _launch((dy, y, dx), True, scale)
 
 
+def launch_columns(*tensors: torch.Tensor, scale: Scale | None = None) -> bool:
+    """As `strided.launch`, of softmax."""
+    from . import strided
+
+    return strided.launch(*tensors, scale=scale)
+
+
+def launch_log_columns(*tensors: torch.Tensor, scale: Scale | None = None) -> bool:
+    """As `strided.launch`, of log_softmax."""
+    from . import strided
+
+    return strided.launch(*tensors, log=True, scale=scale)
+
+
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], PreparedLaunch]] = {}
 
 
@@ -326,7 +340,7 @@ def softmax_of(forward: Launch, backward: Launch) -> Softmax:
 
 
 DEVICE_TYPES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
-softmax = Softmax(launch_forward, launch_backward, DEVICE_TYPES)
+softmax = Softmax(launch_forward, launch_backward, DEVICE_TYPES, columns=launch_columns)
 """softmax(x, dim=-1): differentiable, any shape and strides; see `softbench.kernels.common.softmax.Softmax`."""
-log_softmax = Softmax(launch_log_forward, launch_log_backward, DEVICE_TYPES, "log_softmax")
+log_softmax = Softmax(launch_log_forward, launch_log_backward, DEVICE_TYPES, "log_softmax", columns=launch_log_columns)
 """log_softmax(x, dim=-1), as `softmax`."""

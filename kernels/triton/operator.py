@@ -41,12 +41,12 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     - Shapes: any, also with 0 dimensions or 0 elements, and with more than 2^31 elements. The result has x's shape.
     - Dtypes: float32, float16, bfloat16, float64. The result has x's dtype. 16-bit rows are computed in float32 and rounded once.
       Autocast changes nothing.
-    - Strides: any. Rows with adjacent elements are read in place, others are copied first. As in torch.softmax, the result is contiguous
-      and never shares x's memory. A `dim` other than the last costs one more copy.
+    - Strides: any. Rows and columns with adjacent elements are read in place, others are copied first. As in torch.softmax, the result is
+      contiguous and never shares x's memory. Along another `dim` than the last, more than 4096 elements (2048 of a gradient) cost copies.
     - Gradients: of any order, by autograd; those of the first two orders run the kernels. torch.vmap is supported. Forward mode and
       torch.func's gradients are not supported, as for all custom operators of PyTorch.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Graphs of torch.compile
-      call an operator for rows of more than 36 KiB, since compilers cannot launch the kernels. For packages see `c_shims.py`. Ranges
+      call an operator for rows of more than 36 KiB and for other dimensions than the last. For packages see `c_shims.py`. Ranges
       guard a dynamic size of `dim` (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
     - Devices: CUDA. On others, and under TRITON_INTERPRET=1, it is `torch.softmax`.
 
@@ -136,9 +136,10 @@ def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
     axis = _axis(function, x, dim)
     if x.device.type != "cuda":
         return function.torchs(x, axis)
-    if launch != function.kernels.launch_forward and (called := _call_of_operator(function, (x,), axis)) is not None:
-        return called
-    return apply_to_rows(launch, (x,), axis)
+    if launch == function.kernels.launch_forward:
+        return apply_to_rows(launch, (x,), axis, columns=function.kernels.columns)
+    called = _call_of_operator(function, (x,), axis)
+    return apply_to_rows(launch, (x,), axis) if called is None else called
 
 
 def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: int) -> Tensor:
@@ -147,9 +148,10 @@ def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: in
     if y.device.type != "cuda":
         # torch 2.13's fake and real kernels lay out the gradient of strided dy differently.
         return function.torchs_backward(dy.contiguous(), y.contiguous(), axis, y.dtype)
-    if launch != function.kernels.launch_backward and (called := _call_of_operator(function, (dy, y), axis)) is not None:
-        return called
-    return apply_to_rows(launch, (dy, y), axis)
+    if launch == function.kernels.launch_backward:
+        return apply_to_rows(launch, (dy, y), axis, columns=function.kernels.columns)
+    called = _call_of_operator(function, (dy, y), axis)
+    return apply_to_rows(launch, (dy, y), axis) if called is None else called
 
 
 def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int) -> Tensor | None:
@@ -164,12 +166,21 @@ def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int)
         number = shims.number(tuple(given), function.kernels.name == "log_softmax") if shims and given else None
         if number is None:
             return None
+    elif axis < like.dim() - 1 and not _is_one(like.stride(axis)):
+        which = "" if len(inputs) == 1 else "_backward"
+        result: Tensor = getattr(torch.ops.softbench, f"triton_{function.kernels.name}_opaque{which}").default(*inputs, axis)
+        return result
     elif calls_operator(like.shape[axis], like.element_size(), len(inputs)):
         given, number = row_inputs(inputs, axis), row_operators.NOT_PACKAGED
     else:
         return None
     out = row_operators.operators(function.kernels)[len(inputs) - 1](*given, number)
     return out if given[-1] is like else result_of_rows(out, like, axis)
+
+
+def _is_one(number: int | torch.SymInt) -> bool:
+    """Whether it is 1 for each shape, without a guard."""
+    return isinstance(number, int) and number == 1
 
 
 def _axis(function: Function, x: Tensor, dim: int) -> int:

@@ -9,14 +9,19 @@ inline assembly with side effects, so that compilers can trace them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
+from ..common.rows import Scale
+from .dispatch import MAX_CACHED, with_stable_key
 from .generic import CONTRACTION, dot_terms
-from .packed_io import pack, padding, unpack_high, unpack_low
+from .interpreter import INTERPRETED, interpreted_number
+from .launch_plan import WARP
+from .packed_io import pack, padding, rounded, unpack_high, unpack_low
 from .softmax_ops import exp_fast, finite_or_zero, gradient, norm_of, normalized
 
 VECTOR_BYTES = 16
@@ -82,7 +87,7 @@ def _address(x_ptr, outer, column, strides, first, ROWS: tl.constexpr, PAIRS: tl
 
 @triton.jit
 def _store(at, lower, upper, mask, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
-    tl.store(at, pack(lower, upper, DTYPE) if PAIRS else lower, mask=mask)
+    tl.store(at, pack(lower, upper, DTYPE) if PAIRS else rounded(lower, at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -194,19 +199,28 @@ def backward_tile(
         _store(at + k * step, lower, upper, inside if k < TILES - 1 else inside & (row + k * ROWS < R), PAIRS, DTYPE)
 
 
-def tile_of(columns: int, R: int, size: int, reads: int) -> Tile | None:
-    """The tile for columns of `size` bytes, pairs counting as one; None if no program holds R rows."""
+def tile_of(R: int, size: int, reads: int) -> Tile | None:
+    """The tile for columns of `size` bytes, pairs counting as one; None if no program holds R rows of a sector."""
     for segment in (512, 256, 128, 64, SECTOR_BYTES):
-        width = segment // size
         threads = max(128, triton.next_power_of_2(triton.cdiv(reads * R * segment, THREAD_BYTES)))
         if threads <= MOST_THREADS:
             rows = max(1, threads * VECTOR_BYTES // segment)
-            return Tile(rows, width, triton.cdiv(R, rows), threads)
+            return Tile(rows, segment // size, triton.cdiv(R, rows), threads)
     return None
 
 
-def prepare(tensors: tuple[torch.Tensor, ...], tile: Tile | None = None) -> tuple[Any, int, tuple[Any, ...], dict[str, Any]]:
-    """(kernel, programs, arguments after the tensors, options) of a launch on (outer, R, inner) tensors; the last one is the result."""
+class Launch(NamedTuple):
+    """A launch on tensors of one layout."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    """After the tensors: strides, sizes and constants."""
+    options: dict[str, Any]
+
+
+def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | None = None) -> Launch | None:
+    """The launch on (outer, R, inner) tensors, x and y or dy, y and dx; None if R is too long. `tile` replaces the rule's."""
     first = tensors[0]
     outers, R, inner = first.shape
     size = max(tensor.element_size() for tensor in tensors)
@@ -218,11 +232,44 @@ def prepare(tensors: tuple[torch.Tensor, ...], tile: Tile | None = None) -> tupl
             align = 1
     pairs = size == 2 and align >= 2 and torch.version.hip is None and all(tensor.dtype == first.dtype for tensor in tensors)
     unit = 2 if pairs else 1
+    tile = tile or tile_of(R, size * unit, len(tensors) - 1)
+    if tile is None:
+        return None
     columns = outers * inner // unit
-    tile = tile or tile_of(columns, R, size * unit, len(tensors) - 1)
-    assert tile is not None
-    strides = [n // align if i < 2 else n for tensor in tensors for i, n in enumerate(tensor.stride())]
-    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit
+    strides = [number // (1 if axis == 2 else align) for tensor in tensors for axis, number in enumerate(tensor.stride())]
+    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit, log
+    options = {"num_warps": tile.threads // WARP, **CONTRACTION}
     kernel = forward_tile if len(tensors) == 2 else backward_tile
-    options = {"num_warps": tile.threads // 32, **CONTRACTION}
-    return kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, columns, *constants), options
+    return Launch(kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, columns, *constants), options)
+
+
+_cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}
+
+
+def launch(*tensors: torch.Tensor, log: bool = False, scale: Scale | None = None) -> bool:
+    """y of x, or dx of dy and y, which are (outer, R, inner) tensors of any strides; the last one is written.
+
+    False, with nothing written, if R is too long, if `scale` is a tensor, or for float64.
+    """
+    device = tensors[0].device
+    if isinstance(scale, torch.Tensor) or tensors[0].dtype is torch.float64:
+        return False
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+        with torch.cuda.device(device):
+            return launch(*tensors, log=log, scale=scale)
+    given = None if scale is None else float(scale)
+    key: list[Hashable] = [tensors[0].shape, device, log, given is None]
+    for tensor in tensors:
+        key += (tensor.dtype, tensor.stride(), tensor.data_ptr() % VECTOR_BYTES)
+    if (found := _cache.get(tuple(key))) is not None:
+        found[0](*[tensor.data_ptr() for tensor in tensors], *found[1], given)
+        return True
+    if (planned := prepare(tensors, log)) is None:
+        return False
+    number = interpreted_number(given) if INTERPRETED and given is not None else given
+    compiled = with_stable_key(planned.kernel)[(planned.programs,)](*tensors, *planned.arguments, number, **planned.options)
+    if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
+        if len(_cache) >= MAX_CACHED:
+            _cache.clear()
+        _cache[tuple(key)] = compiled[(planned.programs, 1, 1)], planned.arguments
+    return True

@@ -2,33 +2,31 @@
 
 ANY_DIMENSION = """
 import torch
-from softbench.kernels.triton import strided
-
-def launch(*tensors, log=False, scale=None):
-    kernel, programs, arguments, options = strided.prepare(tensors)
-    kernel[(programs,)](*tensors, *arguments, log, scale, **options)
-    return tensors[-1]
+from softbench.kernels.triton import dispatch, strided
 
 torch.manual_seed(0)
-for dtype, unit in ((torch.float32, 3e-7), (torch.bfloat16, 2**-7)):
-    for shape in ((2, 21, 64), (3, 40, 28), (5, 5, 7), (3, 9, 1), (1, 130, 6)):
-        for log in (False, True):
-            x = torch.randn(shape).to(dtype)
-            x[0, :-1, 0], x[-1, 0] = -torch.inf, 9.0
-            y = launch(x, torch.empty_like(x), log=log)
-            wide = x.double()
-            expected = torch.log_softmax(wide, 1) if log else torch.softmax(wide, 1)
-            assert torch.allclose(y.double(), expected, rtol=unit, atol=4 * unit), (dtype, shape, log)
-            y, dy = torch.log_softmax(torch.randn(shape), 1).to(dtype), torch.randn(shape).to(dtype)
-            y = y if log else y.exp()
-            dx = launch(dy, y, torch.empty_like(y), log=log)
-            a, b = y.double(), dy.double()
-            expected = b - a.exp() * b.sum(1, keepdim=True) if log else a * (b - (a * b).sum(1, keepdim=True))
-            assert torch.allclose(dx.double(), expected, rtol=unit, atol=8 * unit), (dtype, shape, log)
-x = torch.randn(6, 40, 8)
-for given in (x.transpose(1, 2), x.permute(2, 0, 1), x[:, 3:, 1:]):  # columns beside each other or not, rows that begin anywhere
-    y = launch(given, torch.empty(given.shape))
-    assert torch.allclose(y.double(), torch.softmax(given.double(), 1), atol=1e-6)
+F, B = torch.float32, torch.bfloat16
+for dtype, result, shape, dim, scale, log in (
+    (F, F, (2, 21, 4, 16), 1, None, False), (F, F, (3, 5, 7), 1, 1.5, True),
+    (B, B, (2, 40, 28), 1, None, False), (B, B, (130, 6), 0, 0.5, True), (B, F, (5, 9, 3), -2, 2.0, False),
+):
+    function = dispatch.log_softmax if log else dispatch.softmax
+    unit = 3e-7 if result is F else 2**-8
+    x = torch.randn(shape).to(dtype).transpose(0, -1).contiguous().transpose(0, -1) if shape == (3, 5, 7) else torch.randn(shape).to(dtype)
+    x.movedim(dim, -1)[..., 0, 1:] = -torch.inf
+    y = function.forward(x, dim, dtype=result, scale=scale)
+    wide = x.double() * (scale or 1)
+    expected = torch.log_softmax(wide, dim) if log else torch.softmax(wide, dim)
+    assert y.is_contiguous() and y.dtype is result and torch.allclose(y.double(), expected, rtol=unit, atol=4 * unit), (dtype, shape, log)
+    dy = torch.randn(shape).to(result)
+    y = torch.log_softmax(torch.randn(shape), dim).to(result)
+    y = y if log else y.exp()
+    dx = function.backward(dy, y, dim, dtype=dtype, scale=scale)
+    a, b = y.double(), dy.double()
+    expected = b - a.exp() * b.sum(dim, keepdim=True) if log else a * (b - (a * b).sum(dim, keepdim=True))
+    unit = 3e-7 if dtype is F else 2**-8
+    assert torch.allclose(dx.double(), expected * (scale or 1), rtol=unit, atol=8 * unit), (dtype, shape, log)
+assert strided.launch(torch.ones(1, 5000, 2), torch.ones(1, 5000, 2)) is False  # no program holds so many rows
 print("fine")
 """
 

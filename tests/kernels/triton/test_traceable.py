@@ -180,21 +180,21 @@ def test_rows_beyond_36_kib_call_an_operator_on_rows(name, dtype):
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "name", "last"),
     [
-        lambda x: kernels.softmax(x, -1),
-        lambda x: kernels.softmax(x.transpose(0, 1), 0),
-        lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1),
-        lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1),
+        (lambda x: kernels.softmax(x, -1), "_rows", -1),  # no number of a package's launch
+        (lambda x: kernels.softmax(x.transpose(0, 1), 0), "_rows", -1),
+        (lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1), "_opaque", 1),
+        (lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1), "_rows", -1),
     ],
 )
-def test_any_number_of_long_rows_is_one_call_without_guards(function):
+def test_any_number_of_long_rows_is_one_call_without_guards(function, name, last):
     sizes = ShapeEnv()
     with FakeTensorMode(shape_env=sizes):
         symbol = sizes.create_symbol(37, source=ConstantSource("M"), dynamic_dim=DimDynamic.DYNAMIC)
         x = torch.empty(sizes.create_symintnode(symbol, hint=37), 70_000, device="cuda")
     nodes = make_fx(dispatch_functionalize(function), tracing_mode="symbolic")(x).graph.nodes
-    assert [node.args[-1] for node in nodes if "_rows" in str(node.target)] == [-1]  # no number of a package's launch
+    assert [node.args[-1] for node in nodes if name in str(node.target)] == [last]
     assert sizes.guards == []
 
 
