@@ -11,15 +11,12 @@ choice of a plan take several times as long as a kernel on few rows. The GPU wou
 from __future__ import annotations
 
 import functools
-import inspect
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
-from triton.runtime.jit import JITFunction
 
 from ..common.rows import Launch, Scale
 from ..common.softmax import Softmax
@@ -41,8 +38,10 @@ from .grid_exchange import SLOT_WORDS, workspace
 from .heuristics import choose
 from .interpreter import INTERPRETED, interpreted_number, round_to_nearest
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_layout
+from .stable_key import with_stable_key
 from .staged import backward_staged, forward_staged
 from .staggered_start import stagger
+from .strided import launch as launch_columns, launch_log as launch_log_columns
 
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
@@ -51,34 +50,6 @@ MAX_CACHED = 4096  # launches
 LINE_BYTES = 128
 IN_SHARED_MEMORY = (forward_split, backward_split, forward_staged, backward_staged)
 """The kernels that keep rows in shared memory."""
-
-
-_keyed: dict[int, JITFunction[Any]] = {}  # by id, since a JITFunction's hash is computed from its key
-_keys_lock = threading.Lock()
-
-
-def with_stable_key(kernel: Any) -> Any:
-    """Computes the keys of the functions that the kernel calls, then its own, and returns the kernel.
-
-    So its key in Triton's cache does not depend on what the process has compiled before. Triton computes a kernel's key from those of the
-    functions that it calls, and from the constants that these use. Triton 3.6 leaves out the constants of a function whose own key is not
-    computed yet. Source: `JITFunction.cache_key` and `DependenciesFinder._update_hash` in triton/runtime/jit.py. Triton 3.9 computes the
-    called function's key first.
-
-    What is not a `JITFunction` has no key, such as a kernel of Triton's interpreter. It is returned as it is.
-    """
-    if isinstance(kernel, JITFunction) and id(kernel) not in _keyed:
-        with _keys_lock:
-            _compute_keys(kernel)
-    return kernel
-
-
-def _compute_keys(kernel: JITFunction[Any]) -> None:
-    for called in inspect.getclosurevars(kernel.fn).globals.values():
-        if isinstance(called, JITFunction) and id(called) not in _keyed:
-            _compute_keys(called)
-    _ = kernel.cache_key
-    _keyed[id(kernel)] = kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +95,6 @@ def launch_log_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = N
 def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, scale: Scale | None = None) -> None:
     """dx of log_softmax by rows; see `softbench.kernels.common.rows.Launch`."""
     _launch((dy, y, dx), True, scale)
-
-
-def launch_columns(*tensors: torch.Tensor, scale: Scale | None = None) -> bool:
-    """As `strided.launch`, of softmax."""
-    from . import strided
-
-    return strided.launch(*tensors, scale=scale)
-
-
-def launch_log_columns(*tensors: torch.Tensor, scale: Scale | None = None) -> bool:
-    """As `strided.launch`, of log_softmax."""
-    from . import strided
-
-    return strided.launch(*tensors, log=True, scale=scale)
 
 
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], PreparedLaunch]] = {}

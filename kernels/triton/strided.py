@@ -17,17 +17,17 @@ import triton
 import triton.language as tl
 
 from ..common.rows import Scale
-from .dispatch import MAX_CACHED, with_stable_key
 from .generic import CONTRACTION, dot_terms
 from .interpreter import INTERPRETED, interpreted_number
 from .launch_plan import WARP
-from .packed_io import pack, padding, rounded, unpack_high, unpack_low
+from .packed_io import larger, pack, padding, rounded, unpack_high, unpack_low
 from .softmax_ops import exp_fast, finite_or_zero, gradient, norm_of, normalized
+from .stable_key import with_stable_key
 
 VECTOR_BYTES = 16
 SECTOR_BYTES = 32
-THREAD_BYTES = 128  # of a tile: half of the 64 registers with which an SM has 1024 threads
-MOST_THREADS = 1024
+THREAD_BYTES = 256  # of a tile: half of the 128 registers with which an SM has 512 threads
+MAX_CACHED = 4096  # launches
 
 
 class Tile(NamedTuple):
@@ -37,6 +37,8 @@ class Tile(NamedTuple):
     columns: int
     tiles: int
     threads: int
+    keep: bool = True
+    """Whether exponentials are computed once, and kept in registers: of 16 bits these take twice the registers of the elements."""
 
 
 @triton.jit
@@ -119,31 +121,24 @@ def _again(tiles, low, high, PAIRS: tl.constexpr):
 
 
 @triton.jit
-def _maximum(tiles, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
-    m = _half(tiles[0], HIGH, PAIRS, DTYPE)
+def _maxima(tiles, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    """The maxima of the columns, (1, C), lower and higher."""
+    most = tiles[0]
     for k in tl.static_range(1, len(tiles)):
-        m = tl.maximum(m, _half(tiles[k], HIGH, PAIRS, DTYPE))
-    return m
+        most = larger(most, tiles[k], DTYPE) if PAIRS else tl.maximum(most.to(tl.float32), tiles[k].to(tl.float32))
+    low = _half(most, False, PAIRS, DTYPE)
+    return _over_rows(low, _half(most, True, PAIRS, DTYPE) if PAIRS else low, True, PAIRS)
 
 
 @triton.jit
 def _exponentials(tiles, base, scale, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
-    s = exp_fast(_half(tiles[0], HIGH, PAIRS, DTYPE) - base, scale)
+    """exp((x - base) * scale) of each tile, and their sum."""
+    out = (exp_fast(_half(tiles[0], HIGH, PAIRS, DTYPE) - base, scale),)
+    s = out[0]
     for k in tl.static_range(1, len(tiles)):
-        s += exp_fast(_half(tiles[k], HIGH, PAIRS, DTYPE) - base, scale)
-    return s
-
-
-@triton.jit
-def _statistics(tiles, scale, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
-    """The maxima and sums of exponentials of the columns, (1, C), lower and higher."""
-    low = _maximum(tiles, False, PAIRS, DTYPE)
-    low, high = _over_rows(low, _maximum(tiles, True, PAIRS, DTYPE) if PAIRS else low, True, PAIRS)
-    again = _again(tiles, low, high, PAIRS)
-    s = _exponentials(again, finite_or_zero(low), scale, False, PAIRS, DTYPE)
-    high_s = _exponentials(again, finite_or_zero(high), scale, True, PAIRS, DTYPE) if PAIRS else s
-    s, high_s = _over_rows(s, high_s, False, PAIRS)
-    return low, high, s, high_s
+        out = out + (exp_fast(_half(tiles[k], HIGH, PAIRS, DTYPE) - base, scale),)
+        s += out[k]
+    return out, s
 
 
 @triton.jit
@@ -158,21 +153,32 @@ def _dot(dy, y, LOG: tl.constexpr, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYP
 def forward_tile(
     x_ptr, y_ptr, x_outer, x_row, x_column, y_outer, y_row, y_column, R, inner, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
-    LOG: tl.constexpr, scale,
+    KEEP: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """Strides of outers and rows, and `inner`, count units of ALIGN columns. With PAIRS a column is a pair of them."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     outer, column, inside = _columns(columns, inner * ALIGN, COLUMNS)
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
-    m, high_m, s, high_s = _statistics(x, scale, PAIRS, DTYPE)
-    x = _again(x, s, high_s, PAIRS)
+    m, high_m = _maxima(x, PAIRS, DTYPE)
+    again = x if KEEP else _again(x, m, high_m, PAIRS)
+    lows, s = _exponentials(again, finite_or_zero(m), scale, False, PAIRS, DTYPE)
+    highs, high_s = lows, s
+    if PAIRS:
+        highs, high_s = _exponentials(again, finite_or_zero(high_m), scale, True, PAIRS, DTYPE)
+    s, high_s = _over_rows(s, high_s, False, PAIRS)
     norm = norm_of(s, LOG)
     high_norm = norm_of(high_s, LOG) if PAIRS else norm
+    if not KEEP:
+        x = _again(x, s, high_s, PAIRS)
     at, step = _address(y_ptr, outer, column, (y_outer, y_row, y_column), 0, ROWS, PAIRS, ALIGN)
     row = tl.arange(0, ROWS)[:, None]
     for k in tl.static_range(TILES):
-        lower = normalized(_half(x[k], False, PAIRS, DTYPE), m, norm, scale, LOG)
-        upper = normalized(_half(x[k], True, PAIRS, DTYPE), high_m, high_norm, scale, LOG) if PAIRS else lower
+        if LOG or not KEEP:
+            lower = normalized(_half(x[k], False, PAIRS, DTYPE), m, norm, scale, LOG)
+            upper = normalized(_half(x[k], True, PAIRS, DTYPE), high_m, high_norm, scale, LOG) if PAIRS else lower
+        else:
+            lower = lows[k] * norm
+            upper = highs[k] * high_norm
         _store(at + k * step, lower, upper, inside if k < TILES - 1 else inside & (row + k * ROWS < R), PAIRS, DTYPE)
 
 
@@ -200,10 +206,13 @@ def backward_tile(
 
 
 def tile_of(R: int, size: int, reads: int) -> Tile | None:
-    """The tile for columns of `size` bytes, pairs counting as one; None if no program holds R rows of a sector."""
-    for segment in (512, 256, 128, 64, SECTOR_BYTES):
-        threads = max(128, triton.next_power_of_2(triton.cdiv(reads * R * segment, THREAD_BYTES)))
-        if threads <= MOST_THREADS:
+    """The tile for columns of `size` bytes, pairs counting as one; None if no program holds R rows of a sector.
+
+    The widest segments of rows for which small programs hold the columns: their exchange is short, and others load meanwhile.
+    """
+    for segment, most in ((512, 64), (256, 256), (128, 256), (64, 512), (SECTOR_BYTES, 512)):
+        threads = max(64, triton.next_power_of_2(triton.cdiv(reads * R * segment, THREAD_BYTES)))
+        if threads <= most:
             rows = max(1, threads * VECTOR_BYTES // segment)
             return Tile(rows, segment // size, triton.cdiv(R, rows), threads)
     return None
@@ -237,9 +246,10 @@ def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | N
         return None
     columns = outers * inner // unit
     strides = [number // (1 if axis == 2 else align) for tensor in tensors for axis, number in enumerate(tensor.stride())]
-    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit, log
+    forward = len(tensors) == 2
+    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit, *((tile.keep and not log,) if forward else ()), log
     options = {"num_warps": tile.threads // WARP, **CONTRACTION}
-    kernel = forward_tile if len(tensors) == 2 else backward_tile
+    kernel = forward_tile if forward else backward_tile
     return Launch(kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, columns, *constants), options)
 
 
@@ -273,3 +283,8 @@ def launch(*tensors: torch.Tensor, log: bool = False, scale: Scale | None = None
             _cache.clear()
         _cache[tuple(key)] = compiled[(planned.programs, 1, 1)], planned.arguments
     return True
+
+
+def launch_log(*tensors: torch.Tensor, scale: Scale | None = None) -> bool:
+    """As `launch`, of log_softmax."""
+    return launch(*tensors, log=True, scale=scale)

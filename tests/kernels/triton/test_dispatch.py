@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 from interpreted import PUBLIC_FUNCTION
-from softbench.kernels.triton import dispatch, grid_exchange
-from softbench.kernels.triton.dispatch import with_stable_key
+from softbench.kernels.triton import dispatch, grid_exchange, stable_key
 from softbench.kernels.triton.launch_plan import Plan, Problem
+from softbench.kernels.triton.stable_key import with_stable_key
 from triton.runtime.jit import JITFunction
 
 
@@ -227,7 +227,7 @@ def second(pointer):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "_keyed", {})
+    monkeypatch.setattr(stable_key, "_keyed", {})
     file = tmp_path / "some_kernels.py"
     file.write_text(SOURCE)
 
