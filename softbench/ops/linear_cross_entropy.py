@@ -56,6 +56,8 @@ HIDDEN = Parameter("hidden", "whole", 4096, "columns of the hidden states and of
 WALK = 5
 SPREAD = 2.0
 """The standard deviation of logits."""
+COARSE = 2**-6
+"""The error of sums of products of bfloat16 numbers that are not negative, with the roundings of the factors and of the result."""
 FEWEST_ROWS = 64
 """Rows whose reference is computed at a time, at least."""
 SHAPES = ((1, 1, 1), (3, 7, 5), (64, 33, 257), (37, 65, 1000), (304, 16, 136))
@@ -134,17 +136,17 @@ class LinearCrossEntropy(Values):
         return [Declared(one[None], bound[None], bound[None], low_precision=later) for one, bound, later in pairs]
 
     def _compared(self, case: Case, x: torch.Tensor, w: torch.Tensor, target: torch.Tensor, *, loose: bool) -> tuple[Tensors, Tensors]:
-        """The outputs and their bounds. Sizes of errors have no digits to lose, so their products are of float32."""
+        """The outputs and their bounds. Sizes of errors have no digits to lose, so their products have few (`_of_squares`)."""
         given, sums = settings(case), _Sums.of(case, loose=loose)
         n, u_out, eta = given.counted(target), sums.u_out, ETA[case.dtype]
         losses, errors = [], []
         found, of_dx, of_dw = _Gradients(), [], torch.zeros(w.shape, device=w.device)
-        squares = w.float().square()
+        squares = _squares(w)
         for rows in chunks(case):
             part = replace(case, M=rows.stop - rows.start)
             exact = x[rows] @ w.T
             z = capped(exact, given.cap)
-            error = u_out * exact.abs() + sums.product(exact, x[rows].float().square() @ squares.T)
+            error = u_out * exact.abs() + sums.product(exact, _of_squares(_squares(x[rows]), squares.T))
             own = cross_entropy.of_cap(z, case, given, loose=loose)
             error = error if own is None else error * (1 - (z / given.cap).square()) + own
             one = Rounded(part, given, loose, z, target[rows], log_sum(z), error)
@@ -157,8 +159,8 @@ class LinearCrossEntropy(Values):
             g = cross_entropy.gradient(z, target[rows], one.of_z.lse, 1 / n, given)
             b = cross_entropy.of_gradient(one, one.of_z.lse, each, one.of_z.log_error + extra, one.of_z.error, one.carried)
             found.add(g, x[rows], w)
-            of_dx.append(_walk(case.N, sums.terms(b, g, case.N).square() @ squares))
-            of_dw += sums.terms(b, g, case.M).square().T @ x[rows].float().square()
+            of_dx.append(_walk(case.N, _of_squares(_squares(sums.terms(b, g, case.N)), squares)))
+            of_dw += _of_squares(_squares(sums.terms(b, g, case.M)).T, _squares(x[rows]))
         of_rows = torch.cat(losses)[None].abs()
         c = summing(of_rows, alike(of_rows, whole=False))[0, 0]
         loss = torch.cat(losses).sum() / n
@@ -167,8 +169,9 @@ class LinearCrossEntropy(Values):
             return (loss,), (of_loss,)
         dx, dw = found.both
         flushed = [eta * (1 + loose * one.abs().sum(dim=0)) for one in (w, x)] if case.dtype == "fp16" else [eta, eta]
-        bound_x = sums.rounded(dx, case.N) + torch.cat(of_dx) + flushed[0]
-        bound_w = sums.rounded(dw, case.M) + _walk(case.M, of_dw) + flushed[1]
+        bound_x = torch.cat(of_dx).add_(dx.abs(), alpha=sums.rounded(case.N)).add_(flushed[0])
+        # In float32 and in place: a weight may take a gigabyte, and each of its temporaries in float64 four.
+        bound_w = _walk(case.M, of_dw).add_(dw.float().abs_(), alpha=sums.rounded(case.M)).add_(flushed[1])
         return (loss, dx, dw), (of_loss, bound_x, bound_w)
 
     def low_precision(self, case: Case, *inputs: torch.Tensor) -> Tensors:
@@ -247,12 +250,12 @@ class _Sums:
         return c * exact.abs() + (c + self.parts + self.factors) * _walk(self.hidden, squares)
 
     def terms(self, error: torch.Tensor, g: torch.Tensor, terms: int) -> torch.Tensor:
-        """The error of each factor g of a sum of so many products, with what the sum and the other factors add, in float32."""
-        return (error + (U * _roundings(terms) + self.parts + self.factors) * g.abs()).float()
+        """The error of each factor g of a sum of so many products, with what the sum and the other factors add."""
+        return error + (U * _roundings(terms) + self.parts + self.factors) * g.abs()
 
-    def rounded(self, exact: torch.Tensor, terms: int) -> torch.Tensor:
-        """The roundings of a sum of so many products that are as large as it is."""
-        return (self.u_out + U * _roundings(terms) + WALK * self.parts) * exact.abs()
+    def rounded(self, terms: int) -> float:
+        """The roundings of a sum of so many products that are as large as it is, over its size."""
+        return self.u_out + U * _roundings(terms) + WALK * self.parts
 
 
 def chunks(case: Case) -> Iterator[slice]:
@@ -263,8 +266,18 @@ def chunks(case: Case) -> Iterator[slice]:
 
 
 def _walk(terms: int, squares: torch.Tensor) -> torch.Tensor:
-    """W, of the sum of the squares of the errors of so many terms, in float64."""
-    return min(WALK, math.sqrt(terms)) * squares.double().sqrt()
+    """W, of the sum of the squares of the errors of so many terms, in the dtype and the memory of the squares."""
+    return squares.sqrt_().mul_(min(WALK, math.sqrt(terms)))
+
+
+def _squares(sizes: torch.Tensor) -> torch.Tensor:
+    """The squares of sizes of errors: on a GPU in bfloat16, whose products take a fiftieth of the time of float32's, else in float32."""
+    return sizes.float().square_().to(torch.bfloat16 if sizes.is_cuda else torch.float32)
+
+
+def _of_squares(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The product of two matrices of `_squares`, in float32, and at least as large as the exact one."""
+    return (one @ other).float().mul_(1 + COARSE)
 
 
 def _roundings(terms: int) -> float:
