@@ -14,7 +14,7 @@ from softbench.core.json import JsonObject
 from softbench.core.machine import Gpu, Machine, unit_of
 from softbench.core.outcome import Status
 from softbench.core.text import count, size, unknown
-from softbench.ops.operation import Operation
+from softbench.ops.operation import ELEMENT_BYTES, Operation
 from softbench.ops.registry import operation
 from softbench.plan.deal import Shard, of_shard
 from softbench.plan.sweep import cases as cases_of_sweeps
@@ -32,6 +32,8 @@ Inputs twice (copies or the second set), outputs of four calls (a probe holds on
 """
 CHECK_BYTES = 640 * 2**20
 """The float64 temporaries of a check (`softbench.ops.check.CHUNK_BYTES`), with a margin."""
+WHOLE_TEMPORARIES = 6
+"""Tensors of the largest size, in float64, that the check of a case that is whole holds beside them, at most."""
 
 IsStored = Callable[[int, Sequence[str], Case], bool]
 """Whether an interrupted run has the cells of these backends on a case, in a process set."""
@@ -77,8 +79,7 @@ class Plan:
 
     def takes_turns(self, case: Case, workers: int) -> bool:
         """True if this many workers cannot all hold the case's buffers at once."""
-        each = CONTEXT_BYTES[self.device] + WORKING_TENSORS * operation(case.op).largest_bytes(case) + CHECK_BYTES
-        return workers * each > self.settings.memory_share * self.free_bytes
+        return workers * (CONTEXT_BYTES[self.device] + _held_bytes(case)) > self.settings.memory_share * self.free_bytes
 
     def too_large(self, case: Case) -> str:
         """Why the device cannot hold even one set of the case's tensors; empty if it can."""
@@ -143,14 +144,20 @@ def require_few_cells(cases: int, backends: int, shard: Shard | None, cards: int
 def most_alive(cases: Sequence[Case], device: str, budget: float) -> int:
     """How many workers fit into `budget` bytes if one worker at a time holds a case's buffers."""
     operations = tuple(operation(op) for op in dict.fromkeys(case.op for case in cases))
-    rest = budget - WORKING_TENSORS * _largest_bytes(tuple(cases), operations) - CHECK_BYTES
-    return max(1, int(rest // CONTEXT_BYTES[device]))
+    return max(1, int((budget - _most_held_bytes(tuple(cases), operations)) // CONTEXT_BYTES[device]))
+
+
+def _held_bytes(case: Case) -> int:
+    """What a worker holds while it measures and checks a case, at most, beside its context."""
+    largest = operation(case.op).largest_bytes(case)
+    doubles = WHOLE_TEMPORARIES * largest * 8 // ELEMENT_BYTES[case.dtype] if operation(case.op).is_whole(case) else 0
+    return WORKING_TENSORS * largest + CHECK_BYTES + doubles
 
 
 @lru_cache(maxsize=2)  # each card of a fleet asks
-def _largest_bytes(cases: tuple[Case, ...], operations: tuple[Operation, ...]) -> int:
-    """Of all tensors, as long as the operations are declared so."""
-    return max((operation(case.op).largest_bytes(case) for case in cases), default=0)
+def _most_held_bytes(cases: tuple[Case, ...], operations: tuple[Operation, ...]) -> int:
+    """Of any case, as long as the operations are declared so."""
+    return max(map(_held_bytes, cases), default=CHECK_BYTES)
 
 
 def in_groups(names: Sequence[str], most: int, idle: Sequence[str] = ()) -> tuple[tuple[str, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +44,8 @@ from softbench.worker.timing.users_calls import users_us
 
 DO_BENCH_WARMUP_MS = 1.0  # of its short sample; the rounds have warmed the call up
 CLOCK = time.perf_counter  # bound before a plugin can patch it
+KEPT_BYTES = 768 * 2**20
+"""Device memory that a released worker may hold: the buffer that flushes L2, workspaces of libraries, and little of its call."""
 REFILL = 2**31
 """Added to the seed of checked and timed inputs, so that they differ from those of any user's seed."""
 
@@ -76,6 +79,8 @@ class Server:
         self.seed = 0
         self.block = 0
         """What the case's last batch gives the next one (`softbench.worker.timing.timers.Samples.block`)."""
+        self.turns = 0
+        """The number of the case's next batch, from a random one on, after its inputs were released."""
         self.call: Callable[..., Any] | None = None
         self.inputs: tuple[torch.Tensor, ...] | None = None
         self.batches: Batches | None = None
@@ -311,16 +316,17 @@ class Server:
             raise RuntimeError("a batch before a build")
         if self.batches is None:
             tampered = self.guard.replaced() if self.guard else ""  # before there is anything to take hold of
-            rotation = RotatingInputs(self._case(), self._inputs(), self.call, overwrites=reuses_output(self.backend))
+            rotation = RotatingInputs(self._case(), self._inputs(), self.call, overwrites=reuses_output(self.backend), turns=self.turns)
             self.batches = Batches(rotation, self.device, self.guard, tampered=tampered)
         if l2 != "warm" and self.batches.body is None:  # not between a renewal and its batch
             self.batches.rotation.widen()
         return self.timers, self.batches
 
     def release(self) -> Done:
-        """Free the case's device memory. A callable without device memory stays, as preparing it may compile."""
+        """Free the case's device memory. A callable with little of it stays, as preparing it may compile."""
+        self.turns = self.batches.rotation.turns if self.batches else self.turns
         self.inputs = self.batches = None
-        if self.device != "cuda" or torch.cuda.memory_allocated() > 0:
+        if self.device != "cuda" or torch.cuda.memory_allocated() > KEPT_BYTES:
             self.call = None
         self._empty()
         return Done()
@@ -328,6 +334,7 @@ class Server:
     def _forget(self) -> None:
         self.inputs = self.call = self.case = self.batches = None
         self.block = 0
+        self.turns = random.SystemRandom().randrange(2)
         self.late_work_checked = False
         self.changed = ""
         self.peak_bytes = None

@@ -1,12 +1,18 @@
 """The loss of a product of hidden states and a weight: right and wrong ways to compute it in chunks, and its operations."""
 
+import weakref
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from softbench.backends import naive, torch_eager
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
+from softbench.ops import linear_cross_entropy
 from softbench.ops.registry import numerics, operation
+from softbench.plan import plan
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck
 
@@ -96,6 +102,40 @@ def test_three_products_count():
     assert found.products_alone(case) == (64, 16, 96)
     assert operation("matmul").products_alone(Case(4, 4, "fp32", Direction.FORWARD, "cpu", "matmul")) is None
     assert found.bytes_moved(case) == 2 * 4 * 16 * (64 + 96) + 8 * 64 + 4
+
+
+class Held(TorchDispatchMode):
+    """Bytes of the tensors that are alive and were made in this context, and their peak."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+        self.alive = {}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for storage in (one.untyped_storage() for one in tree_leaves(out) if isinstance(one, torch.Tensor)):
+            key, size = storage._cdata, storage.nbytes()
+            if key not in self.alive:
+                self.alive[key] = weakref.ref(storage, lambda _, key=key, size=size: self.freed(key, size))
+                self.now += size
+                self.peak = max(self.peak, self.now)
+        return out
+
+    def freed(self, key, size):
+        self.now -= size
+        del self.alive[key]
+
+
+def test_a_check_holds_no_more_memory_than_the_plan_of_a_run_expects(monkeypatch):
+    monkeypatch.setattr(linear_cross_entropy, "FEWEST_ROWS", 16)
+    case = Case(64, 1024, "bf16", Direction.FUSED, "cpu", "linear_cross_entropy(hidden=192)")
+    given = numerics(case.op).make(case, 0, CPU)
+    outputs = naive.backend.prepare(case)(*given)
+    with Held() as held:
+        assert numerics(case.op).check(case, given, outputs).grade is Grade.PASS
+    doubles = 8 * case.N * 192
+    assert 3 * doubles < held.peak < plan.WHOLE_TEMPORARIES * doubles
 
 
 class Loss:

@@ -9,6 +9,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
 from softbench.core.messages import Failure, Graded, Profiled, Skip, Timed, Verified
 from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Profile, Skipped, Status, Telemetry
+from softbench.plan.plan import most_alive
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.processes.worker_pool import Lost
 from softbench.run import scheduler
@@ -330,6 +331,15 @@ def test_workers_take_turns_if_their_buffers_do_not_fit():
             holding.discard(name)
         assert len(holding) <= 1
     assert not holding
+
+
+def test_losses_without_logits_take_turns_on_one_gpu_and_stay_interleaved():
+    loss = Case(8192, 128256, "bf16", Direction.FUSED, "cuda", "linear_cross_entropy")
+    for gib, turns in ((80, True), (139, True), (600, False)):
+        plan = make([f"b{i}" for i in range(9)], free=gib * 2**30)
+        assert plan.takes_turns(loss, 9) is turns
+        assert most_alive([loss], "cuda", 0.9 * gib * 2**30) >= 9
+        assert not plan.takes_turns(CASE, 9)
 
 
 def test_slot_without_a_worker_leaves_the_memory_rule_unchanged():
