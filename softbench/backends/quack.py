@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from softbench.backends.calls import Tensors, by_autograd, by_direction, parameters
 from softbench.backends.third_party import ThirdParty
 from softbench.core.case import DTYPES, Case, Direction
+from softbench.core.text import one_line
 from softbench.plugins.backend import Call
 
 TILE_BYTES = 256 * 16  # 256 threads load 16 bytes each: shared memory is allocated in such steps
@@ -43,7 +44,7 @@ class Quack(ThirdParty):
             return "its backward takes saved statistics"
         if case.operation == "linear_cross_entropy":
             sizes = case.M, case.N, parameters(case)["hidden"]
-            return "M, N and hidden must be multiples of 8" if any(size % 8 for size in sizes) else None
+            return "M, N and hidden must be multiples of 8" if any(size % 8 for size in sizes) else _missing_products()
         vector = 16 // DTYPES[case.dtype]
         if case.N % vector and case.operation == "softmax":
             return f"it reads rows in 16-byte vectors: N must be a multiple of {vector} in {case.dtype}"
@@ -109,6 +110,17 @@ def _cross_entropy(case: Case) -> Call:
 
     calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FUSED: fused}
     return calls[case.direction]
+
+
+@cache
+def _missing_products() -> str | None:
+    """Why quack's matrix products cannot be imported; None if they can. quack 0.6.5 refuses them with CuTe DSL 4.8, softmax works."""
+    try:
+        importlib.import_module("quack.linear_cross_entropy")
+    except Exception as error:
+        reason = one_line(f"{type(error).__name__}: {error}", 100)
+        return f"quack.linear_cross_entropy cannot be imported ({reason}); try: pip install 'nvidia-cutlass-dsl[cu13]<4.8'"
+    return None
 
 
 def _linear_cross_entropy(case: Case) -> Call:

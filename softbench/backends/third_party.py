@@ -16,6 +16,9 @@ import torch
 from softbench.backends import nvidia
 from softbench.core.text import one_line
 
+FORBIDDEN = "ForbiddenError"
+"""What `softbench.worker.guarding.audit` raises where a module that is in no site-packages looks at frames."""
+
 
 class ThirdParty:
     """Base class: a module of a package that may be missing."""
@@ -42,6 +45,9 @@ class ThirdParty:
                 return "no CUDA GPU here"
             self._module()
         except Exception as error:  # a DSL that does not find its libraries can raise anything
+            if type(error).__name__ == FORBIDDEN:
+                only = "which only packages in site-packages may do; not from PYTHONPATH or by -e"
+                return f"{self.package} looks at frames, {only}: {self.install}"
             reason = one_line(f"{type(error).__name__}: {error}", 150)
             newer = self.install.replace("install", "install -U", 1)
             return f"{self.module} cannot be imported ({reason}); for torch {torch.__version__}, try an older version, or: {newer}"

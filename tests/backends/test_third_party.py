@@ -9,7 +9,7 @@ import pytest
 import torch
 from compiling import assert_passes, install
 
-from softbench.backends import gallery, nvidia, torch_eager
+from softbench.backends import gallery, nvidia, quack as quack_module, torch_eager
 from softbench.backends.calls import EMPTY
 from softbench.backends.cce import backend as cce
 from softbench.backends.cuda import backend as cuda
@@ -26,6 +26,7 @@ from softbench.plugins.load import source_hash
 from softbench.plugins.source import origins
 from softbench.plugins.traits import unsupported
 from softbench.worker.compile_stats import CompilerCounts
+from softbench.worker.guarding.audit import ForbiddenError
 
 H200 = SimpleNamespace(major=9, shared_memory_per_block_optin=227 * 1024)
 A100 = SimpleNamespace(major=8, shared_memory_per_block_optin=163 * 1024)
@@ -82,6 +83,28 @@ def test_a_failing_import_is_one_line_with_the_fix(backend, monkeypatch, tmp_pat
         f"for torch {torch.__version__}, try an older version, or: pip install -U {backend.package}"
         + (" (for CUDA 13: 'quack-kernels[cu13]')" if backend is quack else "")
     )
+
+
+def test_a_package_outside_site_packages_is_told_to_be_installed(monkeypatch, gpu):
+    def closed():
+        raise ForbiddenError("sys._getframe() shows what measures and checks a plugin")
+
+    monkeypatch.setattr(quack, "_module", closed, raising=False)
+    install(monkeypatch, "quack.softmax")
+    assert quack.available() == (
+        "quack-kernels looks at frames, which only packages in site-packages may do; not from PYTHONPATH or by -e: "
+        "pip install quack-kernels (for CUDA 13: 'quack-kernels[cu13]')"
+    )
+
+
+def test_products_of_quack_that_cannot_be_imported_are_skipped_with_the_fix(monkeypatch, gpu):
+    quack_module._missing_products.cache_clear()
+    install(monkeypatch, "quack.softmax")
+    monkeypatch.setitem(sys.modules, "quack.linear_cross_entropy", None)
+    reason = quack.supports(Case(64, 64, "bf16", Direction.FUSED, "cuda", "linear_cross_entropy(hidden=64)"))
+    assert reason.startswith("quack.linear_cross_entropy cannot be imported (ModuleNotFoundError: ")
+    assert reason.endswith("; try: pip install 'nvidia-cutlass-dsl[cu13]<4.8'")
+    quack_module._missing_products.cache_clear()
 
 
 @each_backend
