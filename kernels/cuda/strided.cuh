@@ -54,7 +54,6 @@ template <int V> struct ColumnPartials {
 template <typename In, typename Out, int READS, int V, int K, bool LOG> struct ColumnThread {
     using Vector = ColumnVector<In, V>;
     static constexpr bool FORWARD = READS == 1;
-    static constexpr int E = V == 1 ? 1 : Packed<In>::ELEMENTS;
     const In* in[READS];
     Out* out;
     int first, last, step;  // rows; a column that does not exist has none
@@ -79,55 +78,66 @@ template <typename In, typename Out, int READS, int V, int K, bool LOG> struct C
                 for (int i = 0; i < READS; ++i) held[i][k].forget();
         }
     }
-    // Adds the K vectors to the partials; FIRST: there is nothing in these yet.
-    template <bool FIRST> __device__ __forceinline__ void accumulate(ColumnPartials<V>& partials, float factor) {
+    __device__ __forceinline__ Vector maxima() const {
+        Vector most = held[0][0];
+#pragma unroll
+        for (int k = 1; k < K; ++k)
+#pragma unroll
+            for (int w = 0; w < Vector::WORDS; ++w) most.word[w] = Packed<In>::elementwise_max(most.word[w], held[0][k].word[w]);
+        return most;
+    }
+    // The K vectors' maxima, and the sums of their exponentials, which are stored.
+    __device__ __forceinline__ Vector exponentials(float (&exponential)[K][V], float (&sum)[V], float factor) const {
+        const Vector most = maxima();
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            const float base = finite_or_zero(most[v]);
+            sum[v] = 0.0f;
+#pragma unroll
+            for (int k = 0; k < K; ++k) sum[v] += exponential[k][v] = exp2_fast((held[0][k][v] - base) * factor);
+        }
+        return most;
+    }
+    // Adds the K vectors to the partials.
+    __device__ __forceinline__ void accumulate(ColumnPartials<V>& partials, float factor) {
         if constexpr (FORWARD) {
-            Vector most = held[0][0];
-#pragma unroll
-            for (int k = 1; k < K; ++k)
-#pragma unroll
-                for (int w = 0; w < Vector::WORDS; ++w) most.word[w] = Packed<In>::elementwise_max(most.word[w], held[0][k].word[w]);
+            const Vector most = maxima();
             forget();
 #pragma unroll
             for (int v = 0; v < V; ++v) {
-                const float before = partials.maximum[v], maximum = FIRST ? most[v] : fmaxf(before, most[v]), base = finite_or_zero(maximum);
-                float sum = 0.0f;
+                const float before = partials.maximum[v], maximum = fmaxf(before, most[v]), base = finite_or_zero(maximum);
+                float sum = partials.sum[v] * exp2_fast((before - base) * factor);
 #pragma unroll
                 for (int k = 0; k < K; ++k) sum += exp2_fast((held[0][k][v] - base) * factor);
                 partials.maximum[v] = maximum;
-                partials.sum[v] = FIRST ? sum : partials.sum[v] * exp2_fast((before - base) * factor) + sum;
+                partials.sum[v] = sum;
             }
         } else {
 #pragma unroll
-            for (int v = 0; v < V; ++v) {
-                float sum = FIRST ? 0.0f : partials.sum[v];
+            for (int v = 0; v < V; ++v)
 #pragma unroll
-                for (int k = 0; k < K; ++k) sum += LOG ? held[0][k][v] : held[0][k][v] * held[READS - 1][k][v];
-                partials.sum[v] = sum;
-                partials.maximum[v] = 0.0f;
-            }
+                for (int k = 0; k < K; ++k) partials.sum[v] += LOG ? held[0][k][v] : held[0][k][v] * held[READS - 1][k][v];
         }
         forget();
     }
-    // Writes the results of the K vectors. Forward: totals are {maximum, 1 / sum or log(sum)}.
-    __device__ __forceinline__ void write(int from, const ColumnPartials<V>& totals, float scale, float factor, int64_t row_stride) {
+    // An element's result. Forward: totals are {maximum, 1 / sum or log(sum)}.
+    __device__ __forceinline__ float result(int k, int v, const ColumnPartials<V>& totals, float scale, float factor) const {
+        const float first = held[0][k][v], second = held[READS - 1][k][v];
+        if constexpr (!FORWARD) return scale * (LOG ? first - exp2_fast(second * LOG2_E) * totals.sum[v] : second * (first - totals.sum[v]));
+        else if constexpr (LOG) return (first - totals.maximum[v]) * scale - totals.sum[v];
+        else return exp2_fast((first - totals.maximum[v]) * factor) * totals.sum[v];
+    }
+    // Stores `value(k, v)` of the K vectors.
+    template <typename Value> __device__ __forceinline__ void write(int from, int64_t row_stride, Value value) const {
         Out* at = out + from * row_stride;
 #pragma unroll
         for (int k = 0; k < K; ++k, at += step * row_stride) {
-            float value[V];
+            float results[V];
 #pragma unroll
-            for (int v = 0; v < V; ++v) {
-                const float first = held[0][k][v], second = held[READS - 1][k][v];
-                if constexpr (FORWARD) {
-                    const float below = first - totals.maximum[v];
-                    value[v] = LOG ? below * scale - totals.sum[v] : exp2_fast(below * factor) * totals.sum[v];
-                } else {
-                    value[v] = scale * (LOG ? first - exp2_fast(second * LOG2_E) * totals.sum[v] : second * (first - totals.sum[v]));
-                }
-            }
+            for (int v = 0; v < V; ++v) results[v] = value(k, v);
             if (from + k * step < last) {
-                if constexpr (V == 1) *at = from_float<Out>(value[0]);
-                else store_vector<Out, V>(at, value);
+                if constexpr (V == 1) *at = from_float<Out>(results[0]);
+                else store_vector<Out, V>(at, results);
             }
         }
     }
@@ -139,9 +149,13 @@ __device__ __forceinline__ Partial merged_columns(Partial a, Partial b, float fa
     return {maximum, a.sum * exp2_fast((a.maximum - base) * factor) + b.sum * exp2_fast((b.maximum - base) * factor)};
 }
 
+constexpr int COLUMN_THREADS = 384;
+// Whether a thread computes exponentials once, relative to its own maxima, and keeps them. Of 16-bit elements these take twice the registers.
+template <typename In, int READS, int V, bool LOG, bool HELD> constexpr bool KEEPS_EXPONENTIALS = HELD && READS == 1 && !LOG;
+
 // HELD: the threads hold their columns, which are read once. CLUSTER: CTAs share columns.
 template <typename In, typename Out, int READS, int V, int K, bool LOG, bool HELD, bool CLUSTER>
-__global__ void __launch_bounds__(1024, 1) strided(const Columns<In, Out, READS> a) {
+__global__ void __launch_bounds__(COLUMN_THREADS, HELD && READS == 1 && V == 8 ? 1 : 2) strided(const Columns<In, Out, READS> a) {
     extern __shared__ Partial shared_partials[];
     __shared__ uint64_t received;
     constexpr bool FORWARD = READS == 1;
@@ -172,14 +186,25 @@ __global__ void __launch_bounds__(1024, 1) strided(const Columns<In, Out, READS>
     me.last = vector < a.columns ? min(a.R, (rank + 1) * a.rows) : 0;
     const float factor = fminf(a.scale * LOG2_E, LARGEST_FLOAT);
 
+    constexpr bool KEEPS = KEEPS_EXPONENTIALS<In, READS, V, LOG, HELD>;
+    float exponential[KEEPS ? K : 1][V];
+    ColumnVector<In, V> most;
     ColumnPartials<V> partials;
+#pragma unroll
+    for (int v = 0; v < V; ++v) partials.maximum[v] = FORWARD ? MINUS_INFINITY : 0.0f, partials.sum[v] = 0.0f;
     me.load(me.first, a.row_stride);
-    me.template accumulate<true>(partials, factor);
-    if constexpr (!HELD)
-        for (int from = me.first + K * me.step; from < me.last; from += K * me.step) {
-            me.load(from, a.row_stride);
-            me.template accumulate<false>(partials, factor);
-        }
+    if constexpr (KEEPS) {
+        most = me.exponentials(exponential, partials.sum, factor);
+#pragma unroll
+        for (int v = 0; v < V; ++v) partials.maximum[v] = most[v];
+    } else {
+        me.accumulate(partials, factor);
+        if constexpr (!HELD)
+            for (int from = me.first + K * me.step; from < me.last; from += K * me.step) {
+                me.load(from, a.row_stride);
+                me.accumulate(partials, factor);
+            }
+    }
     if (lanes < WARP) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -228,12 +253,16 @@ __global__ void __launch_bounds__(1024, 1) strided(const Columns<In, Out, READS>
         totals.maximum[v] = total.maximum;
         totals.sum[v] = !FORWARD ? total.sum : LOG ? log_of_sum(total.sum) : reciprocal(total.sum);
     }
-    if constexpr (HELD) me.write(me.first, totals, a.scale, factor, a.row_stride[READS]);
-    else
-        for (int from = me.first; from < me.last; from += K * me.step) {
-            me.load(from, a.row_stride);
-            me.write(from, totals, a.scale, factor, a.row_stride[READS]);
+    if constexpr (KEEPS) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) totals.sum[v] *= exp2_fast((most[v] - totals.maximum[v]) * factor);  // NaN for a column of -inf
+        me.write(me.first, a.row_stride[READS], [&](int k, int v) { return exponential[k][v] * totals.sum[v]; });
+    } else {
+        for (int from = me.first; HELD ? from == me.first : from < me.last; from += K * me.step) {
+            if constexpr (!HELD) me.load(from, a.row_stride);
+            me.write(from, a.row_stride[READS], [&](int k, int v) { return me.result(k, v, totals, a.scale, factor); });
         }
+    }
 }
 
 }  // namespace softbench
