@@ -1,7 +1,8 @@
 """The steps of action.yml and of the gate job: python3 tools/gate_action.py environment | install | gate [GATE OPTIONS]
 
 `environment` names the folder and the cache key of the environment, `install` fills it, and `gate` runs `softbench gate`. Without options
-`gate` compares the checkout GATE_CHECKOUT with an earlier commit of it. Inputs are environment variables, so that no shell reads them.
+`gate` compares the plugin, the function or the targets of the checkout GATE_CHECKOUT with an earlier version. Inputs are environment
+variables, so that no shell reads them.
 The standard library is enough, because softbench is not installed yet.
 """
 
@@ -11,19 +12,23 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 VERDICTS = {0: "pass", 1: "fail", 3: "inconclusive"}
 """The words for the gate's exit codes; every other code is `error`."""
 USAGE, INCONCLUSIVE = 2, 3
-MAX_TEXT = 50_000
-"""Characters of the report for a comment. GitHub takes 65,536 characters."""
+FAILING = ("slower", "broken", "missing", "failed")
+"""The states of cells that a comment lists, as the gate's JSON has them."""
+LISTED = 10
+"""Cells that a comment shows unfolded."""
 BASE = ".softbench-base"
 """The worktree of the base in the checkout. Its path is relative, so that commands of the report are the same on every machine."""
 
@@ -80,16 +85,16 @@ def gate(env: Mapping[str, str], options: list[str]) -> int:
     report.mkdir(parents=True)
     try:
         neutral = _switch(env, "GATE_NEUTRAL")
-        arguments = options or two_commits(env)
+        arguments = options or compared(env)
         softbench = str(folder(env) / "bin" / "softbench")
-        code, text = measured([softbench, "gate", *arguments, *_files(report)], report / "gate.log", None if options else checkout_of(env))
-        text = summary_first(report / "gate.json", text)
+        code, rest = measured([softbench, "gate", *arguments, *_files(report)], report / "gate.log", None if options else checkout_of(env))
+        text = outcome(report / "gate.json") or rest
         write_page(softbench, report)
     except NotMeasuredError as error:
-        code, text, neutral = error.code, str(error), neutral if error.code == INCONCLUSIVE else False
+        code, text, rest, neutral = error.code, str(error), "", neutral if error.code == INCONCLUSIVE else False
         print(f"::error title=softbench gate::{text}")
     verdict = VERDICTS.get(code, "error")
-    _publish(env, report, code, verdict, text)
+    _publish(env, report, code, verdict, text, rest)
     if code == INCONCLUSIVE and neutral:
         print("::warning title=softbench gate::inconclusive (exit code 3); neutral-exit-3 lets the job pass")
         return 0
@@ -99,6 +104,21 @@ def gate(env: Mapping[str, str], options: list[str]) -> int:
 def checkout_of(env: Mapping[str, str]) -> Path:
     """The folder of the checkout, in which the gate runs."""
     return (Path(env["GITHUB_WORKSPACE"]) / env["GATE_CHECKOUT"]).resolve()
+
+
+def compared(env: Mapping[str, str]) -> list[str]:
+    """The options that compare the checkout with its base: its plugin, or functions of its package in two environments.
+
+    Raises:
+        NotMeasuredError: the plugin or the base does not exist.
+    """
+    if env.get("GATE_FILE"):
+        return two_commits(env)
+    function = ["--candidate", env["GATE_CANDIDATE"]] if env.get("GATE_CANDIDATE") else []
+    base = env.get("GATE_BASE") or _git(checkout_of(env), "rev-parse", "HEAD^1").stdout.strip()
+    if not base:
+        raise NotMeasuredError("base: the checked-out commit has no parent; give the input base a commit, a wheel or NAME==VERSION")
+    return [*function, "--candidate-env", env.get("GATE_HEAD") or ".", "--reference-env", base, *_words(env, "GATE_ARGS", "args")]
 
 
 def two_commits(env: Mapping[str, str]) -> list[str]:
@@ -146,13 +166,34 @@ def measured(command: list[str], log: Path, place: Path | None = None) -> tuple[
     return process.returncode, "".join(report if process.returncode in VERDICTS else lines[-20:])
 
 
-def summary_first(document: Path, text: str) -> str:
-    """The lines of the report, with the summary and the next step before the table."""
+def outcome(document: Path) -> str:
+    """What a comment shows unfolded: the summary, the worst cells with their intervals, and what to do; empty without a report."""
     if not document.is_file():
-        return text
+        return ""
     found = json.loads(document.read_text(encoding="utf-8"))
-    first = [found["summary"], *([f"next: {found['next_step']}"] if found["next_step"] else [])]
-    return "\n".join([*first, "", *(line for line in text.splitlines() if line not in first)])
+    listed = [one for one in found["verdicts"] if one["gated"] and one["state"] in FAILING]
+    cells = [(one["state"], f"{one['backend']} {one['case']}", _figure(one)) for one in listed[:LISTED]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)).rstrip() for cell in cells]
+    more = [f"and {len(listed) - LISTED} more"] if len(listed) > LISTED else []
+    what, colon, command = found["next_step"].partition(": ")
+    todo = ["", f"next: {what}{colon}".rstrip(), *([command] if command else [])] if what else []
+    return "\n".join([found["summary"], *(["", *lines, *more] if lines else []), *todo])
+
+
+def _figure(verdict: Mapping[str, Any]) -> str:
+    """The ratio with its 95 % interval, or why there is none."""
+    if verdict["ratio"] is None:
+        return str(verdict["reason"])[:100]
+    interval = verdict["interval"]
+    return f"{verdict['ratio']:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+
+
+def without_paths(text: str, env: Mapping[str, str]) -> str:
+    """The text with the last part only of each path of the runner."""
+    roots = [env.get(name) for name in ("RUNNER_TEMP", "RUNNER_TOOL_CACHE", "GITHUB_WORKSPACE", "GITHUB_ACTION_PATH", "HOME")]
+    known = "|".join(sorted((re.escape(root.rstrip("/")) for root in roots if root and len(root) > 1), key=len, reverse=True))
+    return re.sub(rf"(?:{known})(?:/[^\s/:;,'\"]+)*/([^\s/:;,'\"]+)", r"\1", text) if known else text
 
 
 def write_page(softbench: str, report: Path) -> None:
@@ -169,11 +210,11 @@ def _files(report: Path) -> list[str]:
     return [part for flag, name in named.items() for part in (flag, str(report / name))]
 
 
-def _publish(env: Mapping[str, str], report: Path, code: int, verdict: str, text: str) -> None:
+def _publish(env: Mapping[str, str], report: Path, code: int, verdict: str, text: str, rest: str) -> None:
     """Write what the comment needs, the job's summary if the gate wrote none, and the outputs."""
     event = json.loads(Path(env["GITHUB_EVENT_PATH"]).read_text(encoding="utf-8"))
     number = (event.get("pull_request") or {}).get("number")
-    comment = {"pull_request": number, "exit_code": code, "text": text[:MAX_TEXT]}
+    comment = {"pull_request": number, "exit_code": code, "text": without_paths(text, env), "rest": without_paths(rest, env)}
     (report / "comment.json").write_text(json.dumps(comment), encoding="utf-8")
     if not (report / "gate.md").exists():
         with Path(env["GITHUB_STEP_SUMMARY"]).open("a", encoding="utf-8") as summary:

@@ -20,10 +20,10 @@ from typing import Any
 AUTHOR = "github-actions[bot]"
 VERDICTS = {0: "pass", 1: "fail", 2: "error", 3: "inconclusive"}
 MAX_BYTES = 1_000_000
-MAX_TEXT = 60_000
-"""Characters of the report. GitHub takes 65,536 characters a comment."""
-VISIBLE = 30
-"""Lines of the report that the comment does not fold."""
+MAX_TEXT = 30_000
+"""Characters of each part of the report. GitHub takes 65,536 characters a comment."""
+VISIBLE = 22
+"""Lines of the report that the comment does not fold: with the others it shows at most 30."""
 COMMENTS = 100
 """Comments a page, the most that GitHub gives."""
 
@@ -42,6 +42,9 @@ class Report:
     pull_request: int
     exit_code: int
     text: str
+    """The verdict, what became slower, and what to do."""
+    rest: str = ""
+    """The whole report, which the comment folds."""
 
 
 def read(file: Path) -> Report:
@@ -56,12 +59,12 @@ def read(file: Path) -> Report:
         raise NoCommentError("comment.json is larger than 1 MB")
     try:
         found = json.loads(file.read_bytes())
-        number, code, text = found["pull_request"], found["exit_code"], found["text"]
+        number, code, text, rest = (found[name] for name in ("pull_request", "exit_code", "text", "rest"))
     except (ValueError, RecursionError, KeyError, TypeError):
         raise NoCommentError("comment.json is damaged") from None
-    if type(number) is not int or not 0 < number < 2**31 or type(code) is not int or not isinstance(text, str):
+    if type(number) is not int or not 0 < number < 2**31 or type(code) is not int or not all(isinstance(one, str) for one in (text, rest)):
         raise NoCommentError("comment.json has no number of a pull request, no exit code or no text")
-    return Report(number, code, text)
+    return Report(number, code, text, rest)
 
 
 def check(pull: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -83,17 +86,22 @@ def marker(name: str) -> str:
 
 
 def body(report: Report, name: str, run: Mapping[str, Any]) -> str:
-    """The comment: verdict, commit, a link to the run, and the report as code blocks. The first one has the summary."""
-    shown = "".join(sign for sign in report.text if sign == "\n" or sign.isprintable())
-    shown = re.sub("`{3,}", lambda ticks: "'" * len(ticks[0]), shown).rstrip()  # three would end the code block
-    if len(shown) > MAX_TEXT:
-        shown = shown[:MAX_TEXT] + "\n(the rest is in the artifact)"
-    lines = shown.split("\n")
-    folded = len(lines) - VISIBLE
+    """The comment: verdict, commit, a link to the run, and the report as code blocks, of which the second one is folded."""
+    lines, rest = _lines(report.text), _lines(report.rest)
+    folded = [*lines[VISIBLE:], *rest]
     verdict = VERDICTS.get(report.exit_code, "error")
     head = f"**softbench gate: {verdict}** for commit {run['head_sha'][:12]} ([run]({run['html_url']}))"
-    details = f"<details><summary>{folded} more lines</summary>\n\n{_block(lines[VISIBLE:])}\n</details>\n" if folded > 0 else ""
+    details = f"<details><summary>the whole report</summary>\n\n{_block(folded)}\n</details>\n" if folded else ""
     return f"{marker(name)}\n{head}\n\n{_block(lines[:VISIBLE])}{details}"
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a part of the report, without what would end a code block."""
+    shown = "".join(sign for sign in text if sign == "\n" or sign.isprintable())
+    shown = re.sub("`{3,}", lambda ticks: "'" * len(ticks[0]), shown).strip("\n")
+    if len(shown) > MAX_TEXT:
+        shown = shown[:MAX_TEXT] + "\n(the rest is in the artifact)"
+    return shown.split("\n") if shown else []
 
 
 def _block(lines: Sequence[str]) -> str:

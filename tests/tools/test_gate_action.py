@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import gate_action
+import gate_comment
 import pytest
 from composite import Composite, git
 from sampled import sampled
@@ -185,7 +186,7 @@ def test_a_named_base_is_compared(pretended, origin, tmp_path):
 )
 def test_bad_input_ends_with_one_clear_line(pretended, tmp_path, inputs, code, message):
     repository = pull_request(tmp_path / "origin", kernel(FAST), {}, {"new.py": FAST})
-    done = run(pretended, tmp_path / "job", repository, env={"CODE": "0"}, **inputs)
+    done = run(pretended, tmp_path / "job", repository, env={"CODE": "0"}, **{"neutral_exit_3": "false", **inputs})
     assert done.failed == code
     assert message in done.log
     assert "Traceback" not in done.log
@@ -193,16 +194,44 @@ def test_bad_input_ends_with_one_clear_line(pretended, tmp_path, inputs, code, m
     assert json.loads((tmp_path / "job" / "artifacts" / "softbench-gate" / "comment.json").read_text())["exit_code"] == code
 
 
-def test_the_comment_begins_with_the_summary(tmp_path):
-    (tmp_path / "gate.json").write_text('{"summary": "FAIL: 1 cell slower", "next_step": "look: softbench gate"}')
-    text = "head against base\n table\nFAIL: 1 cell slower\nnext: look: softbench gate\n"
-    lines = gate_action.summary_first(tmp_path / "gate.json", text).splitlines()
-    assert lines == ["FAIL: 1 cell slower", "next: look: softbench gate", "", "head against base", " table"]
+def test_a_comment_has_the_verdict_the_slow_cells_and_what_to_do(tmp_path):
+    slow = {"state": "slower", "gated": True, "backend": "head", "ratio": 1.083, "interval": [1.0711, 1.0952], "reason": "why"}
+    cells = [{**slow, "case": f"forward-bf16-8x{64 * number}"} for number in range(1, 13)]
+    cells += [{**slow, "state": "missing", "case": "x", "ratio": None}, {**slow, "state": "same", "case": "y"}]
+    step = "if the change is not intended, look at its worst cell alone: softbench gate --N 64"
+    (tmp_path / "gate.json").write_text(json.dumps({"summary": "FAIL: 13 cells", "next_step": step, "verdicts": cells}))
+    lines = gate_action.outcome(tmp_path / "gate.json").splitlines()
+    assert lines[:3] == ["FAIL: 13 cells", "", "slower  head forward-bf16-8x64   1.083 [1.071, 1.095]"]
+    assert lines[-4:] == ["and 3 more", "", "next: if the change is not intended, look at its worst cell alone:", "softbench gate --N 64"]
+    assert len(lines) <= gate_comment.VISIBLE
 
 
-def test_a_new_plugin_without_a_base_can_be_neutral(pretended, tmp_path):
+def test_a_comment_has_no_path_of_the_runner():
+    env = {"RUNNER_TEMP": "/home/me/_work/_temp", "GITHUB_WORKSPACE": "/home/me/_work/x", "HOME": "/home/me"}
+    text = "its output is in /home/me/.cache/softbench/a.log; see /home/me/_work/x/kernels/mine.py:3, 'a/b.py' and /usr/bin"
+    assert gate_action.without_paths(text, env) == "its output is in a.log; see mine.py:3, 'a/b.py' and /usr/bin"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({}, ["--candidate-env", ".", "--reference-env", "PARENT"]),
+        (
+            {"candidate": "mine:norm", "head": "v2", "base": "mine==1.2", "args": "--changed"},
+            ["--candidate", "mine:norm", "--candidate-env", "v2", "--reference-env", "mine==1.2", "--changed"],
+        ),
+    ],
+)
+def test_a_package_is_compared_with_its_base(pretended, origin, tmp_path, inputs, words):
+    done = run(pretended, tmp_path / "job", origin, env={"CODE": "0"}, file="", **inputs)
+    parent = git(origin, "rev-parse", "main")
+    said = done.log.splitlines()
+    assert said[said.index("gate") + 1 :][: len(words)] == [parent if word == "PARENT" else word for word in words]
+
+
+def test_a_new_plugin_without_a_base_is_neutral(pretended, tmp_path):
     repository = pull_request(tmp_path / "origin", kernel(FAST), {}, {"new.py": FAST})
-    assert run(pretended, tmp_path / "job", repository, file="new.py", neutral_exit_3="true").failed == 0
+    assert run(pretended, tmp_path / "job", repository, file="new.py").failed == 0
 
 
 def test_options_replace_the_comparison_of_two_commits(pretended, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 FORK = {"id": 5}
 RUN = {"event": "pull_request", "head_sha": "a" * 40, "head_branch": "topic", "head_repository": FORK, "html_url": "https://github.com/x/1"}
 PULL = {"number": 7, "state": "open", "head": {"sha": "a" * 40, "ref": "topic", "repo": FORK}}
-REPORT = {"pull_request": 7, "exit_code": 1, "text": "FAIL: 2 cells slower\n"}
+REPORT = {"pull_request": 7, "exit_code": 1, "text": "FAIL: 2 cells slower\n", "rest": ""}
 MARKER = gate_comment.marker("softbench-gate")
 
 
@@ -130,6 +130,7 @@ def test_a_closed_pull_request_gets_no_comment(github, comment):
         *({**REPORT, "pull_request": number} for number in ("7", 7.0, True, None, 0, -7, 2**31, "7/../8")),
         {**REPORT, "exit_code": "1"},
         {**REPORT, "text": ["x"]},
+        {**REPORT, "rest": None},
         {**REPORT, "text": "x" * 1_000_000},
     ],
     ids=lambda report: str(report)[:30],
@@ -153,15 +154,16 @@ def test_the_text_cannot_leave_its_code_block(github, comment):
 
 
 def test_a_long_text_is_cut_to_what_github_takes(github, comment):
-    comment(report={**REPORT, "text": "`" * 20_000 + "x" * 200_000})
+    comment(report={**REPORT, "text": "`" * 20_000 + "x" * 200_000, "rest": "y" * 200_000})
     body = github.changes[0][2]["body"]
     assert "(the rest is in the artifact)" in body
     assert len(body) <= 65_536
 
 
-def test_the_summary_is_first_and_a_long_table_is_folded(github, comment):
-    comment(report={**REPORT, "text": "FAIL: 1 cell slower\nnext: softbench gate\n\n" + "slower ours 1.2\n" * 100})
+def test_a_comment_shows_at_most_thirty_lines_and_folds_the_rest(github, comment):
+    comment(report={**REPORT, "text": "FAIL: 40 cells slower\n\n" + "slower ours 1.2\n" * 40, "rest": "a table\n" * 50})
     body = github.changes[0][2]["body"]
-    visible, _, folded = body.partition("<details><summary>73 more lines</summary>")
-    assert visible.splitlines()[4] == "FAIL: 1 cell slower"
-    assert (visible.count("\n"), visible.count("```"), folded.count("```")) == (35, 2, 2)
+    visible, _, folded = body.partition("<details><summary>the whole report</summary>")
+    assert visible.splitlines()[4] == "FAIL: 40 cells slower"
+    assert (visible.count("```"), folded.count("```"), folded.count("slower ours"), folded.count("a table")) == (2, 2, 20, 50)
+    assert len(visible.splitlines()) < 30
