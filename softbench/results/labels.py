@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from softbench.core import statistics
 from softbench.core.case import DO_BENCH, Case
-from softbench.core.outcome import Batch, Grade, Measured, Record
+from softbench.core.outcome import Batch, Grade, Measured, Record, Timing
 from softbench.ops.registry import operation
 from softbench.results.columns import COMPUTE_BOUND, DOUBTFUL, IMPLAUSIBLE, L2_RESIDENT
 
@@ -89,7 +90,7 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
     if not isinstance(outcome, Measured):
         return ()
     timing, profile = outcome.timing, outcome.profile
-    us, (p20, p80) = statistics.median_us(timing), statistics.p20_p80_us(timing)
+    us, (p20, p80) = statistics.median_us(timing), statistics.p20_p80_us(_of_rounds(timing) if timing.kind == "host" else timing)
     l2_bytes, peak = facts.get("gpu_l2_bytes"), facts.get("peak_gbps")
     found = []
     if timing.kind == DO_BENCH and profile.device_us and profile.host_us:
@@ -106,6 +107,11 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
     found += ["recompiled"] * bool(profile.recompiles)
     found += ["graph-breaks"] * bool(outcome.build.graph_breaks)
     return tuple(found)
+
+
+def _of_rounds(timing: Timing) -> Timing:
+    """A timing whose samples are the round medians: single calls of a host always differ by microseconds."""
+    return replace(timing, batches=tuple(replace(batch, samples_us=(median(batch.samples_us),)) for batch in timing.batches))
 
 
 def doubtful_copy(yardstick: Record, record: Record, facts: Mapping[str, object]) -> bool:
