@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..common import extension
+from ..common import extension, sharding
 from ..common.losses import check_arguments
+from ..common.registration import register_sharding
 from ..common.rows import check_no_tangent
 from .choice import Calls, choice
 
@@ -216,6 +217,7 @@ def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 def _save_logprob(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     _, entropy, lse = output
+    ctx.set_materialize_grads(False)  # a DTensor mixes with no zeros of its parts
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(*inputs, lse, entropy)
 
@@ -232,3 +234,6 @@ def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> 
 _cross_entropy.register_autograd(_of_loss, setup_context=_save_loss)
 _logprob.register_autograd(_of_logprob, setup_context=_save_logprob)
 extension.implement("cross_entropy", "logprob")
+register_sharding(sharding.of_loss, torch.ops.softbench.cross_entropy)
+register_sharding(sharding.of_rows(1), torch.ops.softbench.cross_entropy_backward, torch.ops.softbench.logprob_backward)
+register_sharding(sharding.of_rows(3), torch.ops.softbench.logprob)

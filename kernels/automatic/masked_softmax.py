@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..common import extension
+from ..common import extension, sharding
 from ..common.masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax, check_no_gradient, no_gradient
+from ..common.registration import register_sharding
 from ..common.rows import DTYPES, check_no_tangent
 from .choice import Calls, choice
 
@@ -184,3 +185,4 @@ def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ..
 
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
 extension.implement(NAME)
+register_sharding(sharding.of_scores, torch.ops.softbench.masked_softmax, torch.ops.softbench.masked_softmax_backward)

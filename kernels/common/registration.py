@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverloadPacket
 
+from . import sharding
 from .rows import canonical_dim
 
 if TYPE_CHECKING:
@@ -126,7 +127,19 @@ def register_vmap_and_flops(forward: OpOverloadPacket, backward: OpOverloadPacke
     """Registers both for a pair of operator packets. `lib` is the library that defines them, unless decorators did."""
     for packet, tensors, flops in ((forward, 1, FORWARD_FLOPS), (backward, 2, BACKWARD_FLOPS)):
         torch.library.register_vmap(packet.default, functools.partial(_call_batched, packet.default, tensors), lib=lib)
+        register_sharding(sharding.over_dim(tensors), packet)
         _on_import("torch.utils.flop_counter", functools.partial(_register_flops, packet, flops))
+
+
+def register_sharding(strategy: sharding.Strategy, *packets: OpOverloadPacket) -> None:
+    """Registers how operators take DTensor, as soon as `torch.distributed.tensor` is imported, which few programs do."""
+
+    def act() -> None:
+        from torch.distributed.tensor.experimental import register_sharding as register
+
+        register([packet.default for packet in packets])(strategy)
+
+    _on_import("torch.distributed.tensor", act)
 
 
 def _call_batched(

@@ -1,5 +1,6 @@
 """What two ranks of a group compute, as one test: `run(kernels)` forks the second rank, and prints `fine` if all cases are right."""
 
+import importlib
 import os
 import sys
 import tempfile
@@ -9,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from softbench.kernels.automatic import vocabulary_parallel as parallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
@@ -41,6 +44,8 @@ def run(kernels=None, small=None):
                 loss(rank, op, dtype)
             logprob(rank)
             refusals(rank)
+            if kernels is None:
+                sharded()
             dist.destroy_process_group()
         except BaseException as error:
             print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
@@ -122,3 +127,36 @@ def refusals(rank):
             assert part_of in str(raised), raised
         else:
             raise AssertionError(part_of)
+
+
+def sharded():
+    """Operators of DTensor: rows, batch and heads stay sharded, and what an operator reduces is gathered."""
+
+    mesh, ops = init_device_mesh("cpu", (2,)), torch.ops.softbench
+    for name in ("cuda.operator", "automatic.masked_softmax"):
+        importlib.import_module(f"softbench.kernels.{name}")  # their operators
+    x, target, options = torch.randn(6, 4), torch.tensor([0, 3, -100, 1, 2, 3]), (-100, 0.1, 0.0, 0.0)
+    scores, mask, sink = torch.randn(2, 4, 3, 5), torch.randn(4, 1, 5), torch.randn(4)
+    for place, stays in ((Shard(0), True), (Shard(1), False), (Replicate(), True)):
+        for call, given in (
+            (lambda x: ops.cuda_softmax(x, -1), (x,)),
+            (lambda x: ops.cuda_log_softmax(x, 1), (x,)),
+            (lambda x, target: ops.cross_entropy(x, target, *options)[0], (x, target)),
+            (lambda x, target: ops.logprob(x, target.clamp(min=0))[0], (x, target)),
+        ):
+            _same(mesh, call, given, [place, *[place if place == Shard(0) else Replicate()] * (len(given) - 1)], place if stays else None)
+        of_heads = Shard(0) if place == Shard(1) else Replicate()  # of mask and sink, which have no batch
+        given = scores, mask, sink
+        _same(mesh, lambda x, *others: ops.masked_softmax(x, *others, 0.5, True)[0], given, [place, of_heads, of_heads], place)
+
+
+def _same(mesh, call, given, places, expected):
+    """The results and gradients of DTensor are those of the whole tensors, and the result is placed as expected."""
+    whole = given[0].clone().requires_grad_()
+    parts = [distribute_tensor(one, mesh, [place]) for one, place in zip(given, places, strict=True)]
+    parts[0].requires_grad_()
+    y, got = call(whole, *given[1:]), call(*parts)
+    assert expected is None or got.placements == (expected,), (call, got.placements, expected)
+    (dx,), (dpart,) = (torch.autograd.grad(one.square().sum(), leaf) for one, leaf in ((y, whole), (got, parts[0])))
+    torch.testing.assert_close(got.full_tensor(), y)
+    torch.testing.assert_close(dpart.full_tensor(), dx)
