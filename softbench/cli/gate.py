@@ -15,6 +15,7 @@ import typer
 from softbench.cli import options
 from softbench.cli.actions import measure, note, typed_command, warn, wrote_to_stdout
 from softbench.cli.gate_outputs import Outputs
+from softbench.cli.gate_packages import Packages
 from softbench.cli.options import BACKEND, option
 from softbench.cli.panels import ARGUMENTS, CONTEXT, JUDGE, OTHERS, OUTPUT, SELF_TEST, WHERE, PanelCommand, panel_of
 from softbench.core.errors import InconclusiveError, UsageError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from softbench.run.request import RunRequest
 
 SUMMARY = "Judge whether a backend became slower: 0 pass, 1 regression, 3 inconclusive."
+PACKAGE = "Functions of a package"
 MODE = "Mode"
 """The panel of the options that choose the mode."""
 
@@ -39,6 +41,12 @@ class Mode(Enum):
         "two versions",
         "softbench gate --candidate new --reference old --plugin new=a.py --plugin old=b.py",
         "Two versions are measured now, interleaved, in 6 process pairs; undecided cells in up to 24.",
+    )
+    PACKAGES = (
+        "two environments",
+        "softbench gate --candidate mine.norms:rms_norm --inputs 'x[M,N], w[N]' --reference-env v1.2",
+        "A function of a package is measured in two environments, as two versions are. Without a mode: the targets of softbench.toml, "
+        "in the working tree and in its base. softbench gate init writes that file.",
     )
     BASELINE = (
         "a baseline",
@@ -62,22 +70,53 @@ class Mode(Enum):
         self.shown, self.example, self.about = shown, example, about
 
 
-MEASURING = (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST)
-JUDGING = (Mode.VERSIONS, Mode.BASELINE, Mode.FILES)
+MEASURING = (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE, Mode.SELF_TEST)
+JUDGING = (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE, Mode.FILES)
 OF_MODES: dict[str, tuple[Mode, ...]] = {
     **dict.fromkeys((*(one.name for one in of_command("gate")), "output"), MEASURING),
     **dict.fromkeys(("markdown", "junit"), JUDGING),
     **dict.fromkeys(("families", "resume"), (Mode.SELF_TEST,)),
-    "processes": (Mode.VERSIONS, Mode.BASELINE),
-    "candidate": (Mode.VERSIONS,),
+    **dict.fromkeys(("candidate_env", "reference_env", "build", "inputs", "tolerance", "changed"), (Mode.PACKAGES,)),
+    "plugins": (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST),
+    "processes": (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE),
+    "candidate": (Mode.VERSIONS, Mode.PACKAGES),
+    "baseline": (Mode.VERSIONS, Mode.BASELINE, Mode.FILES, Mode.STORED_SELF_TESTS),
     "reference": (Mode.VERSIONS, Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
     "self_test": (Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
 }
 """The options that some modes do not have, by parameter, with the modes that have them."""
 
 
-Files = Annotated[list[Path] | None, typer.Argument(help="Results CSVs to judge; their processes add up.")]
-Candidate = Annotated[str | None, option(MODE, "A backend to measure now and compare with --reference.", metavar="NAME", complete=BACKEND)]
+Files = Annotated[list[Path] | None, typer.Argument(help="Results CSVs to judge; their processes add up. Or init: write softbench.toml.")]
+Candidate = Annotated[
+    str | None,
+    option(
+        MODE,
+        "A backend to measure now and compare with --reference; or a function of a package, as MODULE:FUNCTION or MODULE:EXPRESSION.",
+        metavar="NAME",
+        complete=BACKEND,
+    ),
+]
+CandidateEnv = Annotated[
+    str | None,
+    option(
+        MODE, "The candidate's environment: a folder, virtual environment, git ref, wheel or NAME==VERSION.", metavar="ENV", default="."
+    ),
+]
+ReferenceEnv = Annotated[str | None, option(MODE, "The reference's environment.", metavar="ENV", default="merge base with the main branch")]
+Build = Annotated[
+    list[str] | None,
+    option(PACKAGE, "A command that installs a git ref or a folder, in place of pip. Repeatable.", metavar="COMMAND", default="pip"),
+]
+Inputs = Annotated[
+    str | None,
+    option(PACKAGE, "The arguments of the function, such as 'x[M,N], w:fp32[N], eps=1e-6'.", metavar="ARGUMENTS"),
+]
+Tolerance = Annotated[
+    str | None,
+    option(PACKAGE, "How far outputs may be from the reference's.", metavar="RTOL,ATOL", default="of the dtype"),
+]
+Changed = Annotated[bool, option(PACKAGE, "Measure only targets that depend on files that changed.", "--changed", default=False)]
 Reference = Annotated[
     str | None,
     option(
@@ -141,9 +180,24 @@ def mode_of(given: Mapping[str, Any]) -> Mode | None:
     """The mode that the given parameters choose; None if they choose none."""
     if given.get("self_test"):
         return Mode.STORED_SELF_TESTS if given.get("files") or given.get("baseline") else Mode.SELF_TEST
+    environments = given.get("candidate_env") is not None or given.get("reference_env") is not None
+    function = ":" in str(given.get("candidate") or "") and given.get("reference") is None
+    if environments or function or given.get("changed"):
+        return Mode.PACKAGES
     if given.get("candidate") is not None or given.get("reference") is not None:
         return Mode.VERSIONS
     return Mode.FILES if given.get("files") else Mode.BASELINE if given.get("baseline") is not None else None
+
+
+OF_HELP = ("self_test", "candidate", "reference", "baseline", "candidate_env", "reference_env", "changed")
+"""The options that choose the mode of a help."""
+
+
+def _value_of(args: list[str]) -> str:
+    """The value of `--candidate` in a command line, for its help."""
+    place = next((place for place, word in enumerate(args) if word.startswith("--candidate") and not word.startswith("--candidate-")), -1)
+    word = args[place] if place >= 0 else ""
+    return word.partition("=")[2] or (args[place + 1] if 0 <= place < len(args) - 1 else "")
 
 
 class GateCommand(PanelCommand):
@@ -152,7 +206,7 @@ class GateCommand(PanelCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if {"-h", "--help"} & set(args):
             words = {word.partition("=")[0] for word in args}
-            given = {name: True for name in ("self_test", "candidate", "reference", "baseline") if f"--{name.replace('_', '-')}" in words}
+            given = {name: True if name != "candidate" else _value_of(args) for name in OF_HELP if f"--{name.replace('_', '-')}" in words}
             ctx.meta[__name__] = mode_of(given | {"files": any(word.endswith(".csv") for word in args)})
             args = ["--help"]
         return super().parse_args(ctx, args)
@@ -198,6 +252,12 @@ def gate(
     files: Files = None,
     candidate: Candidate = None,
     reference: Reference = None,
+    candidate_env: CandidateEnv = None,
+    reference_env: ReferenceEnv = None,
+    build: Build = None,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
+    changed: Changed = False,
     baseline: Baseline = None,
     self_test: SelfTest = False,
     margin: Margin = None,
@@ -218,6 +278,9 @@ def gate(
     **given: Any,
 ) -> None:
     """SUMMARY and the modes are the help."""
+    if files == [Path("init")]:
+        _init()
+        return
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     mode = _mode()
@@ -235,6 +298,14 @@ def gate(
         backend = reference or "torch"
         run = _added_up(files, stored) if files else _measure_repetitions(backend, families, request())
         _self_test(run, backend, strictness, outputs)
+    elif mode is Mode.PACKAGES:
+        asked = Packages(candidate, candidate_env, reference_env, build or (), inputs, tolerance, changed)
+        settings = {**given, "rounds": rounds, "processes": processes}
+        report = asked.compare(settings, strictness.rules, output, stored.allowed)
+        if report is None:
+            note("PASS: nothing is measured, because no target depends on a changed file")
+            raise typer.Exit(0)
+        outputs.render(report)
     elif mode is Mode.VERSIONS:
         outputs.render(_ab_run(*_pair(candidate, reference, files), request(), strictness, stored))
     elif mode is Mode.BASELINE:
@@ -249,8 +320,10 @@ def _mode() -> Mode:
     Raises:
         UsageError: it chooses none, or it has an option of another mode.
     """
+    from softbench.gate import targets
+
     context = CONTEXT.get()
-    mode = mode_of(context.params)
+    mode = mode_of(context.params) or (Mode.PACKAGES if targets.find() else None)
     given = [one for one in context.command.params if context.get_parameter_source(one.name).name == "COMMANDLINE"]
     for param in given:
         modes = OF_MODES.get(param.name, tuple(Mode))
@@ -265,7 +338,16 @@ def _mode() -> Mode:
     return mode
 
 
-_NO_MODE = "gate: give --candidate and --reference, or --baseline NAME|FILE with results files or without; see: softbench gate -h"
+_NO_MODE = (
+    "gate: give --candidate and --reference, or --candidate MODULE:FUNCTION and --reference-env, or --baseline NAME|FILE with results "
+    "files or without; or write softbench.toml: softbench gate init; see: softbench gate -h"
+)
+
+
+def _init() -> None:
+    from softbench.cli.gate_packages import init
+
+    init()
 
 
 def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:

@@ -61,6 +61,23 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
     return ""
 
 
+def after_packages(report: GateReport, command: str, processes: int) -> str:
+    """After a comparison of two environments that began with this many process pairs; empty if it passes."""
+    command = _without_outputs(command)
+    states = {verdict.state for verdict in report.verdicts}
+    if states & {State.BROKEN, State.FAILED, State.MISSING} and report.exit_code:
+        return "call the function of each cell that is not right as column why says; --tolerance RTOL,ATOL accepts other roundings"
+    if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
+        alone = _with(command, {**_extents(slower[0], []), "--dtype": slower[0].dtype, "--processes": MORE_PAIRS})
+        return f"if the change is not intended, look at its worst cell alone: {alone}"
+    if short := _too_short(report):
+        return short
+    if report.exit_code:
+        more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
+        return f"measure in more process pairs, on a machine that does nothing else: {more}"
+    return ""
+
+
 def after_new_processes(report: GateReport, command: str, base: RunSamples, processes: int) -> str:
     """After a comparison of this many new processes with a baseline; empty if it passes."""
     command = _without_outputs(command)

@@ -203,7 +203,7 @@ def _cell_tests(
         ratio = math.exp(fmean(map(fmean, groups[key])))
         advisory = advisory_reason(us, run.environment.get("device"), run.cells[key.with_backend(reference)], ratio)
         n = text.count(len(pairs), "process pair")
-        verdict = Verdict(key, State.AMBIGUOUS, advisory, ratio, None, n=n, margin=rules.margin, gated=not advisory)
+        verdict = Verdict(key, State.AMBIGUOUS, advisory, ratio, None, n=n, margin=rules.margin_of(key), gated=not advisory)
         if key in spreads:
             tests.append(_cell_test(verdict, pairs, groups[key], spreads[key], math.sqrt(2) * sds.get(key, 0.0), rules))
         else:
@@ -222,7 +222,7 @@ def _cell_test(
     verdict: Verdict, pairs: Sequence[SharedRounds], groups: Sequence[Sequence[float]], spread: Moderated, least_sd: float, rules: Rules
 ) -> CellTest:
     """The t test of one cell, whose values are in one group for each start order."""
-    centre, limit = fmean(map(fmean, groups)), math.log1p(rules.margin)
+    centre, limit = fmean(map(fmean, groups)), math.log1p(rules.margin_of(verdict.cell))
     error = max(spread.process_sd, least_sd) * math.sqrt(fmean(1 / len(group) for group in groups) / len(groups))
     half = t_quantile(0.975, spread.df) * error
     verdict = replace(verdict, interval=(math.exp(centre - half), math.exp(centre + half)), covers="differences between process pairs")

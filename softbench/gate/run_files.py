@@ -201,7 +201,8 @@ def read_report(path: Path) -> GateReport:
     document = load(path)
     try:
         verdicts = tuple(map(_verdict, document["verdicts"]))
-        rules = Rules(*(float(document["rules"][name]) for name in ("margin", "alpha", "reference_moves", "most_ambiguous")))
+        margin, alpha, moves, most = (float(document["rules"][name]) for name in ("margin", "alpha", "reference_moves", "most_ambiguous"))
+        rules = Rules(margin, alpha, moves, most)
         what, next_step = (one_line(_text(document[name]), 2000) for name in ("what", "next_step"))
         notes = tuple(one_line(_text(note), 2000) for note in document["notes"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -6,7 +6,7 @@ Ratios are of latency, new over old: above 1 is slower. Every test asks for more
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
@@ -66,6 +66,12 @@ class Rules:
     """The largest change of the reference before a cell is ambiguous."""
     most_ambiguous: float = 0.10
     """The largest share of gated cells that are ambiguous and may be slower, before the run is inconclusive."""
+    margins: Mapping[str, float] = field(default_factory=dict)
+    """The margins of operations that have their own."""
+
+    def margin_of(self, cell: CellKey) -> float:
+        """The margin of a cell."""
+        return self.margins.get(cell.op.partition("(")[0], self.margin)
 
 
 @dataclass(frozen=True, slots=True)

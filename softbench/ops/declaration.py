@@ -159,6 +159,7 @@ def from_json(data: JsonObject) -> Operation:
         solution=str(data["solution"]),
         lost=tuple(map(str, data["lost"])),
         format=str(data["format"]),
+        recorded=bool(data["recorded"]),
     )
     validate(found)
     return found

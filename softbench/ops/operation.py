@@ -200,6 +200,8 @@ class Operation:
     """What a plugin file may call its function or class, beside the operation's name."""
     format: str = ""
     """The format of a problem, as `softbench export --to` names it; empty if none has such results."""
+    recorded: bool = False
+    """True if the outputs of the reference backend are right, so that it is checked before the others."""
     lost: tuple[str, ...] = ()
     """A line for each case of a problem that cannot run, with the reason."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from softbench.core.case import NAME, OPERATION, parse_op
 from softbench.core.json import JsonObject, from_json, to_json
@@ -37,6 +37,8 @@ class BackendInfo:
     """The operations that it has, each with the parameters that it takes: `softmax(scale,out_dtype)`."""
     reuses_output: bool = False
     """True if its next call overwrites the last output."""
+    facts: dict[str, dict[str, str]] = field(default_factory=dict, compare=False)
+    """Of functions in an environment of their own: by operation its `file`, and its `signature` or the `error`; by "" the versions."""
     build_seconds: Finite = 0.0
     """Rough seconds to build one shape, for the estimate of `--dry-run`."""
     loaded: bool = True

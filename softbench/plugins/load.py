@@ -24,6 +24,7 @@ from typing import Any, Protocol, cast
 from softbench.core.case import NAME, OPERATION, Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.text import LISTED, one_line
+from softbench.plugins import targets
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.backendbench_solutions import files_of, solutions as of_backendbench
 from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource
@@ -59,7 +60,9 @@ def load(
     if origin.function:
         offered = given_function(_import(origin), origin.function, origin.label, operations)
     elif origin.kind == FILE and Path(origin.target).is_dir():
-        offered = of_backendbench(Path(origin.target), origin.label, operations, solutions, _import_file)
+        offered = of_backendbench(Path(origin.target), origin.label, operations, solutions, import_file)
+    elif origin.kind == FILE and origin.target.endswith(targets.SUFFIX):
+        offered = targets.Targets(Path(origin.target), origin.label, operations)
     elif origin.kind == FILE and (solution := _built_at_import(Path(origin.target), solutions)):
         offered = BuildingSolution(origin, solution, [one for one in operations if solutions.get(one.partition("(")[0]) == solution])
     elif origin.kind == FILE:
@@ -80,7 +83,7 @@ def load(
         name = getattr(backend, "name", None)
         if not isinstance(name, str) or not NAME.fullmatch(name) or name == ALL:
             raise UsageError(f"{_shown(name)} is no name for a backend; use 1 to 64 letters, digits and . _ : + -, and not '{ALL}'")
-    if not origin.alias or origin.function:  # a function has its name already
+    if not origin.alias or origin.function or isinstance(offered, targets.Targets):  # functions have their name already
         return found
     return tuple(_renamed(backend, origin.alias if len(found) == 1 else f"{origin.alias}.{backend.name}") for backend in found)
 
@@ -128,12 +131,13 @@ _importing: list[PluginSource] = []
 def _import(origin: PluginSource) -> ModuleType:
     _importing.append(origin)
     try:
-        return importlib.import_module(origin.target) if origin.kind == MODULE else _import_file(Path(origin.target))
+        return importlib.import_module(origin.target) if origin.kind == MODULE else import_file(Path(origin.target))
     finally:
         _importing.pop()
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
+    """Import a plugin's file, a module of this process only."""
     if path.suffix == ".json":
         from softbench.plugins.flashinfer_solution import solution
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterable
@@ -40,6 +41,8 @@ class PluginSource:
     """The name that the user gives its backend, so that two versions of a file can run side by side."""
     function: str = ""
     """The function that is the backend, by its qualified name; empty if the file or entry point has backends."""
+    python: str = ""
+    """The interpreter of the environment whose packages it has; empty for that of softbench."""
 
     @property
     def given(self) -> bool:
@@ -92,7 +95,8 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
         other = place.parent / f"{place.name}.py"
         what = "is a folder; name a Python file in it" if place.is_dir() else "no such file"
         raise UsageError(f"{at} {path}: {what}{f'; did you mean {other}?' if other.is_file() else ''}")
-    return PluginSource(FILE, label, str(place.resolve()), shown, alias, function)
+    python = json.loads(place.read_text("utf-8"))["python"] if place.suffix == ".targets" else ""  # softbench itself writes these
+    return PluginSource(FILE, label, str(place.resolve()), shown, alias, function, python)
 
 
 def module_file(module: str) -> Path | None:

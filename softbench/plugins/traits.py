@@ -13,6 +13,7 @@ from softbench.plugins.backend import Backend, Call, Generated
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.load import source_hash
 from softbench.plugins.source import PluginSource
+from softbench.plugins.targets import Targets
 
 _INTERPRETED: dict[int, tuple[object, tuple[str, int] | None]] = {}
 """Answers of `interpreted` by the backend's id. The backend is kept, so that its id stays its own."""
@@ -35,6 +36,7 @@ def info(backend: Backend, source: PluginSource) -> BackendInfo:
         hidden=bool(getattr(backend, "hidden", False)),
         reuses_output=overwrites_output(backend),
         operations=operations(backend),
+        facts=backend.facts if isinstance(backend, Targets) else {},
         build_seconds=float(getattr(backend, "build_seconds", 0.0)),
     )
 

@@ -12,10 +12,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import softbench
 from softbench.processes.sanitizer import Sanitizer
 
 END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's watching thread may have to wait for it
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
+_ELSEWHERE = (
+    "import json, sys; own, version, lent = json.loads(sys.argv[1]); "
+    "sys.path += [path for path in [own, *(lent if version == [*sys.version_info[:2]] else [])] if path not in sys.path]; "
+    "from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
+)
+"""In another environment its own packages come first. What it lacks, such as msgspec, softbench lends if both have one Python."""
 
 SPINS = "10000"
 """How often a waiting OpenMP thread looks before it sleeps; libgomp's own number is 300000.
@@ -35,11 +42,12 @@ def openmp_environment(threads: int | None) -> dict[str, str]:
 
 
 def start_forkserver(
-    log: Path, environment: Mapping[str, str], under: Sanitizer | None = None
+    log: Path, environment: Mapping[str, str], under: Sanitizer | None = None, python: str = ""
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A forkserver with this process's `sys.path` that prints into `log`, and the parent's end of its control socket.
 
-    `environment` is added to this process's variables. `under` runs it and its workers.
+    `environment` is added to this process's variables. `under` runs it and its workers. `python` is the interpreter of another environment,
+    whose packages it then has.
 
     An interrupt can arrive before the caller knows the new process. After any exception the socket tells the process to end, and this
     function waits at most END_SECONDS for that.
@@ -48,13 +56,15 @@ def start_forkserver(
         OSError: no process could be started.
     """
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    line = [sys.executable, "-P", "-X", "faulthandler", "-c", _CODE, json.dumps(sys.path), str(theirs.fileno())]
+    code, paths = (_ELSEWHERE, _lent()) if python else (_CODE, sys.path)
+    line = [python or sys.executable, "-P", "-X", "faulthandler", "-c", code, json.dumps(paths), str(theirs.fileno())]
+    inherited = {key: value for key, value in os.environ.items() if not (python and key in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"))}
     try:
         with theirs, log.open("wb") as output:
             process = subprocess.Popen(
                 under.command(log.parent, line) if under else line,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **environment},
+                env={**inherited, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -65,6 +75,11 @@ def start_forkserver(
         _wait_for_its_end(control)
         raise
     return process, control
+
+
+def _lent() -> tuple[str, tuple[int, int], list[str]]:
+    """The folder of softbench, its version of Python, and the folders of packages that it has."""
+    return str(Path(softbench.__file__).parents[1]), sys.version_info[:2], [path for path in sys.path if path.endswith("-packages")]
 
 
 def _wait_for_its_end(control: socket.socket) -> None:

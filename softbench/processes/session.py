@@ -44,7 +44,9 @@ class Session:
         """
         self.import_seconds, self.sources = import_seconds, sources
         self._begun: Loading | None = None
-        self.pool = opened(activity, threads, sanitizer)
+        pythons = [source.python for source in sources if source.python]
+        own = opened(activity, threads, sanitizer) if not pythons else None
+        self.pool = own or Pool(activity=activity, threads=threads, sanitizer=sanitizer, pythons=pythons).__enter__()
         try:
             self.machine = probe(self.pool, import_seconds)
             self.device, self.gpu = choose_device(device, self.machine)

@@ -61,7 +61,8 @@ class Loading:
     def __init__(self, pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapping[str, str], deadline: float) -> None:
         self.pool, self.sources, self.env = pool, tuple(sources), env
         self.deadline = deadline
-        self._asked = {i: (started(pool, source.label, env), load_request(source, device)) for i, source in enumerate(sources)}
+        requests = [load_request(source, device) for source in sources]
+        self._asked = {i: (started(pool, sources[i].label, env, request), request) for i, request in enumerate(requests)}
         for worker, request in self._asked.values():
             if isinstance(worker, Worker):
                 pool.send_ahead(worker, request)
@@ -82,10 +83,10 @@ class Loading:
         return [slot for i in chosen for slot in self._slots[i]]
 
 
-def started(pool: Pool, label: str, env: Mapping[str, str]) -> Worker | Lost:
-    """A new worker, or why there is none."""
+def started(pool: Pool, label: str, env: Mapping[str, str], request: LoadSource) -> Worker | Lost:
+    """A new worker for what it is to load, or why there is none."""
     try:
-        return pool.spawn(label, env)
+        return pool.spawn(label, env, request.source["python"])
     except NotStartedError as error:
         return Lost(Status.FAILED, f"import: {error}")
 
@@ -105,7 +106,7 @@ def loaded(
         found[i] = requests[i][0], reply
     for i, reply in replies.items():
         if isinstance(reply, Lost) and reply.orphan:
-            worker = started(pool, requests[i][0].label, env)
+            worker = started(pool, requests[i][0].label, env, requests[i][1])
             found[i] = (None, worker) if isinstance(worker, Lost) else (worker, pool.ask(worker, requests[i][1], deadline, "import"))
     return found
 
@@ -152,7 +153,8 @@ def infos_of(source: PluginSource, reply: Loaded | Failure | Lost) -> list[Backe
 def revive(pool: Pool, slots: Sequence[WorkerSlot], device: str, env: dict[str, str], deadline: float) -> dict[WorkerSlot, Failed]:
     """Give slots without a living worker new ones, all at once; a Failed for each whose plugin does not load."""
     idle = [(i, slot) for i, slot in enumerate(slots) if slot.worker is None or slot.worker.orphan]
-    asked = {i: (started(pool, slot.name, env), load_request(slot.info.origin, device, slot.name)) for i, slot in idle}
+    requests = {i: load_request(slot.info.origin, device, slot.name) for i, slot in idle}
+    asked = {i: (started(pool, slots[i].name, env, request), request) for i, request in requests.items()}
     lost: dict[WorkerSlot, Failed] = {}
     for i, (worker, reply) in loaded(pool, asked, env, deadline).items():
         slot = slots[i]

@@ -1,6 +1,7 @@
 """The worker pool: starts workers through the forkserver, sends requests with deadlines, and ends every worker.
 
 If the forkserver dies, all its workers die with it. The pool then starts another one, and each request to such a worker is `Lost`.
+Workers of another environment have a forkserver there, in a pool of its own inside this one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from softbench.core.channel import Channel
-from softbench.core.errors import StorageError, WorkersError
+from softbench.core.errors import StorageError, UsageError, WorkersError
 from softbench.core.json import to_json
 from softbench.core.messages import INVALID_REPLY, Failure, Reply, Request, reply_from_json
 from softbench.core.outcome import Status
@@ -68,6 +69,7 @@ class Worker:
     ahead: Request[Any] | None = None  # the request that it has already (`Pool.send_ahead`)
     sent: float = 0.0  # time of the last request
     orphan: bool = False  # true if its forkserver died, and the worker with it
+    python: str = ""  # the interpreter of its environment; empty for that of softbench
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,16 @@ class Pool:
         activity: Activity | None = None,
         threads: int | None = None,
         sanitizer: Sanitizer | None = None,
+        pythons: Sequence[str] = (),
+        python: str = "",
     ) -> None:
         """`activity` gets the waits for workers; `threads`: the CPU threads of torch in each worker; None keeps torch's own number;
-        `sanitizer` runs the workers."""
-        self.start_seconds, self.threads, self.sanitizer = start_seconds, threads, sanitizer
+        `sanitizer` runs the workers; `pythons` are the interpreters of other environments, whose forkservers start at once, and then that
+        of softbench's starts with its first worker; `python` is the interpreter of this pool's own."""
+        self.start_seconds, self.threads, self.sanitizer, self.python = start_seconds, threads, sanitizer, python
+        self.pythons = tuple(dict.fromkeys(filter(None, pythons)))
+        self._elsewhere: dict[str, Pool] = {}
+        """The pools of other environments, by their interpreter."""
         self.workers: list[Worker] = []
         self._exits: dict[int, int] = {}
         """Exit codes by process number, as the forkserver reported them."""
@@ -114,9 +122,8 @@ class Pool:
         self._orders = 0
         self._oom_kills = 0
         """The kernel's count of processes that it killed for lack of memory, before the present requests."""
-        self.restarts = 0
-        """Forkservers that died and were replaced."""
-        self._ready = self._closed = False
+        self._restarts = 0
+        self._started = self._ready = self._closed = False
         self.activity = activity or Activity()
         self._logs: list[tuple[str, str]] = []
         """Labels and logs of failed workers that the listener has not got yet."""
@@ -127,17 +134,41 @@ class Pool:
             self._folder = tempfile.TemporaryDirectory(prefix="softbench-")
         except OSError as error:
             raise StorageError(f"no folder for temporary files: {_explained(error)}") from None
-        self._start()
+        for python in self.pythons:
+            self._pool_of(python)
+        if not self.pythons:
+            self._start()
         return self
 
+    @property
+    def restarts(self) -> int:
+        """Forkservers that died and were replaced."""
+        return self._restarts + sum(pool.restarts for pool in self._elsewhere.values())
+
+    def _pool_of(self, python: str) -> Pool:
+        """The pool of an environment."""
+        if python == self.python:
+            return self
+        if python not in self._elsewhere:
+            pool = Pool(self.start_seconds, self.activity, self.threads, self.sanitizer, python=python)
+            self._elsewhere[python] = pool.__enter__()
+            if self._listener is not None:
+                pool.tell(self._listener)
+        return self._elsewhere[python]
+
     def _start(self) -> None:
-        under = [self.sanitizer] if self.sanitizer else []
         environment = {**openmp_environment(self.threads), **(sanitizer.ENVIRONMENT if self.sanitizer else {})}
         try:
-            self._forkserver, self._control = start_forkserver(Path(self._folder.name) / "forkserver.log", environment, *under)
+            log = Path(self._folder.name) / "forkserver.log"
+            self._forkserver, self._control = start_forkserver(log, environment, self.sanitizer, self.python)
         except OSError as error:
-            raise WorkersError(f"no process can be started: {_explained(error)}") from None
-        self._ready = False
+            raise WorkersError(f"{self._at}no process can be started: {_explained(error)}") from None
+        self._started, self._ready = True, False
+
+    @property
+    def _at(self) -> str:
+        """Where an error is, if it is in another environment."""
+        return f"{self.python}: " if self.python else ""
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close(gently=kind is None)
@@ -147,6 +178,11 @@ class Pool:
         if self._closed:
             return
         self._closed = True
+        for pool in self._elsewhere.values():
+            pool.close(gently=gently)
+        if not self._started:
+            self._folder.cleanup()
+            return
         if gently:
             for worker in self.workers:
                 worker.channel.close()
@@ -163,13 +199,17 @@ class Pool:
             self._forkserver.wait()
         self._folder.cleanup()
 
-    def spawn(self, label: str, env: Mapping[str, str] | None = None) -> Worker:
-        """Start a worker; `env` is added to its environment.
+    def spawn(self, label: str, env: Mapping[str, str] | None = None, python: str = "") -> Worker:
+        """Start a worker; `env` is added to its variables, and `python` is the interpreter of another environment.
 
         Raises:
             NotStartedError: this worker could not be started.
             WorkersError: torch could not be imported, or the forkserver died too often or did not reply.
         """
+        if (pool := self._pool_of(python)) is not self:
+            return pool.spawn(label, env, python)
+        if not self._started:
+            self._start()
         with self.activity.waiting("start", [label]):
             while True:
                 if not self._ready:
@@ -180,7 +220,7 @@ class Pool:
     def _spawn(self, label: str, env: dict[str, str]) -> Worker | None:
         """A new worker; None if the forkserver died meanwhile."""
         self._orders += 1
-        order, restarts = self._orders, self.restarts
+        order, restarts = self._orders, self._restarts
         path = Path(self._folder.name) / f"worker-{order}.log"
         with ExitStack() as unused:
             try:
@@ -195,14 +235,14 @@ class Pool:
                         return None
             except OSError as error:
                 raise NotStartedError(f"its process could not be started: {_explained(error)}") from None
-            self._pump(lambda: order in self._forked or self.restarts > restarts, self.start_seconds)
+            self._pump(lambda: order in self._forked or self._restarts > restarts, self.start_seconds)
             found = self._forked.pop(order, None)
             if isinstance(found, OSError):
                 raise NotStartedError(f"its process could not be started: {_explained(found)}")
-            if found is None or self.restarts > restarts:
+            if found is None or self._restarts > restarts:
                 return None
             unused.pop_all()
-        self.workers.append(worker := Worker(found, Channel(ours), path, label))
+        self.workers.append(worker := Worker(found, Channel(ours), path, label, python=self.python))
         return worker
 
     def send_ahead(self, worker: Worker, request: Request[Any]) -> None:
@@ -222,7 +262,15 @@ class Pool:
         """
         op = next((request.op for _, request in requests.values()), phase)
         with self.activity.waiting(op, [worker.label for worker, _ in requests.values()]):
-            return self._gather(requests, seconds, phase)
+            homes = dict.fromkeys(self._pool_of(worker.python) for worker, _ in requests.values())
+            if len(homes) > 1:  # all work at the same time, and one pool after the other reads
+                for worker, request in requests.values():
+                    if worker.ahead is not request:
+                        self.send_ahead(worker, request)
+            replies: dict[int, Result[Answer]] = {}
+            for home in homes:
+                replies |= home._gather({key: one for key, one in requests.items() if self._pool_of(one[0].python) is home}, seconds, phase)
+            return replies
 
     def _gather(self, requests: Mapping[int, tuple[Worker, Request[Answer]]], seconds: float, phase: str) -> dict[int, Result[Answer]]:
         replies: dict[int, Result[Answer]] = {}
@@ -308,7 +356,11 @@ class Pool:
 
     def discard(self, *workers: Worker) -> None:
         """End workers and their children now, and wait for that. Several at once, as CUDA contexts take a while to end."""
+        for pool in self._elsewhere.values():
+            pool.discard(*(worker for worker in workers if worker.python == pool.python))
         ending = [worker for worker in workers if worker in self.workers]
+        if not ending:
+            return
         for worker in ending:
             self.workers.remove(worker)
             worker.channel.close()
@@ -336,6 +388,8 @@ class Pool:
         """`listener(label, log)` gets the output of every failed worker, now or when it ends."""
         self._listener = listener
         self._tell()
+        for pool in self._elsewhere.values():
+            pool.tell(listener)
 
     def _tell(self) -> None:
         while self._logs and self._listener is not None:
@@ -381,6 +435,8 @@ class Pool:
         elif report["ready"]:
             self._ready = True
         else:
+            if self.python:
+                raise UsageError(f"{self.python}: runs no worker: {one_line(report['error'])}; it needs torch and a Python from 3.11 on")
             raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
 
     def _restart(self) -> None:
@@ -394,12 +450,12 @@ class Pool:
         self._forkserver.kill()
         code = self._forkserver.wait()
         log = Path(self._folder.name) / "forkserver.log"
-        if (killed := -code in KILLING) and not self._closed and self.restarts >= RESTARTS:
+        if (killed := -code in KILLING) and not self._closed and self._restarts >= RESTARTS:
             raise WorkersError(f"the forkserver was killed {RESTARTS + 1} times; free memory, select fewer backends, or see: dmesg")
         how = f"was killed ({signal_name(-code)})" if killed else ": ".join(filter(None, ("has died", useful_line(log))))
-        if self._closed or self.restarts >= RESTARTS or not (self._ready or killed):
-            raise WorkersError(f"the forkserver {how}; try: python -c 'import torch'")
-        self.restarts += 1
+        if self._closed or self._restarts >= RESTARTS or not (self._ready or killed):
+            raise WorkersError(f"{self._at}the forkserver {how}; try: {self.python or 'python'} -c 'import torch'")
+        self._restarts += 1
         self._keep_log("forkserver", log, f"It {how}.\n")
         for worker in self.workers:
             worker.orphan = True

@@ -115,7 +115,8 @@ def environment(
         project = path.resolve()
         key = ("folder", str(project), _git(project, "rev-parse", "HEAD"), _digest(_files(project), project), *build)
         made = _made(where, spec, key, lambda one: one.build(one.copy(project), build), tell)
-        return Environment(spec, made.python, source=made.folder / "source", made=True)
+        shown = "the working tree" if project == Path.cwd() else spec
+        return Environment(shown, made.python, source=made.folder / "source", made=True)
     if _REQUIREMENT.fullmatch(spec):
         return _made(where, spec, ("requirement", spec), lambda one: one.install(spec), tell)
     raise UsageError(f"{where}: {_why_none(path, repository)}")

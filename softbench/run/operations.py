@@ -77,6 +77,21 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     return ops
 
 
+def read_in(python: str, files: Mapping[Path, Cases], seconds: float = PHASES["import"]) -> dict[Path, Operation | UsageError]:
+    """Read files of operations or problems in workers of another environment, and make them known here; an error for each that is invalid.
+
+    `files` has the cases of each.
+    """
+    found: dict[Path, Operation | UsageError] = {}
+    with Pool(pythons=[python]) as pool:
+        for file, cases in files.items():
+            try:
+                found[file] = registry.declared(_read(pool, str(file), "", seconds, cases, python))
+            except UsageError as error:
+                found[file] = error
+    return found
+
+
 def name(given: str, parameters: Sequence[str] | None = None, sizes: Mapping[str, object] = MappingProxyType({})) -> str:
     """The one operation of values of `--op` and `--set`; raises as `names`, also if there are several or an unknown one.
 
@@ -205,11 +220,11 @@ def sources(ops: Collection[str], every: Sequence[PluginSource]) -> tuple[Plugin
     return tuple(source for source in found if not source.own or source.label in (YARDSTICK, REFERENCE))
 
 
-def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:
+def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = (), python: str = "") -> str:
     path = Path(file)
     if registry.path_of(file) is None and not path.is_dir():
         raise UsageError(f"{at} {file}: no such file")
-    worker = pool.spawn("operation")
+    worker = pool.spawn("operation", python=python)
     reply = pool.ask(worker, LoadOperation(str(path.resolve()), tuple(map(dict, cases))), seconds, "import")
     pool.discard(worker)
     if isinstance(reply, Failure | Lost):

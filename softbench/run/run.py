@@ -340,7 +340,7 @@ def execute(
     ahead: Pool | None = pool
 
     def fresh() -> Pool:
-        return end.enter_context(Pool(activity=pool.activity, threads=pool.threads))
+        return end.enter_context(Pool(activity=pool.activity, threads=pool.threads, pythons=pool.pythons))
 
     with ExitStack() as end:  # closes every pool on every exit
         for process, more in zip(left, [*left[1:], None], strict=True):

@@ -107,7 +107,8 @@ class Scheduler:
         self.state = {slot: SlotState(outcome=slot.barred(self.last_failure.get(slot)) or large) for slot in self.slots}
         turns = self.plan.takes_turns(case, len(self._active()))
         self._revive(self._active(), case)
-        for together in [[slot] for slot in self._active()] if turns else [self._active()]:
+        one_by_one = [[slot] for group in self._check_order(self._active(), case) for slot in group]
+        for together in one_by_one if turns else [self._active()]:
             self._build_and_check(together, case, turns)
         if any(state.retried for state in self.state.values()) and not turns:
             turns = True
@@ -180,11 +181,17 @@ class Scheduler:
                 self.state[slot].outcome = Skipped(built.reason)
             else:
                 self.state[slot].build = built.build
-        for slot, graded in self._ask([slot for slot in slots if slot in self._active()], CheckOutputs(), "check").items():
-            self._grade(slot, graded)
+        for together in self._check_order([slot for slot in slots if slot in self._active()], case):
+            for slot, graded in self._ask(together, CheckOutputs(), "check").items():
+                self._grade(slot, graded)
         self._retry_out_of_memory(slots, case, turns)
         if turns:
             self.release([slot for slot in slots if slot in self._active()])
+
+    def _check_order(self, slots: list[WorkerSlot], case: Case) -> list[list[WorkerSlot]]:
+        """Slots that check at the same time: all, or first the reference backend where its outputs are what the others must return."""
+        first = [slot for slot in slots if slot.name == self.plan.settings.relative_to and operation(case.op).recorded]
+        return [group for group in (first, [slot for slot in slots if slot not in first]) if group]
 
     def _grade(self, slot: WorkerSlot, graded: Graded) -> None:
         state, accuracy = self.state[slot], graded.accuracy

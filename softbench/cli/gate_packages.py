@@ -1,0 +1,116 @@
+"""`softbench gate` of a package: two environments, and the targets of softbench.toml."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from softbench.cli.actions import measure, note, typed_command
+from softbench.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from softbench.gate.targets import Target, TargetFile
+    from softbench.gate.verdicts import GateReport, Rules
+    from softbench.plan.plan import Plan
+
+WORKING_TREE = "."
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What the command line says of the two environments and the function."""
+
+    candidate: str | None
+    """A function, the name of a target, or None for all targets."""
+    candidate_env: str | None
+    reference_env: str | None
+    build: Sequence[str]
+    inputs: str | None
+    tolerance: str | None
+    changed: bool
+
+    def compare(self, given: Mapping[str, Any], rules_of: Any, output: Path, allowed: Sequence[str]) -> GateReport | None:
+        """Make both environments, measure, and judge. None if no target changed. `rules_of` makes the rules from a default margin."""
+        from softbench.gate import ab_run, next_step, packages, paired
+
+        file = self._file()
+        reference = self.reference_env or (file.reference if file else "") or packages.base_commit()[:12]
+        targets = self._targets(file, given)
+        if self.changed and not (targets := self._changed(targets, reference)):
+            return None
+        build = self.build or (file.build if file else ())
+        sides = self._sides(reference, build)
+        rules: Rules = rules_of((file and file.margin) or paired.MARGIN)
+        with TemporaryDirectory(prefix="softbench-gate-") as folder:
+            request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
+            margins = {op: one.margin for op, one in by_op.items() if one.margin is not None}
+            rules = replace(rules, margins=margins)
+            adjusted = ab_run.ab_request(request, packages.CANDIDATE, packages.REFERENCE)
+            notes: list[str] = []
+
+            def announced(plan: Plan) -> str:
+                notes.extend(packages.check(plan, sides, by_op))
+                return ab_run.plan_text(plan, rules)
+
+            measuring = partial(measure, resumable=False, announced=[announced])
+            report = ab_run.compare(measuring, adjusted, packages.CANDIDATE, packages.REFERENCE, rules, None, allowed)
+        report = packages.described(report, sides, by_op, notes)
+        return replace(report, next_step=next_step.after_packages(report, typed_command(), adjusted.settings().processes))
+
+    def _file(self) -> TargetFile | None:
+        from softbench.gate import targets
+
+        path = targets.find()
+        if path is None and self.candidate is None:
+            raise UsageError("gate: there is no softbench.toml here; write it: softbench gate init, or give --candidate MODULE:NAME")
+        return targets.read(path) if path else None
+
+    def _targets(self, file: TargetFile | None, given: Mapping[str, Any]) -> list[Target]:
+        from softbench.gate.targets import Target, tolerance
+        from softbench.plan.settings import from_flags
+        from softbench.plan.sweep import AXES
+
+        axes = from_flags({name: given.get(name) for name in AXES if name != "op"})
+        if self.candidate is None or ":" not in self.candidate:
+            listed = list(file.targets) if file else []
+            chosen = [one for one in listed if self.candidate in (None, one.label)]
+            if not chosen:
+                there = f"; the targets of {file.path} are {', '.join(one.label for one in listed)}" if file else ""
+                raise UsageError(f"--candidate {self.candidate}: names no function; write MODULE:NAME{there}")
+            if self.inputs or given.get("op"):
+                raise UsageError("gate: --inputs, --op and --problem go with --candidate MODULE:NAME, because a target has its own")
+            return [replace(one, axes={**one.axes, **axes}) for one in chosen]
+        ops = given.get("op") or []
+        if self.inputs and ops:
+            raise UsageError("gate: --inputs and --op both give the inputs; leave out one")
+        own = tolerance(self.tolerance, "--tolerance") if self.tolerance else None
+        problem = [one for one in ops if one.endswith((".py", ".json", ".yml")) or ":" in one]
+        op, problem_file = ("", problem[0]) if problem else (ops[0] if ops else "", "")
+        return [Target(self.candidate, inputs=self.inputs or "", op=op, problem=problem_file, axes=axes, tolerance=own)]
+
+    def _changed(self, targets: list[Target], reference: str) -> list[Target]:
+        from softbench.gate.packages import base_commit
+        from softbench.gate.targets import affected, changed_files
+        from softbench.run.environments import commit_of
+
+        files = changed_files(commit_of(reference) or base_commit())
+        found = affected(targets, files)
+        left_out = [one.label for one in targets if one not in found]
+        note(f"--changed: {len(files)} files differ from {reference}; left out: {', '.join(left_out) or 'no target'}")
+        return found
+
+    def _sides(self, reference: str, build: Sequence[str]) -> Any:
+        from softbench.gate.packages import Sides
+        from softbench.run.environments import environment
+
+        old = environment(reference, build=build, tell=note, at="--reference-env")
+        return Sides(environment(self.candidate_env or WORKING_TREE, build=build, tell=note, at="--candidate-env"), old)
+
+
+def init() -> None:
+    """Write softbench.toml."""
