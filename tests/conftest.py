@@ -259,10 +259,12 @@ def fork_pools(forks: Callable[[], Forks], patch: pytest.MonkeyPatch) -> None:
     """Forks the forkservers of this process too, where its environment is that of the forking process."""
     from softbench.processes import launch, worker_pool
 
-    def start(log: Path, environment: dict[str, str]) -> object:
+    def start(log: Path, environment: dict[str, str], under: object = None, python: str = "") -> object:
         running = forks()
         suits = running.suit(dict(os.environ))
-        return start_forkserver(running.orders, log, environment) if suits else launch.start_forkserver(log, environment)
+        if under or not suits:
+            return launch.start_forkserver(log, environment, under, python)
+        return start_forkserver(running.orders, log, environment, python=python)
 
     patch.setattr(worker_pool, "start_forkserver", start)
 

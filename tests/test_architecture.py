@@ -168,7 +168,7 @@ def test_whole_run_never_imports_torch_in_the_parent(cli):
         f"import sys, atexit, socket; sys.path.append({str(ROOT / 'tests' / 'support')!r}); import forks;"
         "from softbench.processes import worker_pool;"
         f"orders = socket.socket(fileno={orders});"
-        "worker_pool.start_forkserver = lambda log, environment, *rest: forks.start_forkserver(orders, log, environment);"
+        "worker_pool.start_forkserver = lambda log, environment, *others: forks.start_forkserver(orders, log, environment, *others);"
         "atexit.register(lambda: print('HEAVY', sorted({'torch', 'numpy', 'pandas'} & set(sys.modules))));"
         "sys.argv = ['softbench', 'run', '--backends', 'torch', '--device', 'cpu', '--M', '4', '--N', '8', '--quick'];"
         "from softbench.cli.main import main; main()"

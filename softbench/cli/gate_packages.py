@@ -10,8 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from softbench.cli.actions import measure, note, typed_command
+from softbench.cli.actions import measure, note, typed_command, write_text
 from softbench.core.errors import UsageError
+from softbench.core.text import count as counted
 
 if TYPE_CHECKING:
     from softbench.gate.targets import Target, TargetFile
@@ -46,7 +47,7 @@ class Packages:
         build = self.build or (file.build if file else ())
         sides = self._sides(reference, build)
         rules: Rules = rules_of((file and file.margin) or paired.MARGIN)
-        with TemporaryDirectory(prefix="softbench-gate-") as folder:
+        with TemporaryDirectory(prefix="softbench-gate-") as folder, packages.operations_of(Path(folder)):
             request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
             margins = {op: one.margin for op, one in by_op.items() if one.margin is not None}
             rules = replace(rules, margins=margins)
@@ -113,4 +114,11 @@ class Packages:
 
 
 def init() -> None:
-    """Write softbench.toml."""
+    """Write softbench.toml for the package of this folder. Raises UsageError if there is one, or no package."""
+    from softbench.gate import scan, targets
+
+    if found := targets.find():
+        raise UsageError(f"gate init: {found} has targets already; change them there, or remove it first")
+    written, count = scan.targets_text()
+    write_text(Path(targets.FILE), written, "gate init")
+    note(f"wrote {targets.FILE} with {counted(count, 'target')}; check their inputs, then: softbench gate")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ def _git(repository: Path, *words: str) -> str:
         return ""
 
 
+@contextmanager
+def operations_of(folder: Path) -> Iterator[None]:
+    """The operations that are read from the files of a folder are known until the end."""
+    try:
+        yield
+    finally:
+        registry.forget(folder)
+
+
 def request_of(
     targets: Sequence[Target], sides: Sides, given: Mapping[str, Any], command: Sequence[str], output: Path, folder: Path
 ) -> tuple[RunRequest, dict[str, Target]]:
@@ -114,7 +124,9 @@ def request_of(
         file = folder / f"{name}.targets"
         functions = {op: _absolute(target.function) for op, target in by_op.items()}
         lent = [path for path in sys.path if path.endswith(LENT)]
-        file.write_text(json.dumps({"python": str(sides.of(name).python), "functions": functions, "lent": lent}), "utf-8")
+        known = [one for one in registry.declarations() if one.partition("(")[0] in by_op]
+        about = {"python": str(sides.of(name).python), "functions": functions, "operations": known, "lent": lent}
+        file.write_text(json.dumps(about), "utf-8")
         plugins.append(Path(f"{name}={file}"))
     others = {name: value for name, value in given.items() if name not in AXES and name != "config"}
     flags |= from_flags({**others, "plugins": plugins})
@@ -159,6 +171,8 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path) -> dict[Tar
         for file, one in (operations.read_in(str(environment.python), left) if left else {}).items():
             if not isinstance(one, UsageError):
                 found[files[file]] = one
+                if environment is not sides.reference:  # a new function, whose outputs nothing else knows
+                    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), "recorder": CANDIDATE}), "utf-8")
             elif environment is sides.candidate or sides.one:
                 raise UsageError(_clear(files[file], environment, one))
     return found
@@ -190,6 +204,11 @@ def check(plan: Plan, sides: Sides, by_op: Mapping[str, Target]) -> list[str]:
     notes = []
     for op, target in by_op.items():
         facts, before = new.facts[op], old.facts[op]
+        if not callable_as(before.get("signature"), facts.get("signature")):
+            raise InconclusiveError(
+                f"{target.function} takes ({before['signature']}) in {sides.reference.shown} and ({facts['signature']}) in "
+                f"{sides.candidate.shown}; compare an expression that both take, as in MODULE:lambda x: {target.label}(x, ...)"
+            )
         if why := facts.get("error"):
             raise UsageError(f"{sides.candidate.shown}: {why}; see --candidate, or {target.label} in softbench.toml")
         if why := before.get("error"):
@@ -204,26 +223,29 @@ def check(plan: Plan, sides: Sides, by_op: Mapping[str, Target]) -> list[str]:
         if facts["file"] and facts["file"] == before["file"] and not sides.one:
             both = f"{sides.candidate.shown} and {sides.reference.shown}"
             raise UsageError(f"{both} import {target.function} from the same file, so nothing is compared")
-        if not _callable_as(before.get("signature"), facts.get("signature")):
-            raise InconclusiveError(
-                f"{target.function} takes ({before['signature']}) in {sides.reference.shown} and ({facts['signature']}) in "
-                f"{sides.candidate.shown}; compare an expression that both take, as in MODULE:lambda x: {target.label}(x, ...)"
-            )
     return [*notes, *_described(sides, old, new)]
 
 
-def _callable_as(before: str | None, now: str | None) -> bool:
-    """False if a call of the first signature may be none of the second: parameters that are gone, renamed, or new without a default."""
-    if before is None or now is None or before == now or "*" in now.replace("*,", ""):
+def callable_as(before: str | None, now: str | None) -> bool:
+    """False if a call of the first signature may be none of the second: a parameter is gone, renamed, elsewhere, or lacks its default."""
+    if before is None or now is None or before == now or "*args" in now:
         return True
-    old, new = (_parameters(one) for one in (before, now))
-    kept = [name for name in new if name in old]
-    return set(old) <= set(new) and kept == list(old) and all("=" in new[name] for name in new if name not in old)
+    (old, old_named), (new, new_named) = (_parameters(one) for one in (before, now))
+    if list(new)[: len(old)] != list(old) or not old_named.keys() <= {**new, **new_named}.keys():
+        return False
+    was, is_now = {**old, **old_named}, {**new, **new_named}
+    return all(has_default or (name in was and not was[name]) for name, has_default in is_now.items())
 
 
-def _parameters(signature: str) -> dict[str, str]:
-    parts = [part.strip() for part in signature.split(", ")]
-    return {part.partition("=")[0]: part for part in parts if part not in ("*", "/", "")}
+def _parameters(signature: str) -> tuple[dict[str, bool], dict[str, bool]]:
+    """The parameters of a signature that may be positional, and those that are named only, each with whether it has a default."""
+    found: tuple[dict[str, bool], dict[str, bool]] = {}, {}
+    named = False
+    for part in filter(None, (part.strip() for part in signature.split(", "))):
+        named = named or part.startswith("*")
+        if part not in ("*", "/") and not part.startswith("**"):
+            found[named][part.partition("=")[0]] = "=" in part
+    return found
 
 
 def _described(sides: Sides, old: BackendInfo, new: BackendInfo) -> list[str]:

@@ -99,6 +99,12 @@ def add(operation: Operation, file: str, numerics: Values | None = None, layouts
         _layouts[file] = layouts
 
 
+def forget(folder: Path) -> None:
+    """Forget the operations of the files of a folder that is removed."""
+    for name in [name for name, (_, file) in _added.items() if Path(file).parent == folder]:
+        del _added[name]
+
+
 def operation(text: str) -> Operation:
     """The operation of a case's `op`, for its parameters: `softmax`, `softmax(scale=0.7)`.
 

@@ -62,7 +62,7 @@ def load(
     elif origin.kind == FILE and Path(origin.target).is_dir():
         offered = of_backendbench(Path(origin.target), origin.label, operations, solutions, import_file)
     elif origin.kind == FILE and origin.target.endswith(targets.SUFFIX):
-        offered = targets.Targets(Path(origin.target), origin.label, operations)
+        offered = targets.Targets(Path(origin.target), origin.label)
     elif origin.kind == FILE and (solution := _built_at_import(Path(origin.target), solutions)):
         offered = BuildingSolution(origin, solution, [one for one in operations if solutions.get(one.partition("(")[0]) == solution])
     elif origin.kind == FILE:

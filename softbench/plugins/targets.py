@@ -28,6 +28,10 @@ from softbench.core.errors import UsageError
 from softbench.core.text import one_line
 
 SUFFIX = ".targets"
+TARGET = ".target"
+"""The suffix of the file of one target, which is read as a problem (`softbench.problems.target`)."""
+failed: dict[str, str] = {}
+"""Why targets could not be read in this worker, by their operation."""
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 FIXTURE = "benchmark"
 """The parameter of a test of pytest-benchmark."""
@@ -101,10 +105,10 @@ def _of_class(owner: type, method: Callable[..., Any]) -> Benchmark:
         [list(one) for one in params] if params and isinstance(params[0], list | tuple) else [params] if params else []
     )
     names = list(getattr(owner, "param_names", None) or (f"param{number}" for number in range(1, len(axes) + 1)))
-    values = {name: {str(one): one for one in axis} for name, axis in zip(names, axes, strict=True)}
+    values = {name: {_value(one): one for one in axis} for name, axis in zip(names, axes, strict=True)}
 
     def make(case: Mapping[str, Value]) -> Callable[[], Any]:
-        instance, given = owner(), [values[name][str(case[name])] for name in names]
+        instance, given = owner(), [values[name][case[name]] for name in names]
         if callable(setup := getattr(instance, "setup", None)):
             setup(*given)
         bound = getattr(instance, method.__name__)
@@ -158,8 +162,8 @@ def _value(given: Any) -> Value:
     return given if isinstance(given, bool | int | float | str) else re.sub(r"[^\w.-]+", "-", str(given)).strip("-")
 
 
-def _key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, str(_value(value))) for name, value in values.items()))
+def _key(values: Mapping[str, Any]) -> frozenset[tuple[str, Value]]:
+    return frozenset((name, _value(value)) for name, value in values.items())
 
 
 class Targets:
@@ -167,12 +171,11 @@ class Targets:
 
     summary = "functions of a package, measured by the gate"
 
-    def __init__(self, file: Path, name: str, declared: Sequence[str]) -> None:
-        """`declared` are all operations, each with its parameters."""
+    def __init__(self, file: Path, name: str) -> None:
         self.name = name
         given = json.loads(file.read_text("utf-8"))
         self.functions: dict[str, str] = given["functions"]
-        self.operations = tuple(one for one in declared if one.partition("(")[0] in self.functions)
+        self.operations = tuple(given["operations"])
         self.facts = {op: _facts(text, given["lent"]) for op, text in self.functions.items()} | {"": _versions(self.functions.values())}
 
     def available(self) -> str | None:
@@ -180,8 +183,11 @@ class Targets:
         return None
 
     def supports(self, case: Case) -> str | None:
-        """Why the function of the case's operation cannot be had."""
-        return self.facts[parse_op(case.op)[0]].get("error")
+        """Why the function of the case's operation cannot be had. Raises RuntimeError if it is there, and no call of it ends."""
+        op = parse_op(case.op)[0]
+        if op in failed and "error" not in self.facts[op]:
+            raise RuntimeError(failed[op])
+        return self.facts[op].get("error")
 
     def prepare(self, case: Case) -> Callable[..., Any]:
         """The function of the case's operation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -42,7 +43,8 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool =
     if isinstance(found, ModuleType):
         return user_file.load(path, found)
     values = TargetValues(found) if isinstance(found, Target) else ProblemValues(found)
-    values.layouts.update(unpack(layouts))
+    with suppress(Exception) if isinstance(found, Target) else nullcontext():  # another version of torch may have packed them
+        values.layouts.update(unpack(layouts))
     operation = declared(values, wanted, every=every)
     try:
         validate(operation)

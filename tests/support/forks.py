@@ -165,11 +165,14 @@ class Forks:
         self.orders.close()
 
 
-def start_forkserver(orders: socket.socket, log: Path, environment: dict[str, str]) -> tuple[Fork, socket.socket]:
-    """Stands in for `softbench.processes.launch.start_forkserver`."""
+def start_forkserver(
+    orders: socket.socket, log: Path, environment: dict[str, str], under: object = None, python: str = ""
+) -> tuple[Fork, socket.socket]:
+    """Stands in for `softbench.processes.launch.start_forkserver`. Of the environment of `python` the fork has the packages."""
+    first = map(str, Path(python).parent.parent.glob("lib/python*/site-packages")) if python else ()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, log.open("wb") as output:
-        order = {"kind": "forkserver", "cwd": str(Path.cwd()), "env": {**os.environ, **environment}, "path": sys.path}
+        order = {"kind": "forkserver", "cwd": str(Path.cwd()), "env": {**os.environ, **environment}, "path": [*first, *sys.path]}
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 
@@ -316,7 +319,7 @@ def command(order: dict, orders: socket.socket) -> int:
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv = [str(Path(softbench.__file__).with_name("__main__.py")), *order["words"]]
-    worker_pool.start_forkserver = lambda log, environment: start_forkserver(orders, log, environment)
+    worker_pool.start_forkserver = lambda log, environment, *others: start_forkserver(orders, log, environment, *others)
     try:
         cli.main()
     except SystemExit as end:

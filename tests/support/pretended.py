@@ -47,7 +47,7 @@ class FakePool:
     gathered: list = field(default_factory=list)
     restarts: int = 0
 
-    def spawn(self, label, env=None):
+    def spawn(self, label, env=None, python=""):
         self.spawned += 1
         return Worker(self.spawned, None, Path(), label)
 

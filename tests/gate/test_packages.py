@@ -1,0 +1,166 @@
+"""Functions of a package in two environments: what is compared and refused. A forked worker has the packages of its environment."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from softbench.core.errors import ConfigError
+from softbench.gate import fresh_pairs, packages, scan, targets
+
+OLD = "def scale(x, factor=2.0):\n    return x * factor\n"
+BENCHMARKS = """
+import torch, toy
+
+class TimeScale:
+    params = [2.0, 3.0]
+    param_names = ["factor"]
+    def setup(self, factor):
+        self.x = torch.ones(8)
+    def time_scale(self, factor):
+        toy.scale(self.x, factor)
+
+def test_scale(benchmark):
+    assert benchmark(toy.scale, torch.ones(8)).sum() == 16
+"""
+
+
+@pytest.fixture
+def gate(main, tmp_path, monkeypatch):
+    """`gate(new, *options)`: one look of one process pair at a toy package whose old version is OLD; exit code, verdicts, stderr."""
+    monkeypatch.setattr(fresh_pairs, "undecided", lambda report: [])
+
+    def call(new, *options, function="toy:scale", inputs="x[M,N]"):
+        for name, code in (("old", OLD), ("new", new)):
+            package = tmp_path / name / "lib" / "python3" / "site-packages"
+            package.mkdir(parents=True)
+            if code is not None:
+                (package / "toy.py").write_text(f"import torch\n{code}")
+            (tmp_path / name / "bin").mkdir()
+            (tmp_path / name / "bin" / "python").symlink_to("/bin/false")
+        environments = ("--candidate-env", "new", "--reference-env", "old")
+        sizes = ("--M", 4, "--N", 8, "--inputs", inputs) if inputs else ()
+        code, _, err = main("gate", "--candidate", function, *environments, *sizes, "--device", "cpu", "--processes", 1, "--rounds", 6,
+                            *options, "--json", "gate.json")  # fmt: skip
+        verdicts = json.loads((tmp_path / "gate.json").read_text())["verdicts"] if (tmp_path / "gate.json").exists() else []
+        return code, [(one["case"], one["state"], one["reason"]) for one in verdicts], err
+
+    return call
+
+
+def test_each_side_has_its_own_version_and_the_old_outputs_are_right(gate):
+    code, [(case, state, reason)], _ = gate(OLD.replace("factor\n", "factor + 1\n"))
+    assert (code, case, state) == (1, "scale-forward-fp32-4x8", "broken")
+    assert "in the reference; beyond the tolerance, rtol 1e-05 and atol 1e-05" in reason
+
+
+def test_equal_outputs_within_a_tolerance_are_measured(gate):
+    _, [(_, state, reason)], err = gate(OLD.replace("factor\n", "factor * 1.001\n"), "--tolerance", "0.01,0", inputs="x[M,N], factor=3.0")
+    assert state == "ambiguous" and reason.startswith("1 process pair"), err
+
+
+@pytest.mark.parametrize(
+    ("new", "function", "code", "told"),
+    [
+        (None, "toy:scale", 2, "new: there is no module toy"),
+        ("", "toy:scale", 2, "new: toy has no scale"),
+        (OLD, "toy:nothing", 2, "toy has no nothing"),
+        (OLD.replace("factor=2.0", "factor"), "toy:scale", 3, "takes (x, factor=2.0) in old and (x, factor) in new"),
+        (OLD.replace("x, factor", "x, eps=0, factor"), "toy:scale", 3, "compare an expression that both take"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_a_line(gate, new, function, code, told):
+    got, verdicts, err = gate(new, function=function)
+    assert (got, verdicts) == (code, [])
+    assert told in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("function", ["bench.py:TimeScale.time_scale", "bench.py:test_scale"])
+def test_a_benchmark_of_another_suite_can_be_named(gate, tmp_path, function):
+    (tmp_path / "bench.py").write_text(BENCHMARKS)
+    _, verdicts, err = gate(OLD, function=function, inputs="")
+    assert {state for _, state, _ in verdicts} == {"ambiguous"}, err
+    assert len(verdicts) == (2 if "Time" in function else 1), "asv's params are cases"
+
+
+def test_an_added_parameter_with_a_default_changes_no_call():
+    assert packages.callable_as("x, factor=2.0", "x, factor=2.0, out=None")
+    assert packages.callable_as("x, *, eps", "x, *, eps, bias=None")
+    assert not packages.callable_as("x, weight", "x, w")
+
+
+def test_targets_are_read_and_a_mistake_names_its_key(tmp_path):
+    file = tmp_path / "softbench.toml"
+    file.write_text("margin = 2\n[[target]]\nfunction = 'toy:Norm(8).forward'\nname = 'norm'\ninputs = 'x[M,N]'\nM = 4\nN = '8:32:*2'\n")
+    found = targets.read(file)
+    assert (found.margin, found.targets[0].label) == (0.02, "norm")
+    assert found.targets[0].cases == [{"M": 4, "N": 8}, {"M": 4, "N": 16}, {"M": 4, "N": 32}]
+    for text, told in (
+        ("[[target]]\nfunction = 'toy'", "function is missing"),
+        ("[[target]]\nfunction = 'toy:f'\nshap = '4'", "shap"),
+        ("[[target]]\nfunction = 'toy:f'\nop = 'softmax'", "needs M and N"),
+        ("[[target]]\nfunction = 'toy:f'\n[[target]]\nfunction = 'toy.b:f'", "two targets are called f"),
+        ("margin = 3", "has no target"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=rf"softbench\.toml.*{told}"):
+            targets.read(file)
+
+
+def test_changed_files_choose_the_targets(tmp_path):
+    for name, code in (("__init__", ""), ("norm", "from .common import rows\n"), ("loss", "import torch\n"), ("common", "")):
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / "toy" / f"{name}.py").write_text(code)
+    both = [targets.Target("toy.norm:rms_norm"), targets.Target("toy.loss:loss"), targets.Target("x:y", files=("csrc/*",))]
+    chosen = {
+        name: [one.label for one in targets.affected(both, [name], tmp_path)]
+        for name in ("toy/common.py", "toy/loss.py", "csrc/a.cu", "README.md", "tests/test_norm.py")
+    }
+    assert chosen == {
+        "toy/common.py": ["rms_norm"],
+        "toy/loss.py": ["loss"],
+        "csrc/a.cu": ["rms_norm", "loss", "y"],
+        "README.md": [],
+        "tests/test_norm.py": [],
+    }
+
+
+def test_init_finds_kernels_and_benchmarks(tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "__init__.py").write_text("")
+    (tmp_path / "toy" / "ops.py").write_text(
+        "import triton, torch\n@triton.jit\ndef kernel(x): ...\ndef _own(x): ...\n"
+        "def rms_norm(x, weight, eps): ...\ndef rope(q: torch.Tensor): ...\n"
+        "class Norm(torch.autograd.Function):\n    def forward(ctx, x): ...\n"
+    )
+    (tmp_path / "bench.py").write_text(BENCHMARKS)
+    found = {one.function: one.missing or one.inputs for one in scan.scan(tmp_path)}
+    assert found == {
+        "bench.py:TimeScale.time_scale": "",
+        "bench.py:test_scale": "",
+        "toy.ops:rms_norm": "x[M,N], weight[N], 1e-6",
+        "toy.ops:rope": "q",
+        "toy.ops:Norm.apply": "x[M,N]",
+    }
+    (tmp_path / "softbench.toml").write_text(scan.targets_text(tmp_path)[0])
+    assert len(targets.read(tmp_path / "softbench.toml").targets) == 4
+
+
+def test_the_base_is_where_the_branch_began(tmp_path):
+    def git(*words):
+        line = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", tmp_path, *words]
+        return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    commits = []
+    for name in "ab":
+        git("commit", "-qm", name, "--allow-empty")
+        commits.append(git("rev-parse", "HEAD"))
+    assert packages.base_commit(tmp_path) == commits[0], "on the main branch it is the commit before"
+    git("checkout", "-qb", "work")
+    git("commit", "-qm", "c", "--allow-empty")
+    assert packages.base_commit(tmp_path) == commits[1]
+    assert packages.base_commit(Path(tmp_path)) != git("rev-parse", "HEAD")
