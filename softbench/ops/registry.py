@@ -101,8 +101,10 @@ def add(operation: Operation, file: str, numerics: Values | None = None, layouts
 
 def forget(folder: Path) -> None:
     """Forget the operations of the files of a folder that is removed."""
-    for name in [name for name, (_, file) in _added.items() if Path(file).parent == folder]:
-        del _added[name]
+    for name, (_, file) in [*_added.items()]:
+        if Path(file).parent == folder.resolve():
+            del _added[name]
+            _layouts.pop(file, None)
 
 
 def operation(text: str) -> Operation:
