@@ -15,7 +15,7 @@ import typer
 from softbench.cli import options
 from softbench.cli.actions import measure, note, typed_command, warn, wrote_to_stdout
 from softbench.cli.gate_outputs import Outputs
-from softbench.cli.gate_packages import Packages
+from softbench.cli.gate_packages import Packages, init
 from softbench.cli.options import BACKEND, option
 from softbench.cli.panels import ARGUMENTS, CONTEXT, JUDGE, OTHERS, OUTPUT, SELF_TEST, WHERE, PanelCommand, panel_of
 from softbench.core.errors import InconclusiveError, UsageError
@@ -279,8 +279,7 @@ def gate(
 ) -> None:
     """SUMMARY and the modes are the help."""
     if files == [Path("init")]:
-        _init()
-        return
+        init()
     outputs = Outputs(json, markdown, junit, plot, long, quiet).checked()
     stored, strictness = _Stored(baseline, folder, allow_env_mismatch or []), _Strictness(margin, max_ambiguous)
     mode = _mode()
@@ -300,12 +299,8 @@ def gate(
         _self_test(run, backend, strictness, outputs)
     elif mode is Mode.PACKAGES:
         asked = Packages(candidate, candidate_env, reference_env, build or (), inputs, tolerance, changed)
-        settings = {**given, "rounds": rounds, "processes": processes}
-        report = asked.compare(settings, strictness.rules, output, stored.allowed)
-        if report is None:
-            note("PASS: nothing is measured, because no target depends on a changed file")
-            raise typer.Exit(0)
-        outputs.render(report)
+        report = asked.compare({**given, "rounds": rounds, "processes": processes}, strictness.rules, output, stored.allowed)
+        outputs.render(report) if report else note("PASS: nothing is measured, because no target depends on a changed file")
     elif mode is Mode.VERSIONS:
         outputs.render(_ab_run(*_pair(candidate, reference, files), request(), strictness, stored))
     elif mode is Mode.BASELINE:
@@ -342,12 +337,6 @@ _NO_MODE = (
     "gate: give --candidate and --reference, or --candidate MODULE:FUNCTION and --reference-env, or --baseline NAME|FILE with results "
     "files or without; or write softbench.toml: softbench gate init; see: softbench gate -h"
 )
-
-
-def _init() -> None:
-    from softbench.cli.gate_packages import init
-
-    init()
 
 
 def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import typer
 
 from softbench.cli.actions import measure, note, typed_command, write_text
 from softbench.core.errors import UsageError
@@ -113,8 +115,8 @@ class Packages:
         return Sides(environment(self.candidate_env or WORKING_TREE, build=build, tell=note, at="--candidate-env"), old)
 
 
-def init() -> None:
-    """Write softbench.toml for the package of this folder. Raises UsageError if there is one, or no package."""
+def init() -> NoReturn:
+    """Write softbench.toml for the package of this folder, and end. Raises UsageError if there is one, or no package."""
     from softbench.gate import scan, targets
 
     if found := targets.find():
@@ -122,3 +124,4 @@ def init() -> None:
     written, count = scan.targets_text()
     write_text(Path(targets.FILE), written, "gate init")
     note(f"wrote {targets.FILE} with {counted(count, 'target')}; check their inputs, then: softbench gate")
+    raise typer.Exit(0)

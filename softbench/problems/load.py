@@ -20,7 +20,6 @@ from softbench.problems.kernelbot import Kernelbot
 from softbench.problems.layout import pack, unpack
 from softbench.problems.problem import SIZES, Problem
 from softbench.problems.python_file import PythonFile
-from softbench.problems.target import Target, TargetValues
 from softbench.problems.values import Cases, ProblemValues
 
 SOLUTIONS = ("ModelNew", "custom_kernel", "solution", "backend", "backends")
@@ -42,8 +41,8 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool =
     found = _problem(path)
     if isinstance(found, ModuleType):
         return user_file.load(path, found)
-    values = TargetValues(found) if isinstance(found, Target) else ProblemValues(found)
-    with suppress(Exception) if isinstance(found, Target) else nullcontext():  # another version of torch may have packed them
+    values = (found.of_values or ProblemValues)(found)
+    with suppress(Exception) if found.recorded else nullcontext():  # another version of torch may have packed them
         values.layouts.update(unpack(layouts))
     operation = declared(values, wanted, every=every)
     try:
@@ -70,6 +69,8 @@ def _problem(file: str) -> Problem | ModuleType:
     if path.suffix == ".json":
         return FlashInfer(path)
     if path.suffix == ".target":
+        from softbench.problems.target import Target  # here, as modules have nine layers
+
         return Target(path)
     module = user_file.imported(path)
     return module if hasattr(module, "OPERATION") else problem_of(module, path.stem)
@@ -101,7 +102,7 @@ def declared(values: ProblemValues, wanted: Sequence[Mapping[str, Value]], *, ev
     return Operation(
         problem.name, tensors, {Direction.FORWARD: first.case.call}, problem.summary, known, whole=True, cases=Cases(values),
         case_dtypes=problem.dtypes if problem.takes_dtype else fixed, solution=problem.solution, format=problem.format, lost=tuple(lost),
-        recorded=isinstance(problem, Target),
+        recorded=problem.recorded,
     )  # fmt: skip
 
 

@@ -54,6 +54,10 @@ class Problem(ABC):
     """True if inputs are drawn on the CPU and then moved."""
     destination = False
     """True if a solution gets its outputs as its last arguments and writes them."""
+    recorded = False
+    """True if the outputs of the reference backend are right."""
+    of_values: Callable[[Any], Any] | None = None
+    """The class of its values, if it has its own."""
     reads: Sequence[Path] = ()
     """Files outside of its folder that the problem reads."""
 

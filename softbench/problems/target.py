@@ -100,6 +100,7 @@ class Target(Problem):
     """A function of a package, with inputs of these shapes."""
 
     solution = ""
+    recorded = True
 
     def __init__(self, file: Path) -> None:
         """Raises UsageError for a function or inputs that cannot be had."""
@@ -259,3 +260,6 @@ def _excess(name: str, out: torch.Tensor, exact: torch.Tensor, rtol: float, atol
     flat = int(over.argmax().item())
     place = ", ".join(str(int(one)) for one in torch.unravel_index(torch.tensor(flat), out.shape))
     return peak, f"{name}[{place}] is {out.reshape(-1)[flat].item():.6g}, and {exact.reshape(-1)[flat].item():.6g} in the reference"
+
+
+Target.of_values = TargetValues
