@@ -93,7 +93,9 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seeds the generators of torch and Python, and puts back their state at the end."""
     before, devices = random.getstate(), [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed imports Dynamo at its first call, for seconds
+        if devices:
+            torch.cuda.manual_seed(seed)
         random.seed(seed)
         try:
             yield
