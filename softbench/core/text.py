@@ -17,8 +17,8 @@ SHOWN_CODE = 60
 """Characters of a line of the user's code in a message, at most."""
 LONGEST = 2000
 """Characters of a text from a worker, at most."""
-CODE = "text"
-"""The key of generated code in a message: its lines stay."""
+CODE, BYTES = "text", "layouts"
+"""The keys in a message of generated code, whose lines stay, and of bytes in base64. Neither is cut."""
 _INSTALLED = re.compile(r"(?<![\w.~])~?/[^\s'\"()]{0,200}?/(?:site|dist)-packages/")
 _BIDI = r"\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they show a line in another order than it has (CVE-2021-42574)
 _CONTROL = re.compile(rf"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x1f\x7f-\x9f\u2028\u2029{_BIDI}]+")
@@ -150,7 +150,7 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
 
 
 def harmless(value: Any) -> Any:
-    """A worker's message with every text and key cut to one line without control characters; a `text` keeps its lines.
+    """A worker's message with every text and key cut to one line without control characters; a `text` keeps its lines, and bytes stay.
 
     Raises:
         RecursionError: the message is nested too deeply.
@@ -161,6 +161,6 @@ def harmless(value: Any) -> Any:
     if isinstance(value, str):
         return one_line(value, LONGEST)
     if isinstance(value, dict):
-        lines = {key: printable(item) for key, item in value.items() if key == CODE and isinstance(item, str)}
+        lines = {key: printable(item) for key, item in value.items() if key in (CODE, BYTES) and isinstance(item, str)}
         return {one_line(key, LONGEST): harmless(item) for key, item in value.items()} | lines
     return [harmless(item) for item in value] if isinstance(value, list) else value

@@ -9,6 +9,7 @@ from sampled import sampled
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
+from softbench.core.text import LONGEST
 from softbench.ops import registry, user_file
 from softbench.ops.declaration import from_json, to_json
 from softbench.plan.sweep import Sweep, cases
@@ -58,6 +59,15 @@ def test_the_session_after_a_file_was_read_has_its_forkserver(file, monkeypatch)
     monkeypatch.setenv("SOFTBENCH_TEST", "1")  # a forkserver has the variables that it started with
     with worker_pool.opened() as other:
         assert other is not kept and kept._closed
+
+
+def test_a_problem_may_have_many_cases(tmp_path):
+    text = "import torch\n\ndef inputs(N=8):\n    return torch.randn(4, N)\n\ndef reference(x):\n    return x * 2\n"
+    (tmp_path / "double.py").write_text(text)
+    many = operations.cases_of({"N": ["1:41:1"]})
+    assert operations.names([str(tmp_path / "double.py")], cases=many) == ["double"]
+    assert len(registry.declared("double").cases) == len(many) == 40
+    assert len(registry.layouts()[str(tmp_path / "double.py")]) > LONGEST
 
 
 BAD = {
