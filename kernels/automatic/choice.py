@@ -2,9 +2,9 @@
 
 The rule, for each class of calls (`Calls`):
 
-1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16, or `dim` is not the last. In the last case our kernels
-   would copy x and the result, three times the bytes, because they read rows of adjacent elements.
-2. The CUDA kernels, where their library is built. Nothing is built in a call: `build()` builds.
+1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16.
+2. The CUDA kernels, where their library is built. That of another `dim` than the last is a library of its own. Nothing is built in a call:
+   `build()` builds.
 3. The Triton kernels, where Triton can compile. They are compiled at their first call.
 4. torch.
 
@@ -39,6 +39,8 @@ SUBJECTS = {
 """The functions, and how a reason calls their first argument."""
 OF_ROWS = ("softmax", "log_softmax")
 """The functions with arguments `dim` and `dtype`, where `dtype` is that of the result. Their Triton kernels run on AMD's GPUs too."""
+OF_COLUMNS = ("columns",)
+"""The CUDA library where `dim` is not the last."""
 LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
 """The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""
 FORGETS: list[Callable[[], None]] = []
@@ -112,11 +114,10 @@ def choose(calls: Calls) -> Choice:
         return Choice("torch", f"{subject} on {device.type}, and our kernels run on CUDA GPUs")
     if dtype not in DTYPES:
         return Choice("torch", f"{subject} {dtype}, and our kernels take float32, float16 and bfloat16")
-    if not last:
-        return Choice("torch", "dim is not the last, so our kernels would copy x and the result")
     if result not in (None, dtype) and not (result is torch.float32 and dtype in DTYPES[1:]):
         return Choice("torch", f"the result of {dtype} as {result} needs a cast")
-    lacks_cuda = but or next(filter(None, (without_cuda(device, library) for library in LIBRARIES.get(function, (function,)))), "")
+    libraries = LIBRARIES.get(function, (function,)) if last else OF_COLUMNS
+    lacks_cuda = but or next(filter(None, (without_cuda(device, library) for library in libraries)), "")
     if not lacks_cuda:
         return Choice("cuda", "the CUDA kernels are built")
     if result not in (None, dtype):

@@ -20,14 +20,14 @@ class Filters:
         self._library = library
         self._library.softbench_install.argtypes = [
             *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64),
-            *[ctypes.POINTER(ctypes.c_int64)] * 2,
+            *[ctypes.POINTER(ctypes.c_int64)] * 3,
         ]
         self._library.softbench_launch_by.argtypes = [*[ctypes.c_int] * 3, *[ctypes.c_void_p] * 2]
         self._library.softbench_launch_by.restype = None
         self._library.softbench_filter_error.restype = ctypes.c_char_p
 
     def install(
-        self, slot: int, name: str, ours: str, key: str, tensor: int, devices: Sequence[int], least: Sequence[tuple[int, int]]
+        self, slot: int, name: str, ours: str, key: str, tensor: int, devices: Sequence[int], least: Sequence[tuple[int, int, int]]
     ) -> None:
         """Register a filter for the operator `name` and a dispatch key, over the kernel that it has there.
 
@@ -36,15 +36,15 @@ class Filters:
             name, ours: operators with one schema, such as `aten::_softmax`. The second has our kernel.
             tensor: the index of the tensor that the filter looks at; `dim` follows it.
             devices: the indices of the devices on which our kernel may run.
-            least: for float32, float16 and bfloat16 the least elements, and the least columns.
+            least: for float32, float16 and bfloat16 the least elements, columns, and elements along another dimension than the last.
 
         Raises:
             RuntimeError: torch refused the registration.
         """
-        elements, columns = ((ctypes.c_int64 * len(least))(*numbers) for numbers in zip(*least, strict=True))
+        sizes = ((ctypes.c_int64 * len(least))(*numbers) for numbers in zip(*least, strict=True))
         mask = sum(1 << index for index in devices)
         names = (text.encode() for text in (name, ours, key))
-        if self._library.softbench_install(slot, *names, tensor, mask, elements, columns):
+        if self._library.softbench_install(slot, *names, tensor, mask, *sizes):
             raise RuntimeError(f"no filter for {name}: {self._library.softbench_filter_error().decode()}")
 
     def launch_by(self, slot: int, device: int, dtype: int, function: int, stream: int) -> None:

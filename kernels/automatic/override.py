@@ -37,9 +37,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..common.rows import DTYPES, Launch, apply_to_rows
+from ..common.rows import DTYPES, Launch, LaunchColumns, apply_to_columns, apply_to_rows
 from . import filter as filters
-from .choice import which
+from .choice import is_last, which
 
 KEY = "CUDA"
 """The dispatch key of the overrides. Tests on the CPU replace it."""
@@ -56,16 +56,23 @@ class Least(NamedTuple):
     elements: int
     columns: int = NEVER
     """For rows of so many columns, any number of elements."""
+    others: int = NEVER
+    """From so many elements on along another dimension than the last."""
 
 
 WIDE, HALF, BRAIN = DTYPES
-FORWARD: Mapping[torch.dtype, Least] = dict.fromkeys(DTYPES, Least(2**24, 125_000))
-BACKWARD: Mapping[torch.dtype, Least] = {WIDE: Least(2**22), HALF: Least(2**23), BRAIN: Least(2**23)}
+FORWARD: Mapping[torch.dtype, Least] = dict.fromkeys(DTYPES, Least(2**24, 125_000, 2**22))
+BACKWARD: Mapping[torch.dtype, Least] = {
+    WIDE: Least(2**22, others=2**22),
+    HALF: Least(2**23, others=2**22),
+    BRAIN: Least(2**23, others=2**22),
+}
 """The sizes from which torch's kernel takes at least 25 us on an H200, and ours less.
 
 Source: the columns device_us and host_us of results/h200/frontier.csv. Launched by Python, our calls take 12 to 25 us on the host in nine
 of ten cells. In all cells from these sizes on, our kernels take .01 to .98 of torch's time. Torch gives a row to one CTA, so a row of
-125000 columns takes 32 us, however few the rows. That was not measured for gradients.
+125000 columns takes 32 us, however few the rows. That was not measured for gradients. Along another dimension than the last, torch takes
+2.3 to 150 times as long as a copy.
 """
 
 
@@ -79,11 +86,14 @@ class Override:
     least: Mapping[torch.dtype, Least]
     launchers: Callable[[str], Launch]
     """Our launcher of these kernels, `cuda` or `triton`."""
+    columns: Callable[[str], LaunchColumns]
+    """The same, along another dimension than the last."""
     function: str
     """The function whose kernels these are, as in `choice.py`."""
     torchs: Any = None
     """torch's kernel, while the override is registered."""
-    launches: dict[tuple[torch.device, torch.dtype], Launch | None] = field(default_factory=dict)
+    launches: dict[tuple[torch.device, torch.dtype, bool], Callable[..., Any] | None] = field(default_factory=dict)
+    """Our launchers, also by whether `dim` is the last; None for torch's kernel."""
     devices: Sequence[int] = ()
     launch_by: Callable[[int, int, int, int], None] | None = None
     """Tells this operator's filter the launcher in C, while there is a filter: device, dtype, launcher, function for the stream."""
@@ -96,10 +106,13 @@ class Override:
     def fits(self, x: Tensor, dim: int) -> bool:
         """The rule: whether our kernel runs. `x` is the last tensor among the arguments. filter.cpp has the same rule."""
         least = self.least.get(x.dtype)
-        if least is None or dim not in (-1, x.dim() - 1) or x.dim() == 0:
+        if least is None or x.dim() == 0:
             return False
         elements = x.numel()
-        if elements < least.elements and (elements == 0 or x.shape[-1] < least.columns):
+        if not is_last(x, dim):
+            if elements < least.others or not -x.dim() <= dim < x.dim():
+                return False
+        elif elements < least.elements and (elements == 0 or x.shape[-1] < least.columns):
             return False
         return max(0, x.get_device()) in self.devices
 
@@ -110,22 +123,28 @@ class Override:
 
     def run(self, keys: torch._C.DispatchKeySet, *given: Any) -> Tensor:
         """The operator by our kernel, where the rule holds."""
-        tensors, last = given[: self.tensors], given[-1]
+        tensors, dim, last = given[: self.tensors], given[self.tensors], given[-1]
         x = tensors[-1]
-        key = (x.device, x.dtype)
-        launch = self.launches[key] if key in self.launches else self.decide(x)
+        key = (x.device, x.dtype, is_last(x, dim))
+        launch = self.launches[key] if key in self.launches else self.decide(x, dim)
         first = tensors[0]
-        if launch is None or first.dtype != x.dtype or first.shape != x.shape or first.device != x.device:
-            result: Tensor = self.torchs.call_boxed(keys, *given)
-            return result
-        dtype = last if isinstance(last, torch.dtype) else torch.float32 if last else x.dtype
-        return apply_to_rows(launch, tensors, x.dim() - 1, None if dtype == x.dtype else dtype)
+        result: Tensor | None = None
+        if launch is not None and first.dtype == x.dtype and first.shape == x.shape and first.device == x.device:
+            dtype = last if isinstance(last, torch.dtype) else torch.float32 if last else x.dtype
+            if key[-1]:
+                result = apply_to_rows(launch, tensors, x.dim() - 1, None if dtype == x.dtype else dtype)
+            else:
+                result = apply_to_columns(launch, tensors, dim % x.dim(), dtype)
+        if result is None:
+            result = self.torchs.call_boxed(keys, *given)
+        return result
 
-    def decide(self, x: Tensor) -> Launch | None:
-        """Our launcher for the device and dtype of x; None for torch's kernel."""
-        chosen = which(x, function=self.function).kernels
-        found = self.launches[x.device, x.dtype] = None if chosen == "torch" else self.launchers(chosen)
-        if chosen == "cuda" and self.launch_by and (stream := filters.current_stream()):
+    def decide(self, x: Tensor, dim: int) -> Callable[..., Any] | None:
+        """Our launcher for the device and dtype of x, and `dim`; None for torch's kernel."""
+        chosen, last = which(x, dim, function=self.function).kernels, is_last(x, dim)
+        found = None if chosen == "torch" else self.launchers(chosen) if last else self.columns(chosen)
+        self.launches[x.device, x.dtype, last] = found
+        if chosen == "cuda" and last and self.launch_by and (stream := filters.current_stream()):
             device = max(0, x.get_device())
             self.launch_by(device, DTYPES.index(x.dtype), self.address(device), stream)
         return found
@@ -137,25 +156,26 @@ class Override:
         return launch.address(self.function, "forward" if self.tensors == 1 else "backward", device)
 
 
-def _launcher(name: str) -> Callable[[str], Launch]:
+def _launcher(name: str) -> Callable[[str], Callable[..., Any]]:
     """The launcher of this name by its kernels, which are imported when they run."""
 
-    def found(kernels: str) -> Launch:
+    def found(kernels: str) -> Callable[..., Any]:
         if kernels == "cuda":
             from ..cuda import launch as module
         else:
             from ..triton import dispatch as module  # type: ignore[no-redef]
-        launch: Launch = getattr(module, name)
+        launch: Callable[..., Any] = getattr(module, name)
         return launch
 
     return found
 
 
+COLUMNS, LOG_COLUMNS = _launcher("launch_columns"), _launcher("launch_log_columns")
 OVERRIDES = (
-    Override("_softmax", 1, FORWARD, _launcher("launch_forward"), "softmax"),
-    Override("_log_softmax", 1, FORWARD, _launcher("launch_log_forward"), "log_softmax"),
-    Override("_softmax_backward_data", 2, BACKWARD, _launcher("launch_backward"), "softmax"),
-    Override("_log_softmax_backward_data", 2, BACKWARD, _launcher("launch_log_backward"), "log_softmax"),
+    Override("_softmax", 1, FORWARD, _launcher("launch_forward"), COLUMNS, "softmax"),
+    Override("_log_softmax", 1, FORWARD, _launcher("launch_log_forward"), LOG_COLUMNS, "log_softmax"),
+    Override("_softmax_backward_data", 2, BACKWARD, _launcher("launch_backward"), COLUMNS, "softmax"),
+    Override("_log_softmax_backward_data", 2, BACKWARD, _launcher("launch_log_backward"), LOG_COLUMNS, "log_softmax"),
 )
 """The operators of rows that `use` overrides."""
 
@@ -167,9 +187,9 @@ def use() -> Iterator[None]:
     The calls are those of `torch.softmax`, `torch.nn.functional.softmax`, `cross_entropy` and others, and their gradients, in all threads
     of the process. Everything is undone at the end of the last of several such blocks, also after an exception.
 
-    - Cases: float32, float16 and bfloat16, `dim` is the last, and torch's kernel takes longer than our call takes on the host. These are
-      tensors of 4 to 16 million elements and more, or rows of 125000 columns. GPUs of compute capability 9.0 (H100, H200). All other
-      calls keep torch's kernels.
+    - Cases: float32, float16 and bfloat16, where torch's kernel takes longer than our call takes on the host. These are tensors of 4 to 16
+      million elements and more, or rows of 125000 columns. GPUs of compute capability 9.0 (H100, H200). All other calls keep torch's
+      kernels.
     - Results: within the bound of docs/correctness.md, and not bit for bit those of torch.
     - torch.compile: compiled code has Inductor's own kernels, inside and outside of the block. `softbench.kernels.softmax` is for compiled
       functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.

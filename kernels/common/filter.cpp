@@ -25,11 +25,11 @@ namespace {
 
 constexpr int FILTERS = 8;   // operators with a filter at once
 
-// When our kernel runs: `dim` is the last, and the tensor has this many elements, or rows of this many columns.
+// When our kernel runs: the tensor has this many elements or rows of this many columns, or along another dimension than the last `others` elements.
 struct Rule {
   int64_t tensor;   // the index of the tensor among the arguments; `dim` follows it
   uint64_t devices;  // a bit for each device index
-  std::array<int64_t, DTYPES> elements, columns;
+  std::array<int64_t, DTYPES> elements, columns, others;
 };
 
 // softbench_forward and softbench_backward of softmax.cu. Strides and sizes are in elements; the last three arguments are a workspace and its
@@ -57,11 +57,16 @@ std::array<std::unique_ptr<torch::Library>, FILTERS> overrides;
 std::mutex filters_mutex;
 std::string filter_error;
 
+bool is_last(const at::Tensor& x, int64_t dim) { return dim == -1 || dim == x.dim() - 1; }
+
 bool fits(const Rule& rule, const at::Tensor& x, int64_t dim) {
   const int dtype = number_of(x.scalar_type());
-  const int64_t dimensions = x.dim();
-  if (dtype < 0 || dimensions == 0 || (dim != -1 && dim != dimensions - 1)) return false;
-  if (x.numel() < rule.elements[dtype] && (x.numel() == 0 || x.size(-1) < rule.columns[dtype])) return false;
+  if (dtype < 0 || x.dim() == 0) return false;
+  if (!is_last(x, dim)) {
+    if (x.numel() < rule.others[dtype] || dim < -x.dim() || dim >= x.dim()) return false;
+  } else if (x.numel() < rule.elements[dtype] && (x.numel() == 0 || x.size(-1) < rule.columns[dtype])) {
+    return false;
+  }
   const int index = index_of(x);
   return index < DEVICES && (rule.devices >> index & 1);
 }
@@ -73,7 +78,7 @@ bool launched(const Filter& filter, const c10::IValue* arguments, size_t count, 
   const int dtype = number_of(x.scalar_type()), index = index_of(x);
   const Launcher& launcher = filter.launchers[index][dtype];
   void* function = launcher.function.load(std::memory_order_acquire);
-  if (!function || !x.is_contiguous()) return false;
+  if (!function || !x.is_contiguous() || !is_last(x, arguments[last + 1].toInt())) return false;
   const at::Tensor& first = arguments[0].toTensor();
   const bool alike = first.scalar_type() == x.scalar_type() && first.sizes() == x.sizes() && first.device() == x.device();
   if (!alike || !first.is_contiguous()) return false;
@@ -126,7 +131,7 @@ extern "C" {
 // Registers a filter in a slot for the operator `name`, such as aten::_softmax, and a dispatch key. The kernel that the operator has there
 // now is torch's; that of the operator `ours` is ours. Returns 0, or 1 after an error.
 int softbench_install(int slot, const char* name, const char* ours, const char* key, int64_t tensor, uint64_t devices,
-                      const int64_t* elements, const int64_t* columns) {
+                      const int64_t* elements, const int64_t* columns, const int64_t* others) {
   const std::lock_guard<std::mutex> lock(filters_mutex);
   Silent silent;
   const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
@@ -135,9 +140,10 @@ int softbench_install(int slot, const char* name, const char* ours, const char* 
     const auto kernel = [&](const char* of) {
       return c10::Dispatcher::singleton().findSchemaOrThrow(of, "").getComputedKernelForDispatchKey(dispatch_key);
     };
-    Rule rule{tensor, devices, {}, {}};
+    Rule rule{tensor, devices, {}, {}, {}};
     std::copy_n(elements, DTYPES, rule.elements.begin());
     std::copy_n(columns, DTYPES, rule.columns.begin());
+    std::copy_n(others, DTYPES, rule.others.begin());
     std::atomic_store(&filters[slot], std::shared_ptr<const Filter>(new Filter(rule, kernel(name), kernel(ours))));
     auto library = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", dispatch_key, "softbench.use", 0);
     library->impl(name, function(slot, std::make_integer_sequence<int, FILTERS>()));

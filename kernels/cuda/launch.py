@@ -79,6 +79,38 @@ def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, *, 
     _backward("log_softmax", (), dy, y, dx, plan)
 
 
+def launch_columns(*tensors: torch.Tensor, log: bool = False, scale: Scale | None = None, lanes: int = 0, ctas: int = 0) -> bool:
+    """y of x, or dx of dy and y, along R of (outer, R, inner) tensors, on the current stream; the last one is written.
+
+    False, with nothing written, if columns do not lie beside each other, or `scale` is a tensor. `lanes` and `ctas` replace the rule of
+    columns.cu. Raises as `launch_forward`.
+    """
+    first, out = tensors[0], tensors[-1]
+    outers, R, inner = first.shape
+    if isinstance(scale, torch.Tensor) or (inner > 1 and any(tensor.stride(2) != 1 for tensor in tensors)):
+        return False
+    index = first.device.index
+    if index != torch._C._cuda_getDevice():
+        with torch.cuda.device(index):
+            return launch_columns(*tensors, log=log, scale=scale, lanes=lanes, ctas=ctas)
+    library = _library("columns", index)
+    second = tensors[1] if len(tensors) == 3 else None
+    addresses = first.data_ptr(), second.data_ptr() if second is not None else None, out.data_ptr()
+    strides = *first.stride()[:2], *(second if second is not None else out).stride()[:2], *out.stride()[:2]
+    dtypes = _DTYPE_NUMBERS[first.dtype], _DTYPE_NUMBERS[out.dtype]
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    number = 1.0 if scale is None else scale
+    code = library.softbench_columns(*addresses, *strides, outers, R, inner, *dtypes, log, number, lanes, ctas, stream)
+    if code:
+        raise RuntimeError(f"softbench_columns on {(outers, R, inner)}: {library.softbench_error(int(code)).decode()}")
+    return True
+
+
+def launch_log_columns(*tensors: torch.Tensor, scale: Scale | None = None) -> bool:
+    """As `launch_columns`, of log_softmax."""
+    return launch_columns(*tensors, log=True, scale=scale)
+
+
 def launch_function(function: str, which: str, arguments: tuple[Any, ...], x: torch.Tensor, plan: Plan | None, *, accepted: int = 0) -> int:
     """Calls softbench_`which` of the library of a loss or of scores, on the current stream of x's device.
 
@@ -169,7 +201,7 @@ def _launch(
     return code
 
 
-softmax = Softmax(launch_forward, launch_backward)
+softmax = Softmax(launch_forward, launch_backward, columns=launch_columns)
 """softmax(x, dim=-1), differentiable once, without an operator; see `softbench.kernels.common.softmax.Softmax`."""
-log_softmax = Softmax(launch_log_forward, launch_log_backward, name="log_softmax", scales=False)
+log_softmax = Softmax(launch_log_forward, launch_log_backward, name="log_softmax", scales=False, columns=launch_log_columns)
 """log_softmax(x, dim=-1), likewise. It takes no scale."""

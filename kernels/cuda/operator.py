@@ -34,8 +34,8 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
     - Shapes: any, also with 0 dimensions or 0 elements. The result has x's shape. More than 2^31 elements are allowed.
     - Dtypes: float32, float16 and bfloat16. The result has x's dtype, rounded once from float32. For 16-bit rows, `dtype=torch.float32`
       gives the float32 result without rounding, as torch.softmax does. It casts nothing in memory. Autocast changes nothing.
-    - Strides: any. Rows with adjacent elements are read in place, others are copied first. The result is contiguous, as in torch.softmax,
-      and does not share x's memory. Any `dim` but the last costs a copy.
+    - Strides: any. Rows and columns with adjacent elements are read in place, others are copied first. The result is contiguous, as in
+      torch.softmax, and does not share x's memory.
     - Gradients: twice through kernels, and further by autograd. The gradient of x has x's dtype, also if the result is wider. torch.vmap is
       supported; forward mode and torch.func's gradients are not.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs) and torch.export see one call, for any shape.
@@ -99,11 +99,11 @@ class Operators:
 
     def forward(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         extension.load()
-        return apply_to_rows(self.function.launch_forward, (x,), self._forward_axis(x, dim, dtype), dtype)
+        return apply_to_rows(self.function.launch_forward, (x,), self._forward_axis(x, dim, dtype), dtype, self.function.columns)
 
     def backward(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         """dx over `dim`, contiguous. `dtype`: the 16-bit dtype of x, if y is its float32 result."""
-        return apply_to_rows(self.function.launch_backward, (dy, y), self._backward_axis(dy, y, dim, dtype), dtype)
+        return apply_to_rows(self.function.launch_backward, (dy, y), self._backward_axis(dy, y, dim, dtype), dtype, self.function.columns)
 
     def forward_fallback(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.torchs(x, self._forward_axis(x, dim, dtype), dtype=dtype)

@@ -97,15 +97,21 @@ def on_the_cpu(monkeypatch, way, least=None, *, failing=False):
             calls.append(operator)
             LAUNCHERS[operator](*tensors)
 
-        return lambda kernels: launch
+        def columns(*tensors, scale):
+            launch(*(tensor.movedim(1, -1) for tensor in tensors))
+            return True
+
+        return lambda kernels: launch, lambda kernels: columns
 
     monkeypatch.setattr(override, "KEY", "CPU")
-    monkeypatch.setattr(override, "which", lambda x, function: Choice("cuda" if way == "launcher" else "triton", "a test"))
+    monkeypatch.setattr(override, "which", lambda x, dim=-1, function="": Choice("cuda" if way == "launcher" else "triton", "a test"))
     monkeypatch.setattr(filters, "current_stream", lambda: address(seventh_stream))
     for one in override.OVERRIDES:
         direct = launcher(one.operator, calls, failing)
         monkeypatch.setattr(one, "address", lambda device, direct=direct: address(direct))
-        monkeypatch.setattr(one, "launchers", recorded(one.operator))
+        launchers, columns = recorded(one.operator)
+        monkeypatch.setattr(one, "launchers", launchers)
+        monkeypatch.setattr(one, "columns", columns)
         if least:
             monkeypatch.setattr(one, "least", dict.fromkeys(override.DTYPES, least))
     if way == "python":

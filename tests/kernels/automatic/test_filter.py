@@ -33,7 +33,7 @@ def test_an_unknown_operator_is_an_error():
     if found is None:
         pytest.skip("needs g++")
     with pytest.raises(RuntimeError, match="no filter for aten::no_such_operator"):
-        found.install(0, "aten::no_such_operator", "aten::_softmax", "CPU", 0, [0], [(1, 1)] * 3)
+        found.install(0, "aten::no_such_operator", "aten::_softmax", "CPU", 0, [0], [(1, 1, 1)] * 3)
 
 
 ANY = Least(1)

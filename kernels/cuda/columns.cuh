@@ -155,7 +155,7 @@ template <typename In, int READS, int V, bool LOG, bool HELD> constexpr bool KEE
 
 // HELD: the threads hold their columns, which are read once. CLUSTER: CTAs share columns.
 template <typename In, typename Out, int READS, int V, int K, bool LOG, bool HELD, bool CLUSTER>
-__global__ void __launch_bounds__(COLUMN_THREADS, HELD && READS == 1 && V == 8 ? 1 : 2) strided(const Columns<In, Out, READS> a) {
+__global__ void __launch_bounds__(COLUMN_THREADS, HELD && READS == 1 && V == 8 ? 1 : 2) columns(const Columns<In, Out, READS> a) {
     extern __shared__ Partial shared_partials[];
     __shared__ uint64_t received;
     constexpr bool FORWARD = READS == 1;

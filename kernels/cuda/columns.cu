@@ -1,8 +1,8 @@
-// Softmax, log_softmax and their gradients over a dimension that is not the last: strided.cuh has the kernel. It is called through C, as softmax.cu is.
+// Softmax, log_softmax and their gradients over a dimension that is not the last: columns.cuh has the kernel. It is called through C, as softmax.cu is.
 // A library of its own, so that processes without such calls do not wait for its build. SOFTBENCH_PART is as in softmax.cu: each part has two dtypes.
 
 #include "launcher.cuh"
-#include "strided.cuh"
+#include "columns.cuh"
 
 namespace softbench {
 
@@ -38,8 +38,8 @@ cudaError_t launch_columns(const Columns<In, Out, READS>& a, const ColumnPlan& p
     Launcher launcher{stream, nullptr, 0, LARGE_BYTES};
     const int64_t tiles = ceil_div<int64_t>(a.columns, a.lanes);
     const size_t shared = (plan.threads / std::max(a.lanes, WARP) + (plan.ctas > 1 ? plan.ctas : 0)) * a.lanes * V * sizeof(Partial);
-    if (plan.ctas > 1) launcher.launch(strided<In, Out, READS, V, K, LOG, HELD, true>, tiles * plan.ctas, plan.threads, shared, plan.ctas, a);
-    else launcher.launch(strided<In, Out, READS, V, K, LOG, HELD, false>, tiles, plan.threads, shared, 1, a);
+    if (plan.ctas > 1) launcher.launch(columns<In, Out, READS, V, K, LOG, HELD, true>, tiles * plan.ctas, plan.threads, shared, plan.ctas, a);
+    else launcher.launch(columns<In, Out, READS, V, K, LOG, HELD, false>, tiles, plan.threads, shared, 1, a);
     return launcher.error;
 }
 
