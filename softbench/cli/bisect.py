@@ -40,7 +40,7 @@ def bisect(
     bad: Annotated[str, typer.Argument(metavar="BAD [GATE OPTIONS]", help="A later one. Options of softbench gate follow.")] = "HEAD",
     plugin: Annotated[
         str | None,
-        option(WHERE, "A plugin file of the repository; without it, --candidate and softbench.toml are as for the gate.", metavar="FILE"),
+        option(WHERE, "A plugin file of the repository, in place of functions of a package.", metavar="FILE"),
     ] = None,
     backend: Annotated[str | None, option(WHERE, "The backend of the plugin, if it has several.")] = None,
     output: Annotated[

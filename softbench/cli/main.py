@@ -23,6 +23,7 @@ COMMANDS = {
     "plot": ("results", "Draw how close each backend comes to copy over N or M, or another kind of figure"),
     "report": ("report", "Write the results as one HTML page"),
     "board": ("board", "Write a static site of many runs"),
+    "history": ("history", "Show the time of one target over the commits of stored results, as an HTML page"),
     "compare": ("results", "Compare two results files cell by cell"),
     "merge": ("merge", "Merge shards of a sweep, or one sweep measured by several cards, into one results file with all raw samples"),
     "export": ("export", "Write results in the format of another tool"),

@@ -88,3 +88,18 @@ def checkouts(folder: Path) -> Iterator[dict[str, Path]]:
             for one in found.values():
                 with suppress(UsageError):
                     git(folder, "worktree", "remove", "--force", str(one))
+
+
+def in_order(names: Sequence[str], folder: Path = Path()) -> list[Commit]:
+    """Those of the commits that the repository has, ancestors first. Raises UsageError outside a repository."""
+    git(folder, "rev-parse", "--git-dir")
+    known: list[str] = []
+    for name in dict.fromkeys(names):
+        with suppress(UsageError):
+            known.append(resolved(name, folder))
+    if not known:
+        return []
+    base: list[str] = []
+    with suppress(UsageError):  # two histories without a common commit
+        base = ["--not", f"{git(folder, 'merge-base', '--octopus', *known)}^@"]
+    return [one for one in described(["--topo-order", "--reverse", *known, *base], folder) if one.name in known]

@@ -103,12 +103,12 @@ def read(mhz):
     return Telemetry(sm_clock_mhz=mhz) if mhz else None
 
 
-def stored_run(folder, measured, *, environment=GPU, device="cuda"):
-    """The run document of these samples."""
+def stored_run(folder, measured, *, environment=GPU, device="cuda", **more):
+    """The run document of these samples, with `more` in its header."""
     header = {
         **{"device_name": "NVIDIA H200", "softbench": "0.1.0", "git_commit": "abc", "command": measured.command},
         **{"backends": list({k.backend: 0 for k in measured.cells}), "sources": {}, "yardstick": "copy", "relative_to": "copy"},
-        **{"settings": measured.settings, "environment": environment, "fingerprint": {}},
+        **{"settings": measured.settings, "environment": environment, "fingerprint": {}, **more},
     }
     run, by_process = writer.start(folder, header), defaultdict(list)
     for k, s in measured.cells.items():

@@ -1,0 +1,43 @@
+"""`softbench history`: a target over the commits of stored runs."""
+
+import re
+
+import pytest
+from composite import git
+from gating import dice, interleaved, stored_run
+
+from softbench.gate.commits import SHORT
+
+
+@pytest.fixture
+def stored(main, tmp_path):
+    """A repository of three commits, and two runs of the gate: the later commits, each beside the first one and 8 % slower."""
+    git(tmp_path, "init", "--quiet")
+    for number in range(3):
+        git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", f"<b>Change</b> {number}")
+    commits = [git(tmp_path, "rev-parse", f"HEAD~{2 - number}")[:SHORT] for number in range(3)]
+    (tmp_path / "results").mkdir()
+    for number, commit in enumerate(commits[:0:-1]):
+        run = interleaved(dice(number), 2, processes=6, slowdown=lambda i: 0.08, process_sd=0.001, sigma=0.001, outliers=0)
+        sides = {"commits": {"new": commit, "old": commits[0]}, "origins": {side: f"{side}=/x/softmax.py" for side in ("new", "old")}}
+        stored_run(tmp_path / "results", run, **sides)
+    return commits
+
+
+def test_the_commit_that_changed_a_target_is_named_and_drawn(main, stored, tmp_path):
+    code, out, err = main("history", "softmax.py")
+    assert code == 0, err
+    *changes, page = out.splitlines()
+    assert page == "history.html"
+    assert [line.partition(":")[0] for line in changes] == [f"{stored[1]} is slower than {stored[0]}"] * 2
+    assert all(re.search(r"1\.0[78]\d \[1\.0\d+, 1\.\d+\]$", line) for line in changes)
+    text = (tmp_path / page).read_text()
+    assert text.index(f"<code>{stored[2]}") < text.index(f"<code>{stored[1]}") < text.index(f"<code>{stored[0]}")
+    assert (text.count("<svg"), text.count('<g class="bad">'), text.count("<circle")) == (2, 2, 6)
+    assert "<b>Change" not in text and "&lt;b&gt;Change" in text
+
+
+def test_a_target_that_no_run_has_is_one_line(main, stored):
+    code, out, err = main("history", "other.py")
+    assert (code, out) == (2, "")
+    assert err.endswith("other.py: no run in results has a time of it; the targets there are new, old, softmax, softmax.py\n")
