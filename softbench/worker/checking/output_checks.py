@@ -12,9 +12,11 @@ import torch
 
 from softbench.core.case import Case
 from softbench.ops.dtypes import TENSOR_DTYPES
-from softbench.ops.registry import operation
+from softbench.ops.registry import is_whole, operation
 
 CHANGED = "changed its input, which a call may only read"
+LONG_REFERENCE = 2**42
+"""Operations of a float64 reference that takes long: half a second on an H200, with its bound."""
 NO_RESULT = 3e4
 """No result of a check case. An exponential of a distance from it is 0."""
 BESIDE = "wrote to memory beside its input"
@@ -41,6 +43,11 @@ def forms(case: Case) -> tuple[Form, ...]:
         Form(name, spec.shape(case), TENSOR_DTYPES[spec.dtype_of(case)], place)
         for (name, spec), place in zip(due.items(), places, strict=True)
     )
+
+
+def long_reference(case: Case) -> bool:
+    """True if the float64 reference of a case takes far longer than its calls, and compares all of it."""
+    return is_whole(case) and operation(case.op).flops(case) > LONG_REFERENCE
 
 
 def _changed(due: Sequence[Form]) -> set[int]:

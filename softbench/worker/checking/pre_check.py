@@ -108,6 +108,8 @@ class PreCheck:
                 asked.append(tuple(rows.clone() for rows in any_dim.rows_of(self.case, self.given, slice(None))))
             for all_rows, out in zip(gathered, any_dim.rows_of_outputs(self.case, results, slice(None)), strict=bool(gathered)):
                 all_rows[place].copy_(out)
+        if not names and output_checks.long_reference(self.case):  # normal values, and those of the next call are compared
+            return first, Accuracy(Grade.PASS, 0.0, "")
         if calls == 1:
             return first, self._compared(self.given, results, seed, () if is_whole(self.case) else names)
         if asked:

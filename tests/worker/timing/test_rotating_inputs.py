@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from softbench.backends import naive
 from softbench.core.case import Case, Direction
-from softbench.core.outcome import Grade
-from softbench.ops.registry import operation
+from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.registry import numerics, operation
 from softbench.ops.softmax import NUMERICS
 from softbench.ops.structured_rows import Places
 from softbench.plugins.traits import interpreted, is_yardstick, why_not
@@ -280,3 +281,31 @@ def test_malformed_outputs_are_reported_with_the_reason():
     assert math.isinf(PreCheck(FORWARD, lambda x: None, NUMERICS.make(FORWARD, 0, CPU), object(), None).run(0).worst)
     for odd, part in ((lambda x: softmax(x).to_sparse(), "layout torch.sparse_coo"), (lambda x: softmax(x).to("meta"), "device meta")):
         assert part in PreCheck(FORWARD, odd, NUMERICS.make(FORWARD, 0, CPU), object(), None).run(0).detail
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_where_the_reference_takes_long_batches_compare_one_output_in_turn(first, monkeypatch):
+    case = Case(16, 32, "fp32", Direction.FORWARD, "cuda", "linear_cross_entropy(hidden=8)")
+
+    def counted(*given):
+        compared.append(given)
+        return Accuracy(Grade.PASS, 0.0, "")
+
+    def batch(made):
+        compared.clear()
+        body = made.renew()
+        made.stir()
+        for _ in range(20):
+            body()
+        made.collect()
+        assert made.verify(counted).grade is Grade.PASS
+        return [id(given[1]) == id(made._truth[made.latest]) for given in compared]  # the kept output, or a probe
+
+    compared = []
+    make = partial(RotatingInputs, case, numerics(case.op).make(case, 0, CPU), naive.backend.prepare(case), overwrites=False)
+    assert batch(make(turns=first)) == [True, False]
+    monkeypatch.setattr(output_checks, "LONG_REFERENCE", 0)
+    made = make(turns=first)
+    found = [batch(made) for _ in range(30)]
+    assert found[0] != found[1] and all(len(one) == 1 for one in found[:2])
+    assert 1 < sum(map(len, found[3:])) < 20
