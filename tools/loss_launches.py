@@ -18,7 +18,13 @@ from launches import BRAIN, FULL, HALF, Launch, Pairs, spaced
 from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES
 
 IGNORED = -100
-OPTIONS: tuple[dict[str, float], ...] = ({}, {"z_loss": 1e-3}, {"label_smoothing": 0.1}, {"softcap": 5.0, "label_smoothing": 0.1})
+OPTIONS: tuple[dict[str, float], ...] = (
+    {},
+    {"z_loss": 1e-3},
+    {"label_smoothing": 0.1},
+    {"softcap": 5.0, "label_smoothing": 0.1},
+    {"logit_scale": 0.7},
+)
 LAYOUTS = ((0, 0), (3, 1), (8, 8), (5, 3))
 """Elements between rows, and before the first."""
 FORWARD, BACKWARD, FUSED = "forward", "backward", "fused"
@@ -57,7 +63,8 @@ class Rows:
         if self.function == "logprob":
             y, lse = torch.log_softmax(z, -1), torch.logsumexp(z, -1)
             return torch.where(inside, y.gather(1, places[:, None])[:, 0], math.nan), -(y.exp() * y).sum(-1), lse
-        options = {"z_loss": 0.0, "softcap": 0.0, "label_smoothing": 0.0, **self.options}
+        options = {"z_loss": 0.0, "softcap": 0.0, "label_smoothing": 0.0, "logit_scale": 1.0, **self.options}
+        z = options["logit_scale"] * z
         if options["softcap"]:
             z = options["softcap"] * torch.tanh(z / options["softcap"])
         ignored, lse = self.places == IGNORED, torch.logsumexp(z, -1)

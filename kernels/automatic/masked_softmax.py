@@ -5,6 +5,8 @@
 - 16-bit scores with a bias of another dtype take Triton's kernels in place of CUDA's, because only Triton's read two dtypes.
 - torch computes rows of more than `most_columns` columns with a mask, causal order or sink.
 - torch computes if the bias is float64, or if the scale is not positive and finite in float32.
+- torch computes in forward mode, in transforms of `torch.func`, with a scale that requires a gradient, and where rows of a bias without
+  keys become 0.
 
 torch computes in float64 if scores or bias are float64, else in float32.
 
@@ -22,68 +24,101 @@ from torch import Tensor
 from torch.library import custom_op
 
 from ..common import extension, sharding
-from ..common.masked_softmax import LEAST_SCALE, MASK_DTYPES, MOST_ROWS, MOST_SCALE, MaskedSoftmax, check_no_gradient, no_gradient
-from ..common.registration import register_sharding
-from ..common.rows import DTYPES, check_no_tangent
+from ..common.masked_softmax import LEAST_SCALE, MOST_ROWS, MOST_SCALE, MaskedSoftmax
+from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
+from ..common.rows import DTYPES, transformed
 from .choice import Calls, choice
 
 NAME = "masked_softmax"
+LOWEST = torch.finfo(torch.float32).min
 TWO_DTYPES = "the CUDA kernels take a bias of the scores' dtype"
 
 
 def masked_softmax(
-    scores: Tensor, *, scale: float = 1.0, mask: Tensor | None = None, causal: bool = False, sink: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    scores: Tensor, *, scale: float | Tensor = 1.0, mask: Tensor | None = None, causal: bool = False, sink: Tensor | None = None,
+    dtype: torch.dtype | None = None, without_keys: str = "nan",
 ) -> Tensor:  # fmt: skip
-    """softmax(scale * scores + mask) over the keys of attention scores (B, H, S, N): batch, heads, queries and keys.
+    """softmax(scale * scores + mask) over the keys of attention scores (..., S, N), of any number of dimensions: queries and keys are last.
 
-    - mask: a bias that is added after the scale, or a bool that is True where a key takes part. It has any shape that broadcasts to that of
-      the scores.
+    - mask: a bias that is added after the scale, or a bool or integers that are not 0 where a key takes part. It has any shape that
+      broadcasts to that of the scores.
     - causal: query s sees its first s + 1 + max(0, N - S) keys, so the last query sees all keys if there are as many.
-    - sink: (H,), a logit of each head that joins the sum and has no result, as in gpt-oss. It has no scale.
-    - Rows in which no key takes part are NaN as in torch, or 0 with a sink. What a bool or the causal order takes out is not read.
+    - sink: (H,), a logit of each head that joins the sum and has no result, as in gpt-oss. It has no scale. Heads are the dimension before
+      the queries.
+    - without_keys: "nan" or "zero", the result of rows in which no key takes part. It is NaN as in torch; with a sink it is 0. What a mask
+      of bools or integers, or the causal order, takes out is not read.
     - Result: contiguous, with the scores' dtype, or `dtype`, to which they are converted first. Under autocast of CUDA, scores of 16 bits
       give float32 as `torch.softmax` does, unless `dtype` is given.
-    - Gradients: once, with respect to scores and sink. Mask and scale get none. Kept for them are the result and, with a sink, a number for
-      each row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0. Beyond what a causal query sees,
-      it may be NaN or 0.
+    - Gradients: of any order, with respect to scores, a bias, sink and a scale in a tensor. Kept for them are the result and, with a sink,
+      a number for each row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0. Beyond what a causal
+      query sees, it may be NaN or 0.
     - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Scores that are not contiguous are copied.
 
     Raises:
-        ValueError: a shape does not fit.
+        ValueError: a shape does not fit, or without_keys is another word.
         TypeError: scores, mask or sink have a dtype that does not fit, or lie on two devices.
-        NotImplementedError: mask or scale require a gradient, or an argument has a tangent of forward mode.
     """
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
-    if dtype is None and not torch.compiler.is_compiling():
+    if dtype is None and without_keys == "nan" and not torch.compiler.is_compiling():
         y = extension.entries.masked_softmax(scores, mask, sink, scale, causal)
         if y is not None:
             fast: Tensor = y
             return fast
     x = scores if dtype is None else scores.to(dtype)
-    _check(x, mask, sink)
-    check_no_gradient(mask=mask, scale=scale)
-    check_no_tangent(NAME, x, mask, sink)
-    result: Tensor = _masked_softmax(x, mask, sink, scale, causal)[0]
-    return result
+    if mask is not None and not mask.is_floating_point() and mask.dtype is not torch.bool and not mask.is_complex():
+        mask = mask != 0
+    _check(x, mask, sink, without_keys)
+    special = mask is not None and mask.is_floating_point()
+    zero = without_keys == "zero" and sink is None and (causal or mask is not None)
+    of_scale = isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled()
+    four, mask = _as_scores(x), _of_scores(mask, x)
+    if transformed() or of_scale or (zero and special):
+        result = _formula(four, mask, sink, scale, causal, zero)[0]
+    else:
+        if zero:  # this sink takes part in rows without a key only, where it is the largest
+            sink = x.new_full(four.shape[1:2], LOWEST, dtype=torch.float32)
+        result = _masked_softmax(four, mask, sink, scale, causal)[0]
+    return result if x.dim() == 4 else result.view(x.shape)
 
 
-def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None) -> None:
-    if x.dim() != 4:
-        raise ValueError(f"the scores are {tuple(x.shape)}; they must be (B, H, S, N)")
+def _as_scores(x: Tensor) -> Tensor:
+    """x as (B, H, S, N)."""
+    if x.dim() == 4:
+        return x
+    return x[(None,) * (4 - x.dim())] if x.dim() < 4 else x.flatten(0, -4)
+
+
+def _of_scores(mask: Tensor | None, x: Tensor) -> Tensor | None:
+    """A mask of x that broadcasts to (B, H, S, N)."""
+    if mask is None or x.dim() <= 4 or mask.dim() <= 3:
+        return mask
+    leading = x.shape[:-3] if any(size != 1 for size in mask.shape[:-3]) else (1,)
+    return mask.expand(*leading, *mask.shape[-3:]).flatten(0, -4) if len(leading) > 1 else mask.reshape(1, *mask.shape[-3:])
+
+
+def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None, without_keys: str) -> None:
+    if x.dim() == 0:
+        raise ValueError("the scores are one number; they must be (..., S, N)")
     if not x.is_floating_point():
         raise TypeError(f"the scores are {x.dtype}; they must be of a floating-point dtype")
     if mask is not None:
-        if mask.dtype not in (*MASK_DTYPES, torch.float64) or mask.device != x.device:
-            raise TypeError(f"mask is {mask.dtype} on {mask.device}; give a bool, or a bias of a floating-point dtype, on {x.device}")
-        if mask.dim() > 4 or any(size not in (1, x.shape[axis]) for axis, size in zip(range(-mask.dim(), 0), mask.shape, strict=True)):
+        if (mask.dtype is not torch.bool and not mask.is_floating_point()) or mask.device != x.device:
+            raise TypeError(
+                f"mask is {mask.dtype} on {mask.device}; give bools, integers or a bias of a floating-point dtype, on {x.device}"
+            )
+        if mask.dim() > x.dim() or any(
+            size not in (1, x.shape[axis]) for axis, size in zip(range(-mask.dim(), 0), mask.shape, strict=True)
+        ):
             raise ValueError(f"mask is {tuple(mask.shape)}; it must broadcast to the shape of the scores, {tuple(x.shape)}")
     if sink is not None:
         if not sink.is_floating_point() or sink.device != x.device:
             raise TypeError(f"sink is {sink.dtype} on {sink.device}; it must be of a floating-point dtype on {x.device}")
-        if sink.shape != x.shape[1:2]:
-            raise ValueError(f"sink is {tuple(sink.shape)}; it must have a number for each of {x.shape[1]} heads")
+        heads = x.shape[-3] if x.dim() > 2 else 1
+        if sink.shape != (heads,):
+            raise ValueError(f"sink is {tuple(sink.shape)}; it must have a number for each of {heads} heads")
+    if without_keys not in ("nan", "zero"):
+        raise ValueError(f"without_keys {without_keys!r}: must be nan or zero")
 
 
 def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = None) -> MaskedSoftmax | None:
@@ -118,15 +153,27 @@ def _masked_softmax(
         given = mask if bias is None or mask is None or x.dtype is not torch.float32 else mask.to(x.dtype)
         y, share = kernels.forward(x, scale=scale, mask=given, causal=causal, sink=sink, shares=True)
         return y, x.new_empty(0, dtype=torch.float32) if share is None else share
+    return _formula(x, mask, sink, scale, causal)
+
+
+def _formula(
+    x: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float | Tensor = 1.0, causal: bool = False, zero: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The operator by torch's operators. `zero`: rows without a key are 0."""
+    bias = None if mask is None or mask.dtype is torch.bool else mask.dtype
     wide = torch.float64 if bias is torch.float64 else _wide(x)
     z = x.to(wide) * scale
     if mask is not None:
         z = z.masked_fill(~mask, -math.inf) if bias is None else z + mask
     if causal:
         z = z.masked_fill(_later(x), -math.inf)
-    if sink is not None:
-        z = torch.cat([z, sink.to(wide)[:, None, None].expand(*z.shape[:-1], 1)], dim=-1)
-    p = torch.ops.aten.softmax.int(z, -1)  # not by a name that somebody may have replaced
+    if zero:
+        empty = z.isneginf().all(-1, keepdim=True)
+        p = torch.ops.aten.softmax.int(z.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)
+    else:
+        if sink is not None:
+            z = torch.cat([z, sink.to(wide)[:, None, None].expand(*z.shape[:-1], 1)], dim=-1)
+        p = torch.ops.aten.softmax.int(z, -1)  # not by a name that somebody may have replaced
     if sink is None:
         return p.to(x.dtype).contiguous(), x.new_empty(0, dtype=_wide(x))
     return _fresh(p[..., :-1], x.dtype), _fresh(p[..., -1], _wide(x))
@@ -145,6 +192,13 @@ def _masked_softmax_backward(
     if (kernels := _kernels(y, scale, causal or share is not None)) is not None:
         dx, dsink = kernels.backward(dy, y, share, scale=scale, causal=causal)
         return dx, y.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+    return _formula_of_gradient(dy, y, share, scale, causal)
+
+
+def _formula_of_gradient(
+    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The backward by torch's operators."""
     wide = _wide(y)
     given = (tensor.to(wide) for tensor in (dy, y))
     wide_dy, wide_y = (tensor.masked_fill(_later(y), 0.0) for tensor in given) if causal else given
@@ -153,6 +207,14 @@ def _masked_softmax_backward(
     if causal:  # also in rows of NaN
         dx = dx.masked_fill(_later(y), 0.0)
     return dx.to(y.dtype).contiguous(), y.new_empty(0, dtype=wide) if share is None else -share * dot[..., 0]
+
+
+def _differentiable_gradient(dy: Tensor, y: Tensor, share: Tensor | None = None, *given: Any) -> tuple[Tensor, Tensor]:
+    """The backward as a function of dy and y alone: the share of a sink is what y lacks to 1."""
+    if share is not None:
+        total = y.to(share.dtype).sum(-1)
+        share = share.detach() + total.detach() - total
+    return _formula_of_gradient(dy, y, share, *given)
 
 
 @_masked_softmax.register_fake
@@ -168,21 +230,29 @@ def _(dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, ca
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, sink, ctx.scale, ctx.causal = inputs
+    _, mask, sink, ctx.scale, ctx.causal = inputs
     y, share = output
     ctx.mark_non_differentiable(share)
     ctx.sink = None if sink is None else sink.dtype
+    ctx.mask = None if mask is None else (mask.shape, mask.dtype)
     ctx.save_for_backward(y, *(() if sink is None else (share,)))
 
 
 def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ...]:
-    if any(ctx.needs_input_grad[1:2]):  # it has no entry for trailing inputs that are defaults
-        raise NotImplementedError(no_gradient("mask"))
-    y, *share = ctx.saved_tensors
-    dx, dsink = _masked_softmax_backward(dy, y, share[0] if share else None, ctx.scale, ctx.causal)
-    return dx, None, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None
+    y, *shares = ctx.saved_tensors
+    backward = _differentiable_gradient if transformed() else _masked_softmax_backward
+    of_mask = any(ctx.needs_input_grad[1:2])  # it has no entry for trailing inputs that are defaults
+    dx, dsink = backward(dy, y, shares[0] if shares else None, 1.0 if of_mask else ctx.scale, ctx.causal)
+    dmask = None
+    if of_mask:
+        shape, dtype = ctx.mask
+        dmask = dx.to(_wide(dx)).sum_to_size(shape).to(dtype)
+        dx = dx * ctx.scale
+    return dx, dmask, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None
 
 
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
+register_transforms(_masked_softmax, FORWARD_FLOPS)
+register_transforms(_masked_softmax_backward, BACKWARD_FLOPS, _differentiable_gradient)
 extension.implement(NAME)
 register_sharding(sharding.of_scores, torch.ops.softbench.masked_softmax, torch.ops.softbench.masked_softmax_backward)

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ..common.extension import entries
+from ..common.rows import DTYPES, transformed
 from . import choice
 from .choice import Calls
 
@@ -16,40 +18,59 @@ Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool]
 """A class of calls of one function: device, dtype of x, dtype of the result (None: that of x), and whether `dim` is the last dimension."""
 
 
-def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """softmax(x) over `dim`: exp(x - max(x)) / sum(exp(x - max(x))), by the fastest kernels that work here.
+def softmax(
+    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, _stacklevel: int = 3
+) -> Tensor:
+    """softmax(input) over `dim`: exp(x - max(x)) / sum(exp(x - max(x))), by the fastest kernels that work here. It is called as torch's.
 
-    - Shapes, strides and gradients: any shape and strides, differentiable twice. The result is contiguous and has x's shape.
-    - Dtypes: float32, float16 and bfloat16 by our kernels, others by torch. The result has x's dtype, or `dtype`. Autocast changes nothing.
-    - Devices: all of torch's. `softbench.kernels.which(x)` says what runs, and why.
-    - torch.compile traces it. Forward mode and torch.func's gradients work where torch runs.
+    - Shapes, strides and gradients: any shape and strides, differentiable twice by our kernels. The result is contiguous and has the
+      input's shape. dim=None is torch's implicit choice, with its warning.
+    - Dtypes: float32, float16 and bfloat16 by our kernels, others by torch. The result has the input's dtype, or `dtype`. Under autocast
+      it is float32, as torch has it, and our CUDA kernels write it without a cast of the input.
+    - Devices: all of torch's. `softbench.kernels.which(input)` says what runs, and why.
+    - torch.compile traces it. With `out`, and in forward mode and `torch.func`, torch's softmax runs.
 
     Raises:
         IndexError: `dim` is out of range.
+        TypeError: an argument has a wrong type.
         RuntimeError: the launch failed, or torch has no softmax of this dtype.
     """
-    if not torch.compiler.is_compiling() and (y := entries.softmax(x, dim, dtype)) is not None:
+    if out is None and not torch.compiler.is_compiling() and (y := entries.softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
-    return _SOFTMAX.call(x, dim, dtype)(x, dim, dtype)
+    return _SOFTMAX(input, dim, dtype, out, _stacklevel)
 
 
-def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """log(softmax(x)) over `dim`; otherwise as `softmax`."""
-    if not torch.compiler.is_compiling() and (y := entries.log_softmax(x, dim, dtype)) is not None:
+def log_softmax(
+    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, _stacklevel: int = 3
+) -> Tensor:
+    """log(softmax(input)) over `dim`; otherwise as `softmax`."""
+    if out is None and not torch.compiler.is_compiling() and (y := entries.log_softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
-    return _LOG_SOFTMAX.call(x, dim, dtype)(x, dim, dtype)
+    return _LOG_SOFTMAX(input, dim, dtype, out, _stacklevel)
 
 
 class Function:
     """A function with what this process calls for each class of calls."""
 
-    def __init__(self, name: str, torchs: Callable[[Tensor, int, bool], Tensor]) -> None:
-        """`torchs` is torch's function below autocast, with x, `dim`, and whether 16 bits become float32."""
+    def __init__(self, name: str, torchs: Callable[..., Tensor]) -> None:
+        """`torchs` is torch's function."""
         self.name, self.torchs = name, torchs
         self.calls: dict[Key, Call] = {}
         choice.FORGETS.append(lambda: self.calls.clear())
+
+    def __call__(self, x: Tensor, dim: int | None, dtype: torch.dtype | None, out: Tensor | None, stacklevel: int) -> Tensor:
+        """The call that C++ did not make."""
+        if dim is None:
+            dim = functional._get_softmax_dim(self.name, x.dim(), stacklevel + 1)
+        if out is not None:
+            return self.torchs(x, dim, dtype, out=out)
+        if not isinstance(x, Tensor) or transformed():
+            return self.torchs(x, dim, dtype)
+        if dtype is None and x.is_cuda and x.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
+            dtype = torch.float32
+        return self.call(x, dim, dtype)(x, dim, dtype)
 
     def call(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> Call:
         """The function for this class of calls, which is decided at the first of them."""
@@ -76,15 +97,8 @@ class Function:
         return lambda x, dim, dtype: function(x, dim)
 
     def by_torch(self) -> Call:
-        """torch's function. It is called below autocast, whose float32 result our kernels do not have."""
-
-        def run(x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-            # Without a cast in memory. torch 2.11 refuses it for bfloat16: "conversion is supported for Half type only".
-            widens = x.is_cuda and x.dtype is torch.float16 and dtype is torch.float32
-            given = x if widens or dtype is None else x.to(dtype)
-            return self.torchs(given.contiguous(), dim, widens)
-
-        return run
+        """torch's function."""
+        return self.torchs
 
 
 @torch.compiler.assume_constant_result
@@ -93,5 +107,6 @@ def _decided(function: str, device: torch.device, dtype: torch.dtype, result: to
     return choice.choice(Calls(function, device, dtype, result, last)).kernels
 
 
-_SOFTMAX = Function("softmax", torch.ops.aten._softmax.default)
-_LOG_SOFTMAX = Function("log_softmax", torch.ops.aten._log_softmax.default)
+# torch.softmax and torch.log_softmax, by names that nobody replaces.
+_SOFTMAX = Function("softmax", torch._C._VariableFunctions.softmax)
+_LOG_SOFTMAX = Function("log_softmax", torch._C._VariableFunctions.log_softmax)

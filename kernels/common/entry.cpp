@@ -1,11 +1,13 @@
 // Functions that Python calls for the functions of `softbench.kernels`: they check the usual arguments, and call an operator without the
-// Python of torch.ops. None as the result means that Python has to make the call, which also says what is wrong with an argument.
+// Python of torch.ops. Calls within a transform of torch.func or in forward mode are Python's. None as the result means that Python has to make the call, which also says what is wrong with an argument.
 
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "operators.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
 
 #include <cmath>
 
@@ -18,13 +20,23 @@ using torch::jit::Stack;
 // The tensor of a Python object; undefined if it is something else, such as a tensor of a subclass.
 Tensor tensor_of(PyObject* object) { return THPVariable_CheckExact(object) ? THPVariable_Unpack(object) : Tensor(); }
 
-bool is_modified() { return at::impl::torch_function_mode_enabled(); }
+bool is_modified() {
+  return at::impl::torch_function_mode_enabled() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+bool has_tangent(const Tensor& x) { return x._fw_grad(0).defined(); }
 
-// The first results of an operator.
-PyObject* called(Function function, Stack stack, size_t results = 1) {
+// The dtype of a result that the caller did not choose, as torch has it.
+c10::ScalarType result_dtype(const Tensor& x) {
+  return x.scalar_type() != c10::kFloat && at::autocast::is_autocast_enabled(x.device().type()) ? c10::kFloat : x.scalar_type();
+}
+
+// The first results of an operator; one result may be converted and get a shape.
+PyObject* called(Function function, Stack stack, size_t results = 1, std::optional<c10::ScalarType> dtype = std::nullopt, c10::OptionalIntArrayRef sizes = std::nullopt) {
   {
     const pybind11::gil_scoped_release no_gil;
     operators[function].handle->callBoxed(stack);
+    if (dtype && stack[0].toTensor().scalar_type() != *dtype) stack[0] = stack[0].toTensor().to(*dtype);
+    if (sizes) stack[0] = stack[0].toTensor().view(*sizes);
   }
   if (results == 1) return THPVariable_Wrap(stack[0].toTensor());
   PyObject* const tuple = PyTuple_New(Py_ssize_t(results));
@@ -49,41 +61,51 @@ template <Function function> PyObject* call_rows(PyObject*, PyObject* const* arg
   int64_t dim;
   if (count != 3 || arguments[2] != Py_None || is_modified() || !integer(arguments[1], dim)) Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]);
-  if (!x.defined() || !is_chosen(function, x) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
-  return called(function, {std::move(x), dim, c10::IValue()});
+  if (!x.defined() || !is_chosen(function, x) || (dim != -1 && dim != x.dim() - 1) || has_tangent(x)) Py_RETURN_NONE;
+  const c10::ScalarType dtype = result_dtype(x);
+  return called(function, {x, dim, dtype == x.scalar_type() ? c10::IValue() : c10::IValue(dtype)});
   END_HANDLE_TH_ERRORS
 }
 
 // Whether x and target are logits (..., V) and their class numbers (...).
 bool fit(Function function, const Tensor& x, const Tensor& target) {
-  if (!x.defined() || !target.defined() || !is_chosen(function, x) || x.dim() < 2 || target.scalar_type() != c10::kLong) return false;
+  if (!x.defined() || !target.defined() || !is_chosen(function, x) || x.dim() < 2 || target.scalar_type() != c10::kLong || has_tangent(x)) return false;
   return target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, size_t(target.dim())) && x.numel() > 0;
 }
 
-PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // logits, target, reduction, and four options
+// input, target, reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, dim, and the dtype of the loss or None
+PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  int64_t ignore_index, reduction;
-  double smoothing, z_loss, softcap;
-  if (count != 7 || is_modified() || !integer(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
-      !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !(smoothing >= 0 && smoothing <= 1) || !(z_loss >= 0 && z_loss < HUGE_VAL) || !(softcap >= 0 && softcap < HUGE_VAL))
+  int64_t ignore_index, reduction, dim;
+  double smoothing, z_loss, softcap, scale;
+  if (count != 10 || is_modified() || !integer(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
+      !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !real(arguments[7], scale) || !integer(arguments[8], dim) || !(smoothing >= 0 && smoothing <= 1) ||
+      !(z_loss >= 0 && z_loss < HUGE_VAL) || !(softcap >= 0 && softcap < HUGE_VAL) || !(scale > 0 && scale < HUGE_VAL) ||
+      (arguments[9] != Py_None && !THPDtype_Check(arguments[9])))
     Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
-  if (!fit(CROSS_ENTROPY, x, target)) Py_RETURN_NONE;
+  if (!fit(CROSS_ENTROPY, x, target) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
+  const c10::ScalarType dtype = arguments[9] == Py_None ? result_dtype(x) : reinterpret_cast<THPDtype*>(arguments[9])->scalar_type;
+  const std::vector<int64_t> sizes = target.sizes().vec();
+  const bool as_target = x.dim() > 2 && reduction == NONE;
   if (x.dim() > 2) {
-    if (reduction == NONE) Py_RETURN_NONE;  // the result has the shape of the target
     x = x.reshape({target.numel(), x.size(-1)});
     target = target.reshape({target.numel()});
   }
-  return called(CROSS_ENTROPY, {std::move(x), std::move(target), ignore_index, smoothing, z_loss, softcap, reduction});
+  return called(CROSS_ENTROPY, {std::move(x), std::move(target), ignore_index, smoothing, z_loss, softcap, reduction, scale}, 1, dtype,
+                as_target ? c10::OptionalIntArrayRef(sizes) : std::nullopt);
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* call_logprob(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // logits, target
+PyObject* call_logprob(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // logits, target, ignore_index, temperature
   HANDLE_TH_ERRORS
-  if (count != 2 || is_modified()) Py_RETURN_NONE;
+  int64_t ignore_index;
+  double temperature;
+  if (count != 4 || is_modified() || !integer(arguments[2], ignore_index) || !real(arguments[3], temperature) || !(temperature > 0 && temperature < HUGE_VAL))
+    Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
   if (!fit(LOGPROB, x, target) || x.dim() != 2) Py_RETURN_NONE;
-  return called(LOGPROB, {std::move(x), std::move(target)}, 2);
+  return called(LOGPROB, {std::move(x), std::move(target), ignore_index, 1 / temperature}, 2);
   END_HANDLE_TH_ERRORS
 }
 
@@ -92,11 +114,11 @@ PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t 
   double scale;
   if (count != 5 || is_modified() || !real(arguments[3], scale) || !PyBool_Check(arguments[4])) Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]);
-  if (!x.defined() || !is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4) Py_RETURN_NONE;
+  if (!x.defined() || !is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4 || has_tangent(x)) Py_RETURN_NONE;
   c10::IValue mask, sink;
   if (arguments[1] != Py_None) {
     Tensor given = tensor_of(arguments[1]);
-    const bool fits = given.defined() && given.dim() == 4 && !given.requires_grad() && (given.scalar_type() == c10::kBool || given.scalar_type() == x.scalar_type());
+    const bool fits = given.defined() && given.dim() == 4 && !given.requires_grad() && !has_tangent(given) && (given.scalar_type() == c10::kBool || given.scalar_type() == x.scalar_type());
     if (!fits || given.device() != x.device()) Py_RETURN_NONE;
     for (int64_t d = 0; d < 4; ++d)
       if (given.size(d) != 1 && given.size(d) != x.size(d)) Py_RETURN_NONE;
@@ -104,7 +126,7 @@ PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t 
   }
   if (arguments[2] != Py_None) {
     Tensor given = tensor_of(arguments[2]);
-    if (!given.defined() || given.scalar_type() != c10::kFloat || given.dim() != 1 || given.size(0) != x.size(1) || given.device() != x.device()) Py_RETURN_NONE;
+    if (!given.defined() || given.scalar_type() != c10::kFloat || given.dim() != 1 || given.size(0) != x.size(1) || given.device() != x.device() || has_tangent(given)) Py_RETURN_NONE;
     sink = std::move(given);
   }
   return called(MASKED_SOFTMAX, {std::move(x), std::move(mask), std::move(sink), scale, arguments[4] == Py_True});

@@ -3,13 +3,14 @@
 All functions take x of (M, N), the logits, in float32, float16 or bfloat16. `target` is int64 of shape (M,). Other tensors of a row are
 float32 of shape (M,), and so are all results but dx. Rows whose elements are adjacent are read in place. Arithmetic is float32.
 
-With z = x, or softcap * tanh(x / softcap), lse = log(sum_j exp(z_j)), p = exp(z - lse), the target t and e = label_smoothing:
+With z = logit_scale x, or softcap * tanh(logit_scale x / softcap), lse = log(sum_j exp(z_j)), p = exp(z - lse), the target t and
+e = label_smoothing:
 
     loss = (1 - e) (lse - z_t) + e (lse - mean(z)) + z_loss lse^2
-    dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2)
+    dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2) logit_scale
 
-Where the target is `ignore_index`, loss and dx are 0. Another target out of range makes the results of its row NaN. Nothing is read or
-written out of range, and there is no device assertion.
+Where the target is `ignore_index`, loss and dx are 0; of logprob, the log-probability is 0 and the entropy stays. Another target out of
+range makes the results of its row NaN. Nothing is read or written out of range, and there is no device assertion.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import torch
 
 from .rows import DTYPES
 
+NO_CLASS = -(2**63)
+"""An ignore_index that no target has."""
 MOST_COLUMNS = 2**31 - 4096
 """The longest row, in elements: an index within a row has 32 bits."""
 
@@ -51,14 +54,23 @@ def check_arguments(tensors: dict[str, object], ignore_index: object, **numbers:
     for name, number in numbers.items():
         if not isinstance(number, Real):
             raise TypeError(f"{name} {number!r}: must be a number")
-        if not (0 <= float(number) <= 1 if name == "label_smoothing" else 0 <= float(number) < math.inf):
-            raise ValueError(f"{name} {number}: must be {'0 to 1' if name == 'label_smoothing' else 'finite and not negative'}")
+        positive = name in ("logit_scale", "temperature")
+        if not (0 <= float(number) <= 1 if name == "label_smoothing" else 0 <= float(number) < math.inf) or (positive and not number):
+            wanted = "0 to 1" if name == "label_smoothing" else "finite and positive" if positive else "finite and not negative"
+            raise ValueError(f"{name} {number}: must be {wanted}")
 
 
 def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
     """`given`, a float32 number for each row of x, contiguous. Raises TypeError, with its name, if it is something else."""
     _require(given, x, name, torch.float32)
     return given.contiguous()
+
+
+def check_output_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> None:
+    """Raises TypeError, with its name, unless `given` is a contiguous float32 number for each row of x."""
+    _require(given, x, name, torch.float32)
+    if not given.is_contiguous():
+        raise TypeError(f"{name} has strides {given.stride()}; it must be contiguous")
 
 
 def result_of_rows(x: torch.Tensor) -> torch.Tensor:

@@ -149,7 +149,7 @@ bool logits_fit(int function, const Tensor& x, const Tensor& target) {
   return target.scalar_type() == c10::kLong && target.dim() == 1 && target.size(0) == x.size(0) && target.device() == x.device() && target.is_contiguous();
 }
 
-Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore_index, smoothing, z_loss, softcap, reduction
+Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore_index, smoothing, z_loss, softcap, reduction, logit_scale
   const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor();
   const int64_t ignore_index = arguments[2].toInt(), reduction = arguments[6].toInt();
   if (!logits_fit(function, x, target) || (reduction != NONE && x.size(0) > MOST_REDUCED)) return {};
@@ -159,7 +159,7 @@ Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore
   const int dtype = number_of(x.scalar_type());
   Tensor lse = fresh({M}, c10::kFloat, x), rows = fresh({M}, c10::kFloat, x);
   if (!launch(read(x), read(target), written(rows), written(lse), (void*)nullptr, ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
-              float(arguments[5].toDouble()), x.stride(0), M, x.size(1), dtype, dtype))
+              float(arguments[5].toDouble()), float(arguments[7].toDouble()), x.stride(0), M, x.size(1), dtype, dtype))
     return {};
   if (reduction == NONE) return {std::move(rows), std::move(lse), fresh({0}, c10::kFloat, x)};
   using Reduce = int64_t(const void* loss, const void* target, void* result, void* counted, int64_t, int mean, int64_t M, void* stream);
@@ -183,13 +183,13 @@ Results cross_entropy_backward(int function, Arguments arguments) {  // x, targe
   const int dtype = number_of(x.scalar_type());
   Tensor dx = fresh_like(x);
   if (!launch(read(x), read(target), read(lse), (const void*)nullptr, read(dloss), divides ? read(counted) : nullptr, written(dx), arguments[5].toInt(),
-              float(arguments[6].toDouble()), float(arguments[7].toDouble()), float(arguments[8].toDouble()), x.stride(0), x.size(1),
+              float(arguments[6].toDouble()), float(arguments[7].toDouble()), float(arguments[8].toDouble()), float(arguments[10].toDouble()), x.stride(0), x.size(1),
               one ? int64_t(0) : dloss.stride(0), M, x.size(1), dtype, dtype))
     return {};
   return {std::move(dx)};
 }
 
-Results logprob(int function, Arguments arguments) {  // x, target
+Results logprob(int function, Arguments arguments) {  // x, target, ignore_index, logit_scale
   const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor();
   if (!logits_fit(function, x, target)) return {};
   const Launch launch(function, FORWARD, x, COUNTERS);
@@ -197,11 +197,11 @@ Results logprob(int function, Arguments arguments) {  // x, target
   const int64_t M = x.size(0);
   const int dtype = number_of(x.scalar_type());
   Tensor found = fresh({M}, c10::kFloat, x), entropy = fresh({M}, c10::kFloat, x), lse = fresh({M}, c10::kFloat, x);
-  if (!launch(read(x), read(target), written(found), written(entropy), written(lse), x.stride(0), M, x.size(1), dtype, dtype)) return {};
+  if (!launch(read(x), read(target), written(found), written(entropy), written(lse), arguments[2].toInt(), float(arguments[3].toDouble()), x.stride(0), M, x.size(1), dtype, dtype)) return {};
   return {std::move(found), std::move(entropy), std::move(lse)};
 }
 
-Results logprob_backward(int function, Arguments arguments) {  // x, target, lse, entropy, and dlogprob and dentropy or None
+Results logprob_backward(int function, Arguments arguments) {  // x, target, lse, entropy, dlogprob and dentropy or None, and two options
   const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &lse = arguments[2].toTensor(), &entropy = arguments[3].toTensor();
   if (!logits_fit(function, x, target)) return {};
   const int64_t M = x.size(0);
@@ -213,7 +213,8 @@ Results logprob_backward(int function, Arguments arguments) {  // x, target, lse
   const int dtype = number_of(x.scalar_type());
   const auto stride = [](const Tensor& one) { return one.defined() ? one.stride(0) : int64_t(0); };
   Tensor dx = fresh_like(x);
-  if (!launch(read(x), read(target), read(lse), read(entropy), read(dlogprob), read(dentropy), written(dx), x.stride(0), x.size(1), stride(dlogprob),
+  if (!launch(read(x), read(target), read(lse), read(entropy), read(dlogprob), read(dentropy), written(dx), arguments[6].toInt(), float(arguments[7].toDouble()), x.stride(0),
+              x.size(1), stride(dlogprob),
               stride(dentropy), M, x.size(1), dtype, dtype))
     return {};
   return {std::move(dx)};
@@ -310,7 +311,6 @@ struct Gradient : torch::autograd::Node {
   std::vector<SavedVariable> saved;
   std::vector<IValue> options;  // the forward's arguments after its tensors
   Dtype dtype;                  // of the input if that of a row's result differs; of the sink
-  bool of_mask = false;
 
   std::string name() const override {
     constexpr const char* names[] = {"Softmax", "LogSoftmax", "CrossEntropy", "Logprob", "MaskedSoftmax"};
@@ -322,7 +322,6 @@ struct Gradient : torch::autograd::Node {
   }
   variable_list apply(variable_list&& grads) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK_NOT_IMPLEMENTED(!of_mask, "masked_softmax gives the mask no gradient; detach it, or use torch.softmax(scale * scores + mask, -1)");
     variable_list results(num_outputs());
     const auto incoming = [&](size_t index) { return index < grads.size() && grads[index].defined() ? IValue(grads[index]) : IValue(); };
     if (incoming(0).isNone() && (function != LOGPROB || incoming(1).isNone())) return results;
@@ -382,11 +381,11 @@ void record(int function, const std::vector<IValue>& arguments, const Stack& sta
       torch::autograd::set_history(result(1), node);
       for (const Tensor& one : {argument(0), argument(1), result(2)}) save(one, false);
       save(result(1), true);
+      node->options.assign(arguments.begin() + 2, arguments.end());
       break;
     case MASKED_SOFTMAX:
       save(result(0), true);
       if (sink) save(result(1), false), node->dtype = argument(2).scalar_type();
-      node->of_mask = requires_grad(arguments[1]);
       node->options.assign(arguments.begin() + 3, arguments.end());
       break;
     default:
@@ -403,8 +402,9 @@ template <int number> void autograd(const c10::OperatorHandle& op, c10::Dispatch
   bool records = false, tangent = false;
   for (size_t i = 0; i < count; ++i) records |= requires_grad(arguments[i]), tangent |= has_tangent(arguments[i]);
   records &= at::GradMode::is_enabled();
-  // Python has the gradients of backwards, and the answer to a tangent of softmax.
-  if ((number >= FUNCTIONS && records) || (tangent && (number >= FUNCTIONS || function <= LOG_SOFTMAX)))
+  // Python has the gradients of backwards and of a bias, and the answer to a tangent of softmax.
+  const bool of_bias = number == MASKED_SOFTMAX && requires_grad(arguments[1]);
+  if ((records && (number >= FUNCTIONS || of_bias)) || (tangent && (number >= FUNCTIONS || function <= LOG_SOFTMAX)))
     return operators[number].autograd->callBoxed(op, keys, stack);
   if (tangent) refuse_tangents(function, arguments, count);
   std::vector<IValue> kept;

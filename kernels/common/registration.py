@@ -1,7 +1,8 @@
-"""What a pair of operators registers with PyTorch beside its kernels: gradients of two orders, vmap and flops.
+"""What operators register with PyTorch beside their kernels: gradients of two orders, vmap and flops.
 
-The operators are of softmax or log_softmax. The pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`. Where y is
-wider than x, the backward takes x's dtype after `dim`.
+`register_transforms` does so for operators with tensors and options of any number. The rest is for pairs of operators of softmax or
+log_softmax. A pair is `forward(x, dim, ...) -> y` and `backward(dy, y, dim, ...) -> dx`. Where y is wider than x, the backward takes
+x's dtype after `dim`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .rows import canonical_dim
 
 if TYPE_CHECKING:
     from torch._functorch.autograd_function import VmapInfo
+    from torch.library import CustomOpDef
 
 FORWARD_FLOPS = 5  # an element: maximum, subtraction, exponential, sum, and a division or another subtraction
 BACKWARD_FLOPS = 4  # an element: product, sum, subtraction, product; or exponential, product, sum, subtraction
@@ -121,6 +123,47 @@ def gradient_of_backward(backward: Callable[..., Tensor], formulas: Formulas = S
         return of_dy, of_y, None, *ctx.others
 
     return of_both
+
+
+def register_transforms(operator: CustomOpDef, flops: int, differentiable: Callable[..., Any] | None = None) -> None:
+    """Registers an operator's vmap, flops for each element of its first tensor, and gradients.
+
+    `differentiable` takes the operator's arguments and gives its results by torch's operators, whose gradients the operator gets. That of a
+    backward computes anew what it takes from the forward. vmap calls the operator for one sample after the other.
+    """
+
+    def batched(info: VmapInfo, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
+        pairs = list(zip(given, in_dims, strict=True))
+        each = [operator(*(one if at is None else one.select(at, i) for one, at in pairs)) for i in range(info.batch_size)]
+        if isinstance(each[0], tuple):
+            return tuple(torch.stack(parts) for parts in zip(*each, strict=True)), (0,) * len(each[0])
+        return torch.stack(each), 0
+
+    operator.register_vmap(batched)
+    _on_import("torch.utils.flop_counter", functools.partial(_register_flops, operator._opoverload.overloadpacket, flops))
+    if differentiable is not None:
+        operator.register_autograd(functools.partial(_gradient_of_formula, differentiable), setup_context=_save_all)
+
+
+def _save_all(ctx: Any, inputs: Inputs, output: Any) -> None:
+    ctx.others = [None if isinstance(one, Tensor) else one for one in inputs]
+    ctx.tensors = [index for index, one in enumerate(inputs) if isinstance(one, Tensor)]
+    ctx.save_for_backward(*(inputs[index] for index in ctx.tensors))
+
+
+def _gradient_of_formula(formula: Callable[..., Any], ctx: Any, *gradients: Tensor | None) -> Gradients:
+    given = list(ctx.others)
+    with torch.enable_grad():
+        for index, tensor in zip(ctx.tensors, ctx.saved_tensors, strict=True):
+            given[index] = tensor.view_as(tensor)  # gradients end here, also if one argument was computed from another
+        found = formula(*given)
+    results = found if isinstance(found, tuple) else (found,)
+    pairs = [(one, g) for one, g in zip(results, gradients, strict=True) if g is not None and one.requires_grad]
+    wanted = [index for index in ctx.tensors if given[index].requires_grad]
+    outputs, seeds = zip(*pairs, strict=True)
+    made = torch.autograd.grad(outputs, [given[i] for i in wanted], seeds, create_graph=torch.is_grad_enabled(), allow_unused=True)
+    by_index = dict(zip(wanted, made, strict=True))
+    return tuple(by_index.get(index) for index in range(len(given)))
 
 
 def register_vmap_and_flops(forward: OpOverloadPacket, backward: OpOverloadPacket, lib: torch.library.Library | None = None) -> None:

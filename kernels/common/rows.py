@@ -114,6 +114,11 @@ def check_same(dy: torch.Tensor, y: torch.Tensor) -> None:
         )
 
 
+def transformed() -> bool:
+    """Whether a transform of `torch.func` or forward mode is active. Operators with a formula for these take the place of our kernels."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def check_no_tangent(function: str, *tensors: torch.Tensor | None) -> None:
     """Raises NotImplementedError if a tensor has a tangent of forward mode. An operator without a rule for it would lose the tangent."""
     if forward_ad._current_level >= 0:  # otherwise no tensor has one

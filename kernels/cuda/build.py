@@ -114,15 +114,16 @@ def _arguments(function: str) -> dict[str, list[Any]]:
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     launch = [number] * 2 + [ctypes.c_int] * 2 + [pointer, number, pointer, pointer]  # shape, dtypes, workspace, stream, plan
     if function == "cross_entropy":
-        options = [number, real, real, real]
+        options = [number, real, real, real, real]
         return {
             "forward": [pointer] * 5 + options + [number] + launch,
             "backward": [pointer] * 7 + options + [number] * 3 + launch,
-            "fused": [pointer] * 4 + [number, real] + [number] * 2 + launch,
+            "fused": [pointer] * 5 + [number, real] + [number] * 2 + launch,
             "reduce": [pointer] * 4 + [number, ctypes.c_int, number, pointer],
         }
     if function == "logprob":
-        return {"forward": [pointer] * 5 + [number] + launch, "backward": [pointer] * 7 + [number] * 4 + launch}
+        options = [number, real]
+        return {"forward": [pointer] * 5 + options + [number] + launch, "backward": [pointer] * 7 + options + [number] * 4 + launch}
     if function == "masked_softmax":
         sizes = [number] * 4  # what query 0 sees, B, H, S
         return {

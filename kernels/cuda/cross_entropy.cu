@@ -2,7 +2,7 @@
 //
 //   forward   row_statistics.cuh   reads x once and writes two numbers of each row
 //   backward  row_gradient.cuh     computes dx from x and the lse of each row
-//   fused     loss_ops.cuh         reads x once and writes dx once, by the tiers of softmax.cu, with a loss in addition. Smoothing and a softcap take
+//   fused     loss_ops.cuh         reads x once and writes dx once, by the tiers of softmax.cu, with a loss in addition. Smoothing, a softcap and a scale take
 //                                  the kernels of forward and backward one after the other.
 //   reduce    loss_reduction.cuh   adds the losses of the rows
 
@@ -48,7 +48,7 @@ int64_t forward_of(const CrossEntropyRows& given, const void* x, int64_t stride,
 }
 template <typename T>
 int64_t forward(const CrossEntropyRows& given, const void* x, int64_t stride, int64_t M, int64_t N, Plan* p, void* workspace, int64_t bytes, cudaStream_t stream) {
-    const auto call = given.softcap.cap != 0.0f ? forward_of<T, SOFTCAPPED> : given.smoothing != 0.0f ? forward_of<T, SMOOTHED> : forward_of<T, PLAIN>;
+    const auto call = !given.softcap.is_plain() ? forward_of<T, SOFTCAPPED> : given.smoothing != 0.0f ? forward_of<T, SMOOTHED> : forward_of<T, PLAIN>;
     return call(given, x, stride, M, N, p, workspace, bytes, stream);
 }
 template <typename T, bool CAPPED>
@@ -59,7 +59,7 @@ int64_t backward_of(const CrossEntropyGradients& given, const void* x, void* dx,
 template <typename T>
 int64_t backward(const CrossEntropyGradients& given, const void* x, void* dx, int64_t x_stride, int64_t dx_stride, int64_t M, int64_t N, Plan* p,
                  cudaStream_t stream) {
-    return (given.softcap.cap != 0.0f ? backward_of<T, true> : backward_of<T, false>)(given, x, dx, x_stride, dx_stride, M, N, p, stream);
+    return (!given.softcap.is_plain() ? backward_of<T, true> : backward_of<T, false>)(given, x, dx, x_stride, dx_stride, M, N, p, stream);
 }
 
 // As in softmax.cu: the parts that build.py compiles at the same time. The first three also take most of the time.
@@ -101,34 +101,34 @@ SOFTBENCH_BACKWARD(__nv_bfloat16);
 
 // All launch on `stream` of the current device and return as softbench_forward of softmax.cu: 0, a cudaError_t, or the missing bytes of workspace. The
 // workspace of softbench_fused is that of softmax. softbench_forward needs one of its own. softbench_backward ignores it.
-// `target` is int64. `lse`, `statistics`, `dloss` and `counted` may be null where loss_ops.cuh says so. `cap` 0: no softcap. dtype: 0 float32, 1 float16, 2 bfloat16.
+// `target` is int64. `lse`, `statistics`, `dloss` and `counted` may be null where loss_ops.cuh says so. `cap` 0: no softcap. `scale` is positive. dtype: 0 float32, 1 float16, 2 bfloat16.
 // softbench_fused returns cudaErrorNotSupported where only the two other functions can do the work.
 
 extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* loss, float* lse, void* statistics, int64_t ignore_index, float smoothing,
-                                     float z_loss, float cap, int64_t x_stride, int64_t M, int64_t N, int dtype, int, void* workspace,
+                                     float z_loss, float cap, float scale, int64_t x_stride, int64_t M, int64_t N, int dtype, int, void* workspace,
                                      int64_t workspace_bytes, cudaStream_t stream, SoftbenchPlan* p) {
-    const softbench::CrossEntropyRows given{target, loss, lse, static_cast<float2*>(statistics), ignore_index, smoothing, z_loss, {cap, cap != 0.0f ? 1.0f / cap : 0.0f}};
+    const softbench::CrossEntropyRows given{target, loss, lse, static_cast<float2*>(statistics), ignore_index, smoothing, z_loss, softbench::softcap_of(cap, scale)};
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
     auto with = [&](auto call) { return call(given, x, x_stride, M, N, p, workspace, workspace_bytes, stream); };
     SOFTBENCH_WITH_DTYPE(forward);
 }
 
 extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const float* statistics, const float* dloss,
-                                      const float* counted, void* dx, int64_t ignore_index, float smoothing, float z_loss, float cap, int64_t x_stride,
+                                      const float* counted, void* dx, int64_t ignore_index, float smoothing, float z_loss, float cap, float scale, int64_t x_stride,
                                       int64_t dx_stride, int64_t dloss_stride, int64_t M, int64_t N, int dtype, int, void*, int64_t, cudaStream_t stream,
                                       SoftbenchPlan* p) {
     const softbench::CrossEntropyGradients given{
-        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(N), z_loss, {cap, cap != 0.0f ? 1.0f / cap : 0.0f}, dloss_stride, counted};
+        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(N), z_loss, softbench::softcap_of(cap, scale), scale, dloss_stride, counted};
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, stream); };
     SOFTBENCH_WITH_DTYPE(backward);
 }
 
-extern "C" int64_t softbench_fused(const void* x, const int64_t* target, float* loss, void* dx, int64_t ignore_index, float z_loss, int64_t x_stride,
+extern "C" int64_t softbench_fused(const void* x, const int64_t* target, float* loss, float* lse, void* dx, int64_t ignore_index, float z_loss, int64_t x_stride,
                                    int64_t dx_stride, int64_t M, int64_t N, int dtype, int, void* workspace, int64_t workspace_bytes, cudaStream_t stream,
                                    SoftbenchPlan* p) {
     if (ignore_index != int(ignore_index)) return cudaErrorNotSupported;
-    const softbench::LossRows given{target, loss, int(ignore_index), z_loss};
+    const softbench::LossRows given{target, loss, lse, int(ignore_index), z_loss};
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, workspace, workspace_bytes, stream); };
     SOFTBENCH_WITH_DTYPE(fused);
 }

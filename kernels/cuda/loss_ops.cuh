@@ -5,7 +5,7 @@
 //   logprob         logprob = x_t - lse, entropy = -sum(p log p)
 //                   dx = a ([i = t] - p) - b p (log p + entropy)                        a and b are the gradients of both
 //
-// z = x, or cap * tanh(x / cap) with a softcap; lse = log(sum(exp(z))); p = exp(z - lse); slope = 1 - (z / cap)^2, or 1.
+// z = scale * x, or cap * tanh(scale * x / cap) with a softcap; lse = log(sum(exp(z))); p = exp(z - lse); slope = scale (1 - (z / cap)^2), or scale.
 //
 // lse - z_t is (maximum - z_t) + log(sum): an lse is rounded at the size of the maximum. Sums of z and of p log p are taken relative to the maximum
 // so far, so that no term has another sign than the others. A new maximum rescales them.
@@ -63,7 +63,7 @@ template <typename T> __device__ __forceinline__ void load_element_if(bool insid
 // What the rows of FusedCrossEntropy have beside x and dx. Rows whose target is `ignore_index` have zeros as loss and gradient.
 struct LossRows {
     const int64_t* targets;
-    float* loss;
+    float *loss, *lse;  // lse may be null
     int ignore_index;
     float z_loss;
 };
@@ -116,12 +116,13 @@ template <typename T> struct FusedCrossEntropy : Forward<T, T, CROSS_ENTROPY> {
     }
     // Writes the element at the target again, and the loss. `x` is that element.
     __device__ __forceinline__ void write_target(T* to, float x, const Total& total) const {
+        const float log_sum = log_of_row_sum(total.sum), lse = total.maximum + log_sum, loss = (total.maximum - x) + log_sum;
+        if (rows.lse) rows.lse[row] = lse;
         if (total.hot & 1) {
             rows.loss[row] = 0.0f;
             return;
         }
         *to = from_float<T>(result(x, total) - 1.0f);
-        const float log_sum = log_of_row_sum(total.sum), lse = total.maximum + log_sum, loss = (total.maximum - x) + log_sum;
         rows.loss[row] = rows.z_loss == 0.0f ? loss : fmaf(rows.z_loss * lse, lse, loss);
     }
     __device__ __forceinline__ void write_one(T* to, const float (&x)[1], const Total& total) const {
@@ -143,13 +144,16 @@ template <typename T> struct FusedCrossEntropy : Forward<T, T, CROSS_ENTROPY> {
     __device__ __forceinline__ void write(T* to, const Operands<1>& operands, const Total& total, Partial) const { write(to, operands, total); }
 };
 
-// Cross entropy of the rows of logits: whether z is x, whether mean(z) is needed, and whether z has a softcap. SOFTCAPPED has the mean too.
+// Cross entropy of the rows of logits: whether z is x, whether mean(z) is needed, and whether z has a softcap or a scale. The last has the mean too.
 enum Logits { PLAIN, SMOOTHED, SOFTCAPPED };
 
 struct Softcap {
-    float cap, inverse;
+    float cap, inverse;  // cap 0: z = inverse * x
+    bool is_plain() const { return cap == 0.0f && inverse == 1.0f; }
     __device__ __forceinline__ float tangent(float x) const { return tanhf(x * inverse); }
+    __device__ __forceinline__ float logit(float x) const { return cap == 0.0f ? x * inverse : cap * tangent(x); }
 };
+inline Softcap softcap_of(float cap, float scale) { return {cap, cap == 0.0f ? scale : scale / cap}; }
 
 // The result of reducing a part of a row. `third`: SMOOTHED and SOFTCAPPED have the sum of (maximum - z) and `count`, the number of elements;
 // logprob has the sum of exp(x - maximum) (maximum - x). A part that contains only -inf uses 0 in place of its maximum.
@@ -175,7 +179,7 @@ template <typename T, Logits LOGITS> struct CrossEntropy {
     static constexpr bool COUNTS = LOGITS != PLAIN, HAS_THIRD = COUNTS, CLAMPS = false;
 
     static __device__ __forceinline__ float logit(const Given& given, float x) {
-        return LOGITS == SOFTCAPPED ? given.softcap.cap * given.softcap.tangent(x) : x;
+        return LOGITS == SOFTCAPPED ? given.softcap.logit(x) : x;
     }
     template <bool> static __device__ __forceinline__ void add(float z, float base, Sums& sums) {
         const float below = z - base;
@@ -206,6 +210,8 @@ template <typename T, Logits LOGITS> struct CrossEntropy {
 struct LogprobRows {
     const int64_t* target;
     float *logprob, *entropy, *lse;
+    int64_t ignore_index;
+    float scale;
 };
 template <typename T> struct Logprob {
     using Element = T;
@@ -213,7 +219,7 @@ template <typename T> struct Logprob {
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
     static constexpr bool COUNTS = false, HAS_THIRD = true, CLAMPS = true;
 
-    static __device__ __forceinline__ float logit(const Given&, float x) { return x; }
+    static __device__ __forceinline__ float logit(const Given& given, float x) { return x * given.scale; }
     template <bool NEAR> static __device__ __forceinline__ void add(float x, float base, Sums& sums) {
         const float below = NEAR ? x - base : max_or_nan(x - base, FAR_BELOW), exponential = exp2_fast(below * LOG2_E);
         sums.sum += exponential;
@@ -225,7 +231,8 @@ template <typename T> struct Logprob {
     }
     static __device__ __forceinline__ void finish(const Given& given, int64_t row, int N, int64_t target, float x, const Sums& sums) {
         const float base = finite_or_zero(sums.maximum), log_sum = log_of_row_sum(sums.sum);
-        given.logprob[row] = target < 0 || target >= N ? NOT_A_NUMBER : (x - base) - log_sum;
+        const float logprob = target < 0 || target >= N ? NOT_A_NUMBER : (logit(given, x) - base) - log_sum;
+        given.logprob[row] = target == given.ignore_index ? 0.0f : logprob;
         given.entropy[row] = log_sum + sums.third / sums.sum;  // 0 / 0 in a row that contains only -inf
         if (given.lse) given.lse[row] = base + log_sum;
     }
@@ -241,6 +248,7 @@ struct CrossEntropyGradients {
     int64_t ignore_index;
     float smoothing, even_smoothing, z_loss;  // even: for each column
     Softcap softcap;
+    float scale;  // of the logits, which softcap has too
     int64_t dloss_stride = 1;
     const float* counted = nullptr;  // a number that dloss is divided by, or null
 };
@@ -255,6 +263,7 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
         __device__ __forceinline__ Loaded(const Given& given, int64_t row) : target(load_word(given.target + row)), g(1.0f), sum(1.0f) {
             if (given.dloss) g = load_number(given.dloss + row * given.dloss_stride);
             if (given.counted) g /= load_number(given.counted);
+            g *= given.scale;
             base = load_number(given.lse ? given.lse + row : given.statistics + 2 * row);
             if (!given.lse) sum = load_number(given.statistics + 2 * row + 1);
         }
@@ -276,7 +285,9 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
         target = ignored || outside ? -1 : int(loaded.target);
     }
     __device__ __forceinline__ float with(float x, float more) const {
-        if constexpr (CAPPED) {
+        if (CAPPED && softcap.cap == 0.0f) {
+            return fmaf(exp2_fast((x * softcap.inverse - base) * LOG2_E), factor, even) + more;
+        } else if constexpr (CAPPED) {
             const float tangent = softcap.tangent(x), dz = fmaf(exp2_fast((softcap.cap * tangent - base) * LOG2_E), factor, even) + more;
             return dz * fmaf(-tangent, tangent, 1.0f);
         } else {
@@ -290,6 +301,8 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
 struct LogprobGradients {
     const int64_t* target;
     const float *lse, *entropy, *dlogprob, *dentropy;  // a gradient that is null is 0
+    int64_t ignore_index;
+    float scale;
     int64_t dlogprob_stride = 1, dentropy_stride = 1;
 };
 template <typename T> struct LogprobGradient {
@@ -306,17 +319,18 @@ template <typename T> struct LogprobGradient {
               b(given.dentropy ? load_number(given.dentropy + row * given.dentropy_stride) : 0.0f) {}
     };
 
-    float lse, entropy, a, b;
+    float lse, entropy, a, b, scale;
     int target;
     static constexpr bool ignored = false;
 
-    __device__ __forceinline__ LogprobGradient(const Given&, const Loaded& loaded, int N) : lse(loaded.lse), entropy(loaded.entropy), a(loaded.a), b(loaded.b) {
+    __device__ __forceinline__ LogprobGradient(const Given& given, const Loaded& loaded, int N)
+        : lse(loaded.lse), entropy(loaded.entropy), a(loaded.a * given.scale), b(loaded.b * given.scale), scale(given.scale) {
         const bool outside = loaded.target < 0 || loaded.target >= N;
-        if (outside) a = NOT_A_NUMBER;
+        if (outside) a = loaded.target == given.ignore_index ? 0.0f : NOT_A_NUMBER;
         target = outside ? -1 : int(loaded.target);
     }
     __device__ __forceinline__ float result(float x) const {
-        const float y = max_or_nan(x - lse, FAR_BELOW);
+        const float y = max_or_nan(x * scale - lse, FAR_BELOW);
         return -exp2_fast(y * LOG2_E) * fmaf(b, y + entropy, a);
     }
     __device__ __forceinline__ float at_target(float x) const { return result(x) + a; }

@@ -15,6 +15,7 @@ the functions, without `out` and `plan`. Results are fresh.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -22,19 +23,19 @@ import torch
 from torch import Tensor
 
 from ..common.linear_cross_entropy import Losses
-from ..common.losses import logits_and_targets, number_of_rows, result_of_rows
+from ..common.losses import NO_CLASS, check_output_of_rows, logits_and_targets, number_of_rows, result_of_rows
 from .launch import Plan, launch_function
 
 NOT_SUPPORTED = 801
 """cudaErrorNotSupported: the kernels of one pass do not take these rows."""
-OPTIONS = ("ignore_index", "label_smoothing", "z_loss", "softcap")
-SETTINGS = "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0"
+SETTINGS = "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, float softcap=0.0, float logit_scale=1.0"
+OF_LOGPROB = f"int ignore_index={NO_CLASS}, float logit_scale=1.0"
 SCHEMAS = {
     "cross_entropy_forward": f"(Tensor x, Tensor target, {SETTINGS}) -> (Tensor, Tensor)",
     "cross_entropy_backward": f"(Tensor x, Tensor target, Tensor lse, Tensor dloss, {SETTINGS}) -> Tensor",
     "cross_entropy_fused": f"(Tensor x, Tensor target, {SETTINGS}) -> (Tensor, Tensor)",
-    "logprob_forward": "(Tensor x, Tensor target) -> (Tensor, Tensor, Tensor)",
-    "logprob_backward": "(Tensor x, Tensor target, Tensor lse, Tensor entropy, Tensor dlogprob, Tensor dentropy) -> Tensor",
+    "logprob_forward": f"(Tensor x, Tensor target, {OF_LOGPROB}) -> (Tensor, Tensor, Tensor)",
+    "logprob_backward": f"(Tensor x, Tensor target, Tensor lse, Tensor entropy, Tensor dlogprob, Tensor dentropy, {OF_LOGPROB}) -> Tensor",
 }
 """Arguments and results of the operators, by the name of the function."""
 
@@ -47,12 +48,13 @@ def cross_entropy_forward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    logit_scale: float = 1.0,
     plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
     x, target = logits_and_targets(x, target)
     loss, lse = result_of_rows(x), result_of_rows(x)
-    _forward(x, target, loss, lse, None, (ignore_index, label_smoothing, z_loss, softcap), plan)
+    _forward(x, target, loss, lse, None, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
     return loss, lse
 
 
@@ -66,6 +68,7 @@ def cross_entropy_backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
@@ -73,7 +76,7 @@ def cross_entropy_backward(
     x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
     lse, dloss = number_of_rows(lse, x, "lse"), number_of_rows(dloss, x, "dloss")
-    _backward(x, target, lse, None, dloss, dx, (ignore_index, label_smoothing, z_loss, softcap), plan)
+    _backward(x, target, lse, None, dloss, dx, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
     return dx
 
 
@@ -85,23 +88,28 @@ def cross_entropy_fused(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
     plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(loss, dx), where dx is the gradient for a dloss of 1.
+    """(loss, dx), where dx is the gradient for a dloss of 1. `lse`, float32 of (M,), receives that of z.
 
-    x is read once and dx is written once. With label smoothing or a softcap, x is read twice: first for the sums of each row. It is also
-    where no cluster of CTAs has room for a row that is written in place.
+    x is read once and dx is written once. With label smoothing, a softcap or a scale, x is read twice: first for the sums of each row. It
+    is also where no cluster of CTAs has room for a row that is written in place.
     """
     x, target = logits_and_targets(x, target)
     loss, dx = result_of_rows(x), _gradient(x, out)
-    if not (label_smoothing or softcap):
-        tensors = x.data_ptr(), target.data_ptr(), loss.data_ptr(), dx.data_ptr(), ignore_index, z_loss, x.stride(0), dx.stride(0)
+    if lse is not None:
+        check_output_of_rows(lse, x, "lse")
+    if not (label_smoothing or softcap or logit_scale != 1.0):
+        pointers = x.data_ptr(), target.data_ptr(), loss.data_ptr(), _pointer(lse), dx.data_ptr()
+        tensors = *pointers, ignore_index, z_loss, x.stride(0), dx.stride(0)
         if _launch("cross_entropy", "fused", tensors, x, plan) != NOT_SUPPORTED:
             return loss, dx
-    options = ignore_index, label_smoothing, z_loss, softcap
+    options = ignore_index, label_smoothing, z_loss, softcap, logit_scale
     statistics = torch.empty((x.shape[0], 2), dtype=torch.float32, device=x.device)
-    _forward(x, target, loss, None, statistics, options, None)
+    _forward(x, target, loss, lse, statistics, options, None)
     _backward(x, target, None, statistics, None, dx, options, None)
     return loss, dx
 
@@ -109,11 +117,13 @@ def cross_entropy_fused(
 PASSES = Losses(cross_entropy_forward, cross_entropy_backward)  # its fused kernel has no dloss
 
 
-def logprob_forward(x: torch.Tensor, target: torch.Tensor, *, plan: Plan | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logprob, entropy, lse): x_t - lse, -sum_j p_j log(p_j) and lse. x is read once. An element of -inf adds nothing to the entropy."""
+def logprob_forward(
+    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, plan: Plan | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, entropy, lse): z_t - lse, -sum_j p_j log(p_j) and lse. x is read once. An element of -inf adds nothing to the entropy."""
     x, target = logits_and_targets(x, target)
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
-    tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), x.stride(0)
+    tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), ignore_index, logit_scale, x.stride(0)
     _launch("logprob", "forward", tensors, x, plan)
     return results
 
@@ -126,16 +136,18 @@ def logprob_backward(
     dlogprob: torch.Tensor,
     dentropy: torch.Tensor,
     *,
+    ignore_index: int = NO_CLASS,
+    logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """dx = dlogprob ([i = t] - p_i) - dentropy p_i (log(p_i) + entropy). x is read once and dx is written once."""
+    """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (log(p_i) + entropy)) logit_scale. x is read once and dx is written once."""
     x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
     named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
     of_rows = [number_of_rows(tensor, x, name) for name, tensor in named.items()]
     pointers = x.data_ptr(), target.data_ptr(), *(tensor.data_ptr() for tensor in of_rows), dx.data_ptr()
-    tensors = *pointers, x.stride(0), dx.stride(0), *(tensor.stride(0) for tensor in of_rows[2:])
+    tensors = *pointers, ignore_index, logit_scale, x.stride(0), dx.stride(0), *(tensor.stride(0) for tensor in of_rows[2:])
     _launch("logprob", "backward", tensors, x, plan)
     return dx
 
@@ -146,7 +158,7 @@ def _forward(
     loss: torch.Tensor,
     lse: torch.Tensor | None,
     statistics: torch.Tensor | None,
-    options: tuple[int, float, float, float],
+    options: tuple[int, float, float, float, float],
     plan: Plan | None,
 ) -> None:
     """Writes the loss, and lse or the maximum and the sum of exp(z - maximum) of each row, (M, 2)."""
@@ -161,7 +173,7 @@ def _backward(
     statistics: torch.Tensor | None,
     dloss: torch.Tensor | None,
     dx: torch.Tensor,
-    options: tuple[int, float, float, float],
+    options: tuple[int, float, float, float, float],
     plan: Plan | None,
 ) -> None:
     """Writes dx from lse or from the statistics of `_forward`; without dloss, for a dloss of 1."""
@@ -194,10 +206,10 @@ def _gradient(x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
 def _kernel(name: str) -> Callable[..., Any]:
     """The function with its options by position, as an operator passes them."""
     function: Callable[..., Any] = globals()[name]
-    tensors = SCHEMAS[name].count("Tensor ")
+    tensors, options = SCHEMAS[name].count("Tensor "), re.findall(r"(\w+)=", SCHEMAS[name])
 
     def kernel(*arguments: Any) -> Any:
-        return function(*arguments[:tensors], **dict(zip(OPTIONS, arguments[tensors:], strict=False)))
+        return function(*arguments[:tensors], **dict(zip(options, arguments[tensors:], strict=False)))
 
     return kernel
 

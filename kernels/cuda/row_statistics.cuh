@@ -87,7 +87,7 @@ __device__ __forceinline__ void accumulate(const typename Op::Given& given, Sums
         for (int i = 1; i < 4 * U; ++i) least = P::elementwise_min(least, packed[i / 4][i % 4]);
         float minimum = P::element(least, 0);
         if constexpr (Op::E == 2) minimum = fminf(minimum, P::element(least, 1));
-        if (minimum - base >= FAR_BELOW) return add_vectors<Op, U, WHICH, true>(given, base, sums, packed, left, lanes);
+        if (Op::logit(given, minimum) - base >= FAR_BELOW) return add_vectors<Op, U, WHICH, true>(given, base, sums, packed, left, lanes);
     }
     add_vectors<Op, U, WHICH, false>(given, base, sums, packed, left, lanes);
 }

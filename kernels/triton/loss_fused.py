@@ -38,7 +38,7 @@ def thread_partial(
     THREADS: tl.constexpr, DTYPE: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """Each thread's (max, sum) of its tiles and its element of the edges."""
-    if softcap is not None:
+    if inverse is not None:
         s = tl.zeros((first.shape[0], THREADS), tl.float32)
         m = s + MINUS_INFINITY
         d = s

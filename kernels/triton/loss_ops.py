@@ -1,6 +1,7 @@
 """Arithmetic of losses over rows with a target, on tiles (`packed_io.py`): running partial results, the results of a row, gradients.
 
-A row of logits z has the target t. z is x, or softcap * tanh(x / softcap). A partial result of some elements is (m, s, d, count):
+A row of logits z has the target t. z is x, or x * inverse, or softcap * tanh(x * inverse). A partial result of some elements is
+(m, s, d, count):
 
 - m is their maximum, and s the sum of exp(z - m), as in `softmax_ops.py`.
 - THIRD = "entropy": d is the sum of y exp2(y), with y = (z - m) * log2 e. No term of it is positive.
@@ -9,7 +10,8 @@ A row of logits z has the target t. z is x, or softcap * tanh(x / softcap). A pa
 
 So nothing cancels in a row that is shifted. An element of -inf has exp2(y) = 0 and adds nothing to an entropy.
 
-Parameters that are None cost nothing: `softcap` with `inverse` (1 / softcap), `share` (label smoothing's part of a column) and `z_loss`.
+Parameters that are None cost nothing: `softcap`, `inverse` (the scale of the logits, over the softcap if there is one), `share` (label
+smoothing's part of a column) and `z_loss`.
 """
 
 from __future__ import annotations
@@ -75,8 +77,10 @@ def tanh(v):
 @triton.jit
 def capped(x, softcap, inverse):
     """z of x."""
-    if softcap is None:
+    if inverse is None:
         return x
+    elif softcap is None:
+        return x * inverse
     else:
         return softcap * tanh(x * inverse)
 
@@ -85,7 +89,7 @@ def capped(x, softcap, inverse):
 def logits(x, inside, softcap, inverse):
     """z of elements that are padded with -inf. The cap of -inf is finite, so padding needs `inside`."""
     if softcap is None:
-        return x
+        return capped(x, None, inverse)
     else:
         return tl.where(inside, capped(x, softcap, inverse), MINUS_INFINITY)
 
@@ -188,10 +192,11 @@ def row_loss(m, s, d, z_target, N, target, ignore_index, hot, share, z_loss):
 
 
 @triton.jit
-def row_logprob(m, s, d, x_target, N, target):
-    """(logprob, entropy, lse) of a row with these sums. A target out of range makes logprob NaN."""
+def row_logprob(m, s, d, z_target, N, target, ignore_index):
+    """(logprob, entropy, lse) of a row with these sums. A target out of range makes logprob NaN, or 0 if it is ignored."""
     log = tl.log(s)
-    logprob = tl.where((target >= 0) & (target < N), (x_target - m) - log, float("nan"))
+    logprob = tl.where((target >= 0) & (target < N), (z_target - m) - log, float("nan"))
+    logprob = tl.where(target == ignore_index, 0.0, logprob)
     return logprob, log - d / s * LN2, m + log
 
 
@@ -221,9 +226,9 @@ def column_of(target, N):
 
 @triton.jit
 def slope(x, base, norm, share, hot, softcap, inverse):
-    """dx of elements: (exp(z - base) * norm - share - hot) * dz/dx."""
+    """dx of elements: (exp(z - base) * norm - share - hot) * dz/dx, where the scale of the logits is in the other factors."""
     if softcap is None:
-        v = exp_fast(x - base) * norm
+        v = exp_fast(capped(x, None, inverse) - base) * norm
     else:
         u = tanh(x * inverse)
         v = exp_fast(softcap * u - base) * norm
@@ -237,9 +242,9 @@ def slope(x, base, norm, share, hot, softcap, inverse):
 
 
 @triton.jit
-def logprob_slope(x, lse, weight, dentropy):
+def logprob_slope(z, lse, weight, dentropy):
     """dx of elements that are no target: -p (dlogprob + dentropy (y + entropy)). `weight` is dlogprob + dentropy * entropy."""
-    y = x - lse
+    y = z - lse
     return exp_fast(y) * (-weight - dentropy * tl.maximum(y, LOWEST))
 
 

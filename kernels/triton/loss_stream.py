@@ -137,13 +137,13 @@ def store_results(
     at = row
     if len(m.shape) == 2:
         at = row[:, None]
+    z_target = capped(x_target, softcap, inverse)
     if LOGPROB:
-        logprob, entropy, lse = row_logprob(m, s, d, x_target, N, target)
+        logprob, entropy, lse = row_logprob(m, s, d, z_target, N, target, ignore_index)
         store_value(first_ptr + at, logprob)
         store_value(second_ptr + at, entropy)
         store_value(third_ptr + at, lse)
     else:
-        z_target = capped(x_target, softcap, inverse)
         loss, lse = row_loss(m, s, d, z_target, N, target, ignore_index, hot, share, z_loss)
         store_value(first_ptr + at, loss)
         if third_ptr is None:
@@ -159,7 +159,7 @@ def gradients(
 ):  # fmt: skip
     """dx of elements. The target is `target_at`, counted as `element` is. The other factors are from `row_factors`."""
     if LOGPROB:
-        v = logprob_slope(x, base, norm, dentropy)
+        v = logprob_slope(capped(x, softcap, inverse), base, norm, dentropy)
         return tl.where(element == target_at, v + g, v)
     else:
         of_column = None
@@ -225,7 +225,7 @@ def row_factors(
 ):  # fmt: skip
     """(column of the target, kept, base, norm, g, dentropy) of rows, for `gradients`. `row` is a number, or a tensor of any shape.
 
-    The column is -1 if the target is ignored or out of range. The row is NaN if it is out of range. g is dlogprob or dloss.
+    The column is -1 if the target is out of range. The row is NaN then, unless the target is ignored. g is dlogprob or dloss.
     """
     base = tl.load(lse_ptr + row, mask=mask)
     if dfirst_ptr is None:
@@ -235,6 +235,8 @@ def row_factors(
     valid = (target >= 0) & (target < N)
     column = tl.where(valid, target, -1).to(tl.int32)
     if LOGPROB:
+        g = tl.where(target == ignore_index, 0.0, g)
+        valid = valid | (target == ignore_index)
         dentropy = tl.load(dsecond_ptr + row, mask=mask)
         norm = g + dentropy * tl.load(extra_ptr + row, mask=mask)
         kept = valid | True

@@ -40,7 +40,7 @@ def tile_of_losses(
     if LOGPROB:
         # A product that is rounded before it is added: else each lane of a row rounds its own product less, and their sums differ.
         d = tl.sum(tl.fma(e, tl.maximum((z - base) * LOG2E, LOWEST), 0.0), 1)
-        logprob, entropy, lse = row_logprob(m, s, d, z_target, N, target)
+        logprob, entropy, lse = row_logprob(m, s, d, z_target, N, target, ignore_index)
         tl.store(first_ptr + rows, logprob, mask=there)
         tl.store(second_ptr + rows, entropy, mask=there)
         tl.store(third_ptr + rows, lse, mask=there)

@@ -17,7 +17,7 @@ import torch
 import triton
 
 from ..common.linear_cross_entropy import Losses
-from ..common.losses import logits_and_targets, number_of_rows, result_of_rows
+from ..common.losses import NO_CLASS, check_output_of_rows, logits_and_targets, number_of_rows, result_of_rows
 from . import dispatch, loss_plans
 from .dispatch import DEVICE_TYPES, with_stable_key
 from .generic import CONTRACTION, block_m, block_n, warps
@@ -43,11 +43,12 @@ def cross_entropy_forward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    logit_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     loss, lse = result_of_rows(x), result_of_rows(x)
-    launch("reduction", (x, target, loss, lse, None), Options(ignore_index, label_smoothing, z_loss, softcap))
+    launch("reduction", (x, target, loss, lse, None), Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale))
     return loss, lse
 
 
@@ -61,13 +62,14 @@ def cross_entropy_backward(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """dx from the forward's lse and the gradient of the loss. x is read once and dx is written once."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
-    given = (x, target, number_of_rows(lse, x, "lse"), None, number_of_rows(dloss, x, "dloss"), None, dx)
-    launch("gradient", given, Options(ignore_index, label_smoothing, z_loss, softcap))
+    given = (x, target, number_of_rows(lse, x, "lse"), None, _scaled(number_of_rows(dloss, x, "dloss"), logit_scale), None, dx)
+    launch("gradient", given, Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale))
     return _result(dx, out)
 
 
@@ -79,34 +81,45 @@ def cross_entropy_fused(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float = 0.0,
+    logit_scale: float = 1.0,
     dloss: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, dx) for a dloss of 1, or for one float32 number that is the dloss of every row, as that of a mean is.
 
-    x is read once and dx is written once, unless no program or cluster can hold a row.
+    x is read once and dx is written once, unless no program or cluster can hold a row. `lse`, float32 of (M,), receives that of z, which
+    takes a second read.
     """
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    if lse is not None:
+        check_output_of_rows(lse, x, "lse")
     if dloss is not None and (dloss.dtype is not torch.float32 or dloss.numel() != 1 or dloss.device != x.device):
         raise TypeError(f"dloss is {tuple(dloss.shape)} {dloss.dtype} on {dloss.device}; it must be one float32 number on {x.device}")
     x, dx = _with_gradient(x, out)
-    loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap)
-    if not launch("fused", (x, target, dx, loss, dloss), options):
+    loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    if logit_scale != 1.0:
+        dloss = x.new_full((1,), logit_scale, dtype=torch.float32) if dloss is None else dloss * logit_scale
+    if lse is not None or not launch("fused", (x, target, dx, loss, dloss), options):
         maximum, total = result_of_rows(x), result_of_rows(x)
         launch("reduction", (x, target, loss, maximum, total), options)
         of_rows = None if dloss is None else dloss.expand(len(x)).contiguous()
         launch("gradient", (x, target, maximum, total, of_rows, None, dx), options)
+        if lse is not None:
+            lse.copy_(maximum + total.log())
     return loss, _result(dx, out)
 
 
 PASSES = Losses(cross_entropy_forward, cross_entropy_backward, cross_entropy_fused)
 
 
-def logprob_forward(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(logprob, entropy, lse): x_t - lse, and -sum_j p_j (x_j - lse). x is read once. All are NaN for a row of -inf but lse."""
+def logprob_forward(
+    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, entropy, lse): z_t - lse, and -sum_j p_j (z_j - lse). x is read once. All are NaN for a row of -inf but lse."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
-    launch("reduction", (x, target, *results), Options(logprob=True))
+    launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=True))
     return results
 
 
@@ -118,14 +131,23 @@ def logprob_backward(
     dlogprob: torch.Tensor,
     dentropy: torch.Tensor,
     *,
+    ignore_index: int = NO_CLASS,
+    logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """dx = dlogprob ([i = t] - p_i) - dentropy p_i (x_i - lse + entropy), from the forward's lse and entropy."""
+    """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (z_i - lse + entropy)) logit_scale, from the forward's lse and entropy."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
     named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
-    launch("gradient", (x, target, *(number_of_rows(given, x, name) for name, given in named.items()), dx), Options(logprob=True))
+    *statistics, dfirst, dsecond = (number_of_rows(given, x, name) for name, given in named.items())
+    gradients = _scaled(dfirst, logit_scale), _scaled(dsecond, logit_scale)
+    launch("gradient", (x, target, *statistics, *gradients, dx), Options(ignore_index, logit_scale=logit_scale, logprob=True))
     return _result(dx, out)
+
+
+def _scaled(gradient: torch.Tensor, logit_scale: float) -> torch.Tensor:
+    """A gradient of rows times the derivative of z, which the kernels leave out."""
+    return gradient if logit_scale == 1.0 else gradient * logit_scale
 
 
 def _with_gradient(x: torch.Tensor, out: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -162,16 +184,17 @@ class Options(NamedTuple):
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     softcap: float = 0.0
+    logit_scale: float = 1.0
     logprob: bool = False
 
     def numbers(self, N: int) -> tuple[int | float | None, ...]:
         """As the kernels take them: ignore_index, hot, share, z_loss, softcap, inverse. None where it has no effect."""
-        e, z_loss, cap = self.label_smoothing, self.z_loss, self.softcap
-        return self.ignore_index, float(1 - e), e / N if e else None, float(z_loss) if z_loss else None, *_with_inverse(cap)
+        e, z_loss, of_logits = self.label_smoothing, self.z_loss, _with_inverse(self.softcap, self.logit_scale)
+        return self.ignore_index, float(1 - e), e / N if e else None, float(z_loss) if z_loss else None, *of_logits
 
 
-def _with_inverse(cap: float) -> tuple[float | None, float | None]:
-    return (float(cap), 1 / cap) if cap else (None, None)
+def _with_inverse(cap: float, scale: float) -> tuple[float | None, float | None]:
+    return (float(cap), scale / cap) if cap else (None, None if scale == 1.0 else float(scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +298,7 @@ def prepare(name: str, operands: Operands, options: Options) -> Prepared | None:
     if loss_plans.is_short(problem):
         return _tile(name, problem, strides, options)
     if name == "fused":
-        additions = bool(options.label_smoothing) + bool(options.softcap)
+        additions = bool(options.label_smoothing) + (bool(options.softcap) or options.logit_scale != 1.0)
         plan = loss_plans.fused_plan(problem, dispatch.device_traits(x.device)[0], additions)
         return None if plan is None else _fused(problem, plan, strides, options)
     plan = loss_plans.reduction_plan(problem) if name == "reduction" else loss_plans.gradient_plan(problem)

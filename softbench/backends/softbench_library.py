@@ -62,6 +62,8 @@ class Library:
             return _masked_softmax(case)
         if case.operation == OPERATION:
             return partial(kernels.softmax, dtype=torch.float32 if "out_dtype" in case.parameters else None)
+        if case.operation == "cross_entropy":
+            return partial(kernels.cross_entropy, dtype=torch.float32, **given)  # results of rows are float32
         given.pop("hidden", None)
         return partial(getattr(kernels, case.operation), **given)
 

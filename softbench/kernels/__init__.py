@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from softbench.kernels.automatic.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from softbench.kernels.automatic.losses import cross_entropy as cross_entropy, logprob as logprob
     from softbench.kernels.automatic.masked_softmax import masked_softmax as masked_softmax
+    from softbench.kernels.automatic.modules import CrossEntropyLoss as CrossEntropyLoss, LogSoftmax as LogSoftmax, Softmax as Softmax
     from softbench.kernels.automatic.override import enable as enable, use as use
     from softbench.kernels.automatic.softmax import log_softmax as log_softmax, softmax as softmax
 
 __all__ = [
-    *("Choice", "build", "cross_entropy", "enable", "linear_cross_entropy", "log_softmax", "logprob"),
-    *("masked_softmax", "softmax", "use", "which"),
+    *("Choice", "CrossEntropyLoss", "LogSoftmax", "Softmax", "build", "cross_entropy", "enable", "linear_cross_entropy"),
+    *("log_softmax", "logprob", "masked_softmax", "softmax", "use", "which"),
 ]
 _MODULES = {
     **dict.fromkeys(("Choice", "build", "which"), "choice"),
     **dict.fromkeys(("cross_entropy", "logprob"), "losses"),
+    **dict.fromkeys(("CrossEntropyLoss", "LogSoftmax", "Softmax"), "modules"),
     **dict.fromkeys(("enable", "use"), "override"),
     **{"masked_softmax": "masked_softmax", "linear_cross_entropy": "linear_cross_entropy", "softmax": "softmax", "log_softmax": "softmax"},
 }

@@ -63,9 +63,10 @@ def softmax_backward(dy, y, dx, sdy, sy, sdx, M, N, dtype, out, *_):
     at(dx, M, N, dtype=number_at(out), stride=sdx).copy_(y * (dy - (dy * y).sum(-1, keepdim=True)))
 
 
-def cross_entropy_forward(x, target, loss, lse, _statistics, ignored, smoothing, z_loss, cap, stride, M, N, dtype, *_):
+def cross_entropy_forward(x, target, loss, lse, _statistics, ignored, smoothing, z_loss, cap, scale, stride, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=stride).float(), at(target, M, dtype=torch.int64)
-    for to, value in zip((loss, lse), losses._loss_of_rows(x, target, ignored, smoothing, z_loss, cap), strict=True):
+    made = losses._formula_of_loss(x, target, ignored, smoothing, z_loss, cap, logit_scale=scale)
+    for to, value in zip((loss, lse), made, strict=False):
         at(to, M).copy_(value)
 
 
@@ -87,27 +88,28 @@ def reduce(loss, target, result, counted, ignored, mean, M, stream):
 
 
 def cross_entropy_backward(
-    x, target, lse, _statistics, dloss, counted, dx, ignored, smoothing, z_loss, cap, sx, sdx, sloss, M, N, dtype, *_
+    x, target, lse, _statistics, dloss, counted, dx, ignored, smoothing, z_loss, cap, scale, sx, sdx, sloss, M, N, dtype, *_
 ):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=sx), at(target, M, dtype=torch.int64)
     dloss = torch.stack([at(dloss + 4 * sloss * row, 1)[0] for row in range(M)]) / (1 if counted is None else at(counted, 1)[0])
-    made = losses._cross_entropy_backward._init_fn(x, target, at(lse, M), dloss, dloss[:0], ignored, smoothing, z_loss, cap)
+    options = ignored, smoothing, z_loss, cap, losses.NONE, scale
+    made = losses._gradient_of_loss(x, target, at(lse, M), dloss, dloss[:0], *options)
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 
-def logprob_forward(x, target, found, entropy, lse, stride, M, N, dtype, *_):
+def logprob_forward(x, target, found, entropy, lse, ignored, scale, stride, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=stride), at(target, M, dtype=torch.int64)
-    for to, value in zip((found, entropy, lse), losses._logprob._init_fn(x, target), strict=True):
+    for to, value in zip((found, entropy, lse), losses._formula_of_logprob(x, target, ignored, scale), strict=True):
         at(to, M).copy_(value)
 
 
-def logprob_backward(x, target, lse, entropy, dlogprob, dentropy, dx, sx, sdx, sl, se, M, N, dtype, *_):
+def logprob_backward(x, target, lse, entropy, dlogprob, dentropy, dx, ignored, scale, sx, sdx, sl, se, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=sx), at(target, M, dtype=torch.int64)
     given = [
         None if one is None else torch.stack([at(one + 4 * s * row, 1)[0] for row in range(M)])
         for one, s in ((dlogprob, sl), (dentropy, se))
     ]
-    made = losses._logprob_backward._init_fn(x, target, at(lse, M), at(entropy, M), *given)
+    made = losses._gradient_of_logprob(x, target, at(lse, M), at(entropy, M), *given, ignored, scale)
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 
@@ -193,20 +195,25 @@ def test_cross_entropy_and_its_gradient_are_launched_without_python(launched, re
     reduces = ["cross_entropy reduce"] * (reduction != "none")
     for shape in ((6,), (2, 3)):
         x, target = torch.randn(*shape, 11), TARGET.view(shape)
-        calls = both(launched, lambda x, t=target: kernels.cross_entropy(x, t, reduction=reduction, label_smoothing=0.1, z_loss=0.01), x)
+        calls = both(
+            launched,
+            lambda x, t=target: kernels.cross_entropy(x, t, reduction=reduction, label_smoothing=0.1, z_loss=0.01, logit_scale=0.5, dim=-1),
+            x,
+        )
         assert calls == ["cross_entropy forward", *reduces, "cross_entropy backward"]
         calls.clear()
 
 
 def test_a_loss_summed_later_has_a_gradient_without_a_copy(launched):
     x = torch.randn(2, 3, 11)[:, :, :8]
-    both(launched, lambda x: kernels.cross_entropy(x, TARGET.view(2, 3) % 8, reduction="none").sum(), x)
+    both(launched, lambda x: kernels.cross_entropy(x, TARGET.view(2, 3) % 8, reduction="none", dim=-1).sum(), x)
     assert launched.calls == ["cross_entropy forward", "cross_entropy backward"]
 
 
 def test_logprob_has_a_gradient_of_either_result(launched):
-    x, target = torch.randn(6, 11), TARGET.clamp(min=0)
-    for call in (lambda x: kernels.logprob(x, target), lambda x: kernels.logprob(x, target)[0], lambda x: kernels.logprob(x, target)[1]):
+    x = torch.randn(6, 11)
+    for which in (slice(None), 0, 1):
+        call = lambda x, which=which: kernels.logprob(x, TARGET, temperature=2.0)[which]  # noqa: E731
         assert both(launched, call, x) == ["logprob forward", "logprob backward"]
         launched.calls.clear()
 
@@ -220,8 +227,10 @@ def test_masked_softmax_takes_masks_order_and_sink(launched):
     count = launched.calls.count
     assert (count("masked_softmax forward"), count("masked_softmax backward")) == (7, 6)
     assert (count("scaled_softmax forward"), count("scaled_softmax backward")) == (1, 2)  # with neither order nor sink
-    with pytest.raises(NotImplementedError, match="gives the mask no gradient"):
-        torch.ops.softbench.masked_softmax(x, bias.requires_grad_())[0].sum().backward()
+    leaf = bias.requires_grad_()
+    (of_bias,) = torch.autograd.grad(kernels.masked_softmax(x, mask=leaf, causal=True).square().sum(), leaf)
+    expected = torch.softmax((x + leaf).masked_fill(torch.ones(4, 8, dtype=torch.bool).triu(5), -math.inf), -1).square().sum()
+    torch.testing.assert_close(of_bias, *torch.autograd.grad(expected, leaf))
 
 
 def test_softmax_has_gradients_of_two_orders(launched):
@@ -249,8 +258,17 @@ def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
     assert extension.entries.softmax(parameter, -1, None).requires_grad
     with torch.inference_mode():
         assert extension.entries.softmax(torch.randn(3, 8), -1, None).is_inference()
-    with pytest.raises(NotImplementedError, match="no forward mode"):
-        torch.func.jvp(lambda x: kernels.cross_entropy(x, torch.zeros(3, dtype=torch.int64)), (x,), (x,))
+    launched.calls.clear()
+    target = torch.zeros(3, dtype=torch.int64)
+    pairs = (
+        (kernels.softmax, lambda x: torch.softmax(x, -1)),
+        (lambda x: kernels.cross_entropy(x, target), lambda x: torch.nn.functional.cross_entropy(x, target)),
+    )
+    for ours, theirs in pairs:  # in transforms Python makes the call, and torch's operators compute it
+        torch.testing.assert_close(torch.func.jvp(ours, (x,), (x,)), torch.func.jvp(theirs, (x,), (x,)))
+        torch.testing.assert_close(torch.func.jacrev(ours)(x), torch.func.jacrev(theirs)(x))
+    assert not launched.calls
+    assert kernels.cross_entropy(x, target, dtype=torch.float64).dtype is torch.float64 and launched.calls
 
 
 def test_compilers_and_checkpoints_see_the_operators(launched):

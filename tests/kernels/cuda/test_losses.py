@@ -42,23 +42,23 @@ def libraries(monkeypatch):
 
 def test_shapes_strides_and_options_come_where_the_library_expects_them(libraries):
     rows = torch.ones(3)
-    options = {"ignore_index": 7, "label_smoothing": 0.25, "z_loss": 0.5, "softcap": 30.0}
+    options = {"ignore_index": 7, "label_smoothing": 0.25, "z_loss": 0.5, "softcap": 30.0, "logit_scale": 2.0}
     wide = torch.ones(3, 9)[:, :5]
     losses.cross_entropy_forward(wide, TARGET, **options)
     losses.cross_entropy_backward(X, TARGET, rows, rows, out=wide, **options)
-    losses.cross_entropy_fused(wide, TARGET, ignore_index=7, z_loss=0.5)
+    losses.cross_entropy_fused(wide, TARGET, ignore_index=7, z_loss=0.5, lse=rows)
     (_, forward), (_, backward), (_, fused) = libraries["cross_entropy"].calls
-    assert forward[5:9] == backward[7:11] == [7, 0.25, 0.5, 30.0]
-    assert (forward[9:14], backward[11:18]) == ([9, 3, 5, 0, 0], [5, 9, 1, 3, 5, 0, 0])
-    assert fused[4:12] == [7, 0.5, 9, 5, 3, 5, 0, 0]
-    losses.logprob_forward(wide.bfloat16(), TARGET)
-    losses.logprob_backward(X, TARGET, rows, rows, rows, rows, out=wide)
-    assert [numbers[5:10] for name, numbers in libraries["logprob"].calls if name == "forward"] == [[5, 3, 5, 2, 2]]
-    assert [numbers[7:15] for name, numbers in libraries["logprob"].calls if name == "backward"] == [[5, 9, 1, 1, 3, 5, 0, 0]]
+    assert forward[5:10] == backward[7:12] == [7, 0.25, 0.5, 30.0, 2.0]
+    assert (forward[10:15], backward[12:19]) == ([9, 3, 5, 0, 0], [5, 9, 1, 3, 5, 0, 0])
+    assert fused[3] == rows.data_ptr() and fused[5:13] == [7, 0.5, 9, 5, 3, 5, 0, 0]
+    losses.logprob_forward(wide.bfloat16(), TARGET, ignore_index=7, logit_scale=2.0)
+    losses.logprob_backward(X, TARGET, rows, rows, rows, rows, out=wide, ignore_index=7, logit_scale=2.0)
+    assert [numbers[5:12] for name, numbers in libraries["logprob"].calls if name == "forward"] == [[7, 2.0, 5, 3, 5, 2, 2]]
+    assert [numbers[7:17] for name, numbers in libraries["logprob"].calls if name == "backward"] == [[7, 2.0, 5, 9, 1, 1, 3, 5, 0, 0]]
 
 
-@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"softcap": 30.0}])
-def test_smoothing_and_softcap_take_two_launches(libraries, options):
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"softcap": 30.0}, {"logit_scale": 2.0}])
+def test_smoothing_softcap_and_scale_take_two_launches(libraries, options):
     losses.cross_entropy_fused(X, TARGET, **options)
     (first, forward), (second, backward) = libraries["cross_entropy"].calls
     assert (first, second) == ("forward", "backward")

@@ -1,0 +1,180 @@
+"""The functions of `softbench.kernels` behave as torch's: results, gradients, forward mode, torch.func, modules."""
+
+import contract
+import pytest
+import torch
+from contract import TARGET, tensor
+from softbench.kernels.automatic import losses, masked_softmax as scores
+from torch.nn import functional
+from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
+
+from softbench import kernels
+
+
+@contract.EACH
+def test_results_and_gradients_are_those_of_torchs_operators(name, number):
+    contract.check_results(name, number, "cpu", torch.float64)
+
+
+@pytest.mark.parametrize("name", contract.CASES)
+def test_gradients_have_gradients_and_tangents(name):
+    contract.check_gradients(name, 1)
+
+
+@pytest.mark.slow
+@contract.EACH
+def test_gradients_of_all_samples_have_gradients_and_tangents(name, number):
+    contract.check_gradients(name, number)
+
+
+@contract.EACH
+def test_transforms_are_those_of_torchs_operators_without_warnings(name, number):
+    contract.check_transforms(name, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "cross_entropy"])
+def test_samples_and_errors_of_torchs_opinfo(name):
+    contract.check_opinfo(name, "cpu")
+
+
+ROWS = tensor(3, 5)
+OPERATORS = {
+    "cross_entropy": (lambda x: losses._cross_entropy(x, TARGET, -100, 0.1, 0.01, 3.0, 1, 0.5)[0]),
+    "logprob": (lambda x: losses._logprob(x, TARGET, -100, 0.5)[:2]),
+    "masked_softmax": (lambda x: scores._masked_softmax(x[None, None], None, x[:1, 0], 0.5, True)[0]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_have_second_gradients_vmap_and_flops(name):
+    """What our kernels run through. On the CPU torch computes it."""
+    call, x = OPERATORS[name], ROWS.clone().requires_grad_()
+    assert torch.autograd.gradgradcheck(call, x, check_undefined_grad=False)
+    assert torch.autograd.gradcheck(call, x, check_batched_grad=True)
+    batch = torch.stack([ROWS, -ROWS])
+    assert_close(torch.vmap(call)(batch), torch.utils._pytree.tree_map(lambda *each: torch.stack(each), *(call(one) for one in batch)))
+    with FlopCounterMode(display=False) as counter:
+        torch.autograd.backward(call(x), torch.utils._pytree.tree_map(torch.ones_like, call(x)))
+    assert counter.get_total_flops() > 0
+
+
+def test_other_results_of_cross_entropy():
+    x, target = ROWS, torch.tensor([0, -100, 4])
+    for reduction in ("none", "mean"):
+        loss, lse, z_loss, accuracy, predictions = kernels.cross_entropy(
+            x, target, reduction=reduction, z_loss=0.1, return_lse=True, return_z_loss=True, return_accuracy=True, return_predictions=True
+        )
+        assert_close(lse, torch.logsumexp(x, 1))
+        assert torch.equal(predictions, x.argmax(1))
+        of_rows = torch.where(target == -100, 0.0, 0.1 * lse.square())
+        right = ((predictions == target) & (target != -100)).float()
+        assert_close(z_loss, of_rows if reduction == "none" else of_rows.sum() / 2)
+        assert_close(accuracy, right if reduction == "none" else right.sum() / 2)
+        assert_close(loss, functional.cross_entropy(x, target, reduction=reduction) + z_loss)
+
+
+def test_a_given_lse_may_count_classes_elsewhere():
+    """Two parts of the vocabulary, with the lse of both, have the loss and the gradient of the whole."""
+    x, target = ROWS.clone().requires_grad_(), torch.tensor([0, 1, 1])
+    whole = functional.cross_entropy(x, target, reduction="sum")
+    _, *each = zip(*(kernels.cross_entropy(part, target, return_lse=True, reduction="none") for part in (x[:, :2], x[:, 2:])), strict=True)
+    lse = torch.logaddexp(*each[0])
+    first = kernels.cross_entropy(x[:, :2], target, lse=lse, reduction="sum")
+    second = kernels.cross_entropy(x[:, 2:], torch.full_like(target, 0), lse=lse, reduction="sum")  # no row's target is there
+    assert_close(first, whole)
+    (of_first,), (of_whole,) = torch.autograd.grad(first, x), torch.autograd.grad(whole, x)
+    (of_second,) = torch.autograd.grad(second, x)
+    assert_close(of_first[:, :2], of_whole[:, :2])
+    assert_close(of_second[:, 3:], of_whole[:, 3:])
+
+
+class OnTheCpu:
+    """Stands for our kernels: it records whether the gradient went over the logits."""
+
+    def __init__(self):
+        self.over = []
+
+    def cross_entropy_forward(self, x, target, *, logit_scale, ignore_index, **options):
+        loss, lse, _ = losses._formula_of_loss(x, target, ignore_index, *options.values(), losses.NONE, logit_scale)
+        return loss, lse
+
+    def cross_entropy_backward(self, x, target, lse, dloss, *, logit_scale, ignore_index, out=None, **options):
+        self.over.append(out is not None)
+        dx = losses._gradient_of_loss(x, target, lse, dloss, lse[:0], ignore_index, *options.values(), losses.NONE, logit_scale)
+        return dx if out is None else out.copy_(dx)
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Our kernels, on the CPU."""
+    made = OnTheCpu()
+    monkeypatch.setattr(losses, "_kernels", lambda *given: made)
+    monkeypatch.setattr(losses, "_has_kernels", lambda *given: True)
+    return made
+
+
+@pytest.mark.parametrize("number", range(len(contract.CASES["cross_entropy"][2])))
+def test_calls_of_our_kernels_are_those_of_torchs_operators(chosen, number):
+    contract.check_results("cross_entropy", number, "cpu", torch.float32)
+
+
+def test_a_gradient_may_overwrite_the_logits(chosen):
+    x = ROWS.float().requires_grad_()
+    logits = x * 1.0
+    loss = kernels.cross_entropy(logits, TARGET, inplace_backward=True, z_loss=0.1, weight=torch.arange(5.0) + 1, label_smoothing=0.0)
+    assert not chosen.over and loss.requires_grad  # a weight with a z-loss is torch's
+    logits = x * 1.0
+    expected = torch.autograd.grad(functional.cross_entropy(x, TARGET), x)[0]
+    loss = kernels.cross_entropy(logits, TARGET, inplace_backward=True)
+    loss.backward(retain_graph=True)
+    assert chosen.over == [True]
+    assert_close(x.grad, expected)
+    assert_close(logits.detach(), expected)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_logits_of_classes_in_any_dimension_are_read_in_place(chosen):
+    x, target = torch.randn(2, 7, 5), torch.randint(5, (2, 7))
+    expected = functional.cross_entropy(x.transpose(1, 2), target)
+    for found in (kernels.cross_entropy(x.transpose(1, 2), target), kernels.cross_entropy(x, target, dim=-1)):
+        assert_close(found, expected)
+    assert losses._rows_for_kernels(x.transpose(1, 2), target, None, 1, (-100, 0.0, 0.0, 0.0))[0].data_ptr() == x.data_ptr()
+    assert losses._rows_for_kernels(x.transpose(1, 2).contiguous(), target, None, 1, (-100, 0.0, 0.0, 0.0)) is None
+
+
+def test_modules_are_torchs_with_our_functions():
+    x, target = torch.randn(3, 5), torch.tensor([0, -100, 4])
+    weight = torch.rand(5)
+    assert_close(kernels.Softmax(dim=0)(x), torch.nn.Softmax(dim=0)(x))
+    assert_close(kernels.LogSoftmax(dim=-1)(x), torch.nn.LogSoftmax(dim=-1)(x))
+    given = {"weight": weight, "label_smoothing": 0.1, "reduction": "sum"}
+    loss = kernels.CrossEntropyLoss(**given)
+    assert_close(loss(x, target), torch.nn.CrossEntropyLoss(**given)(x, target))
+    assert "weight" in loss.state_dict()
+    assert_close(kernels.CrossEntropyLoss(z_loss=0.1)(x, target), kernels.cross_entropy(x, target, z_loss=0.1))
+
+
+def test_arguments_of_torchs_functions_are_taken():
+    x = torch.randn(3, 5)
+    out = torch.empty(0)
+    assert kernels.softmax(input=x, dim=1, out=out) is out and torch.equal(out, torch.softmax(x, 1))
+    with pytest.warns(UserWarning, match="Implicit dimension choice"):
+        assert torch.equal(kernels.log_softmax(x, None), torch.log_softmax(x, 1))
+    assert torch.equal(kernels.softmax(x, 1, _stacklevel=5), torch.softmax(x, 1))
+    for wrong in ((x, 1, 5), ([1.0], 0), (x, "1")):
+        with pytest.raises(TypeError, match="softmax"):
+            kernels.softmax(*wrong)
+    target = torch.tensor([0, 1, 2])
+    assert kernels.cross_entropy(x, target, None, False) == functional.cross_entropy(x, target, reduction="sum")
+
+
+def test_tensors_of_inference_mode_are_taken():
+    with torch.inference_mode():
+        x = torch.randn(1, 1, 3, 5)
+        assert all(found.is_inference() for found in (kernels.softmax(x), kernels.masked_softmax(x, causal=True)))
+    rows, target = x[0, 0], torch.tensor([0, 1, 2])
+    assert_close(kernels.cross_entropy(rows, target), -kernels.logprob(rows, target)[0].mean())
+    assert_close(kernels.softmax(x), kernels.masked_softmax(x))
