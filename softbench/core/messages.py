@@ -194,6 +194,8 @@ class LoadSource(Request[Loaded], frozen=True, tag="load"):
     """Files of users' operations."""
     layouts: dict[str, bytes] = {}
     """Those of the cases of problems, by file."""
+    problems: tuple[str, ...] = ()
+    """Files of the problems that a solution is for; empty if it may solve any."""
 
 
 class ListUnsupported(Request[Unsupported], frozen=True, tag="list_unsupported"):

@@ -6,6 +6,7 @@ Workers read a user's file with `softbench.ops.user_file`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from importlib import import_module
@@ -29,6 +30,8 @@ _added: dict[str, tuple[Operation, str]] = {}
 """The operations of users by name, each with its file."""
 _numerics: dict[str, Values] = {}
 """Their values, in a worker."""
+_solved: dict[str, tuple[str, ...]] = {}
+"""By file of a solution that follows a problem on the command line: the files of its problems."""
 _layouts: dict[str, bytes] = {}
 """By file: the layouts of a problem's cases, in the parent process."""
 
@@ -44,9 +47,20 @@ def declarations() -> tuple[str, ...]:
     return tuple(f"{name}({inner})" if inner else name for name, inner in parameters.items())
 
 
-def solutions() -> dict[str, str]:
-    """By the name of a problem: what a plugin file may call its function or class."""
-    return {name: found.solution for name, (found, _) in _added.items() if found.solution}
+def solutions(files: Sequence[str] = ()) -> dict[str, str]:
+    """By the name of a problem, of these files or of all: what a plugin file may call its function or class."""
+    return {name: found.solution for name, (found, file) in _added.items() if found.solution and (not files or file in files)}
+
+
+def solve(problems: Mapping[str, Sequence[str]]) -> None:
+    """Files of solutions that are of some problems only, each with the files of these problems. All others may solve any."""
+    _solved.clear()
+    _solved.update({solution: tuple(files) for solution, files in problems.items()})
+
+
+def solved_by(solution: str) -> tuple[str, ...]:
+    """The files of the problems that a file of a solution is for; empty if it may solve any."""
+    return _solved.get(solution, ())
 
 
 def files() -> tuple[str, ...]:

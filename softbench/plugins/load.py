@@ -58,7 +58,7 @@ def load(
     """
     offered: object
     if origin.function:
-        offered = given_function(_import(origin), origin.function, origin.label, operations)
+        offered = given_function(_import(origin), origin.function, origin.label, operations, own=origin.kind == FILE and not solutions)
     elif origin.kind == FILE and Path(origin.target).is_dir():
         offered = of_backendbench(Path(origin.target), origin.label, operations, solutions, import_file)
     elif origin.kind == FILE and origin.target.endswith(targets.SUFFIX):
@@ -301,31 +301,37 @@ def from_functions(
     first = next(iter(functions.values()))
     taken = [declared[op] if op in solutions else op for op, _ in functions]
     summary = (first.__doc__ or module.__doc__ or "").strip().partition("\n")[0]
-    skips = None if solutions else getattr(module, "supports", None)  # a solution of another project may have a helper of that name
-    return FunctionBackend(name, functions, taken, summary, module, skips if callable(skips) and _defined_in(skips, module) else None)
+    skips = None if solutions else _objection(module)  # a solution of another project may have a helper of that name
+    return FunctionBackend(name, functions, taken, summary, module, skips)
+
+
+def _objection(module: ModuleType) -> Objection | None:
+    """The module's own function `supports`."""
+    found = getattr(module, "supports", None)
+    return found if callable(found) and _defined_in(found, module) else None
 
 
 class GivenFunction:
     """One function that the user names."""
 
-    def __init__(self, name: str, function: Call, operations: Sequence[str], module: ModuleType) -> None:
+    def __init__(self, name: str, function: Call, operations: Sequence[str], module: ModuleType, objection: Objection | None) -> None:
         """`operations` are all, each with its parameters as in `softmax(scale)`."""
-        self.name, self.function, self.operations, self.module = name, function, tuple(operations), module
+        self.name, self.function, self.operations, self.module, self.objection = name, function, tuple(operations), module, objection
         self.summary = (function.__doc__ or "").strip().partition("\n")[0]
 
     available, sources = FunctionBackend.available, FunctionBackend.sources
 
     def supports(self, case: Case) -> str | None:
-        """None: the function is what the user asks about."""
-        return None
+        """None, if the file's own function `supports` has no objection: the function is what the user asks about."""
+        return self.objection(case) if self.objection else None
 
     def prepare(self, case: Case) -> Call:
         """The function as it is. It gets the tensors of the case's pass, as `softbench.plugins.backend` describes."""
         return self.function
 
 
-def given_function(module: ModuleType, function: str, name: str, operations: Sequence[str]) -> Backend:
-    """The backend of a module's function.
+def given_function(module: ModuleType, function: str, name: str, operations: Sequence[str], *, own: bool = False) -> Backend:
+    """The backend of a module's function. With `own`, the module's function `supports` is the backend's.
 
     Raises:
         UsageError: the module has no such function.
@@ -336,4 +342,4 @@ def given_function(module: ModuleType, function: str, name: str, operations: Seq
         raise UsageError(f"has no function {function}") from None
     if not callable(found) or isinstance(found, type):
         raise UsageError(f"{function} is no function, but of {type(found).__name__}")
-    return GivenFunction(name, found, operations, module)
+    return GivenFunction(name, found, operations, module, _objection(module) if own else None)

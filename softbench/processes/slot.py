@@ -49,7 +49,7 @@ class WorkerSlot:
 
 def load_request(source: PluginSource, device: str, name: str | None = None) -> LoadSource:
     """The request that loads a backend in a worker."""
-    return LoadSource(to_json(source), device, name, registry.files(), registry.layouts())
+    return LoadSource(to_json(source), device, name, registry.files(), registry.layouts(), registry.solved_by(source.target))
 
 
 class Loading:

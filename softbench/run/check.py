@@ -143,6 +143,8 @@ class CheckReport:
         """Why no output was compared; empty if one was."""
         if any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings):
             return ""
+        if any(finding.verdict in BAD for finding in self.findings):
+            return "no output was compared"  # each of these is told with its command
         reasons = dict.fromkeys(f"{finding.backend}: {finding.verdict}: {finding.reason}" for finding in self.findings)
         return f"no output was compared: {few(list(reasons) or list(self.notes) or ['no backend is left'])}"
 

@@ -18,7 +18,7 @@ from softbench.ops.declaration import from_json
 from softbench.ops.operation import Operation
 from softbench.plan.grammar import DEFAULTS, parse_axis, parse_operation, parse_parameters, split
 from softbench.plan.settings import PHASES
-from softbench.plugins.source import PluginSource
+from softbench.plugins.source import PluginSource, source_of
 from softbench.processes.worker_pool import Lost, Pool, keep, opened
 
 FORMATS = ("kernelbench", "kernelbot", "flashinfer", "backendbench")
@@ -113,14 +113,21 @@ def with_solutions(given: Sequence[str]) -> tuple[list[str], list[Path]]:
     """The operations and problems among words, and the solutions: what follows `FORMAT:FILE` up to the next one, and those of its folder.
 
     A folder of BackendBench becomes its operators; a file of traces may follow it. Raises UsageError for a folder without operators.
+    A solution is for the problems that it follows.
     """
     found: tuple[list[str], list[Path]] = [], []
-    after = ""
+    after = problem = ""
+    solves: dict[str, list[str]] = {}
     words = [word for text in given for word in split(text)]
     for place, word in enumerate(words):
         if after and not (named := _format(word, "--problem")):
-            found[1].extend([] if after == "backendbench" and word.endswith(TRACES) else [Path(word)])
+            if after == "backendbench" and word.endswith(TRACES):
+                continue
+            found[1].append(Path(word))
+            if after != "backendbench":
+                solves.setdefault(source_of(Path(word)).target, []).append(problem)
             continue
+        problem = str(Path(_file(word, "--problem")).resolve())
         after = after or named if (named := _format(word, "--problem")) else after
         if named == "backendbench":
             traces = next((one for one in words[place:] if one.endswith(TRACES) and not _format(one, "--problem")), "")
@@ -131,6 +138,7 @@ def with_solutions(given: Sequence[str]) -> tuple[list[str], list[Path]]:
             continue
         found[0].append(word)
         found[1].extend(_beside(Path(word.partition(":")[2])) if named == "flashinfer" else ())
+    registry.solve(solves)
     return found
 
 

@@ -53,11 +53,11 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
             operation = load(file, cases)
             return Described(declaration.to_json(operation), layouts_of(operation))
-        case messages.LoadSource(source, device, name, operations, layouts):
+        case messages.LoadSource(source, device, name, operations, layouts, problems):
             if not server.confined:
                 audit.close()
             with seldom():
-                return server.load(PluginSource(**source), device, name, operations, layouts)
+                return server.load(PluginSource(**source), device, name, operations, layouts, problems)
         case messages.ListUnsupported(names, cases):
             return server.unsupported(names, cases)
         case messages.BuildCase(case, seed):

@@ -101,6 +101,7 @@ class Server:
         name: str | None = None,
         operations: Sequence[str] = (),
         layouts: Mapping[str, bytes] | None = None,
+        problems: Sequence[str] = (),
     ) -> Loaded:
         """Import the users' operations, bind the timers and the tamper guard, then import the plugin."""
         traits.interpreter = triton_on_cpu.prepare(source)  # to follow the shapes of a problem, torch imports Triton
@@ -114,7 +115,7 @@ class Server:
         self.source, self.device = source, device
         self.timers = bind(device)
         self.guard = tamper_guard.bind(device)
-        self.backends = {backend.name: backend for backend in load(source, declarations(), solutions())}
+        self.backends = {backend.name: backend for backend in load(source, declarations(), solutions(problems))}
         named = [self.backends[name]] if name in self.backends else list(self.backends.values())
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph

@@ -60,6 +60,8 @@ def test_a_file_of_functions_may_skip_cases_and_one_of_gluon_needs_a_gpu(tmp_pat
     )
     (solution,) = load(source(tmp_path, CODE + skips), solutions={"softmax": "softmax"})
     assert solution.supports(case(Direction.FORWARD)) is None
+    (named,) = load(given(f"{tmp_path}/mine.py:softmax"))
+    assert named.supports(case(Direction.FORWARD)) == "short"
 
 
 def test_the_backward_is_taken_and_an_alias_renames(tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from problem_files import cases, judged
@@ -210,3 +211,15 @@ def test_softbench_can_be_the_evaluator_of_a_task(tmp_path):
         assert found["test-count"] == "2" and found["test.0.spec"] == "rows: 8; columns: 300; seed: 7"
         assert (found["test.1.status"], found["check"]) == (("pass", "pass") if code == 0 else ("fail", "fail"))
     assert subprocess.run([sys.executable, "eval.py", "walk"], cwd=folder, capture_output=True, check=False).returncode == 2
+
+
+def test_a_solution_is_for_the_problems_that_it_follows(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_solved", {})
+    files = {name: tmp_path / name for name in ("a.py", "b.py", "of_a.py", "of_both.py")}
+    for file in files.values():
+        file.touch()
+    problems, solutions = ([str(files[name]) for name in names] for names in (("a.py", "b.py"), ("of_a.py", "of_both.py")))
+    words = [f"kernelbench:{problems[0]},{','.join(solutions)}", f"kernelbench:{problems[1]},{solutions[1]}"]
+    assert with_solutions(words) == ([f"kernelbench:{one}" for one in problems], [*map(Path, solutions), Path(solutions[1])])
+    assert [registry.solved_by(one) for one in solutions] == [(problems[0],), tuple(problems)]
+    assert registry.solved_by(problems[0]) == ()

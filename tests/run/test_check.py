@@ -17,7 +17,7 @@ from softbench.core.messages import CheckCaseGraded, RunCheckCase
 from softbench.core.outcome import Grade
 from softbench.plan.settings import Settings
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot, revive
-from softbench.run.check import _Checker
+from softbench.run.check import CheckReport, Finding, _Checker
 from softbench.worker.checking.check_case import CheckCaseRunner
 
 NUMPY, TRITON = (tuple(int(part) for part in metadata.version(name).split(".")[:2]) for name in ("numpy", "triton"))
@@ -26,6 +26,15 @@ LONGEST = "shape 1x524294"
 """Its check takes a third of the time of all check cases."""
 LONG = "*x[1-9][0-9][0-9][0-9]*"
 QUICK = Path(__file__).parents[1] / "support" / "quick_interpreter.py"
+
+
+def test_a_failure_is_told_once():
+    def report(verdict):
+        finding = Finding("a", "case", "forward", "fp32", verdict, None, "no memory")
+        return CheckReport((finding,), (), (), "cpu", 0)
+
+    assert report("failed").nothing == "no output was compared"  # the line with the command has the reason
+    assert report("skipped").nothing == "no output was compared: a: skipped: no memory"
 
 
 def findings(done, code=0):
