@@ -114,12 +114,12 @@ def _cross_entropy(case: Case) -> Call:
 
 @cache
 def _missing_products() -> str | None:
-    """Why quack's matrix products cannot be imported; None if they can. quack 0.6.5 refuses them with CuTe DSL 4.8, softmax works."""
+    """Why quack's matrix products cannot be imported; None if they can. quack 0.6.5 takes a CuTe DSL from site-packages only."""
     try:
         importlib.import_module("quack.linear_cross_entropy")
     except Exception as error:
         reason = one_line(f"{type(error).__name__}: {error}", 100)
-        return f"quack.linear_cross_entropy cannot be imported ({reason}); try: pip install 'nvidia-cutlass-dsl[cu13]<4.8'"
+        return f"quack.linear_cross_entropy cannot be imported ({reason}); not from PYTHONPATH or by -e: {backend.install}"
     return None
 
 
