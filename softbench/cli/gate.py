@@ -45,8 +45,7 @@ class Mode(Enum):
     PACKAGES = (
         "two environments",
         "softbench gate --candidate mine.norms:rms_norm --inputs 'x[M,N], w[N]' --reference-env v1.2",
-        "A function of a package is measured in two environments, as two versions are. Without a mode: the targets of softbench.toml, "
-        "in the working tree and in its base. softbench gate init writes that file.",
+        "A function of a package is measured in two environments; without a mode the targets of softbench.toml.",
     )
     BASELINE = (
         "a baseline",
@@ -76,8 +75,8 @@ OF_MODES: dict[str, tuple[Mode, ...]] = {
     **dict.fromkeys((*(one.name for one in of_command("gate")), "output"), MEASURING),
     **dict.fromkeys(("markdown", "junit"), JUDGING),
     **dict.fromkeys(("families", "resume"), (Mode.SELF_TEST,)),
-    **dict.fromkeys(("candidate_env", "reference_env", "build", "inputs", "tolerance", "changed"), (Mode.PACKAGES,)),
-    "plugins": (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST),
+    **dict.fromkeys(("candidate_env", "reference_env", "build", "inputs", "tolerance", "changed", "measure"), (Mode.PACKAGES,)),
+    **dict.fromkeys(("plugins", "config"), (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST)),
     "processes": (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE),
     "candidate": (Mode.VERSIONS, Mode.PACKAGES),
     "baseline": (Mode.VERSIONS, Mode.BASELINE, Mode.FILES, Mode.STORED_SELF_TESTS),
@@ -92,18 +91,16 @@ Candidate = Annotated[
     str | None,
     option(
         MODE,
-        "A backend to measure now and compare with --reference; or a function of a package, as MODULE:FUNCTION or MODULE:EXPRESSION.",
+        "A backend to compare with --reference, or a function, as MODULE:FUNCTION or MODULE:EXPRESSION.",
         metavar="NAME",
         complete=BACKEND,
     ),
 ]
 CandidateEnv = Annotated[
     str | None,
-    option(
-        MODE, "The candidate's environment: a folder, virtual environment, git ref, wheel or NAME==VERSION.", metavar="ENV", default="."
-    ),
+    option(MODE, "Its environment: a folder, virtual environment, git ref, wheel or NAME==VERSION.", metavar="ENV", default="."),
 ]
-ReferenceEnv = Annotated[str | None, option(MODE, "The reference's environment.", metavar="ENV", default="merge base with the main branch")]
+ReferenceEnv = Annotated[str | None, option(MODE, "The reference's environment.", metavar="ENV", default="merge base")]
 Build = Annotated[
     list[str] | None,
     option(PACKAGE, "A command that installs a git ref or a folder, in place of pip. Repeatable.", metavar="COMMAND", default="pip"),
@@ -115,6 +112,15 @@ Inputs = Annotated[
 Tolerance = Annotated[
     str | None,
     option(PACKAGE, "How far outputs may be from the reference's.", metavar="RTOL,ATOL", default="of the dtype"),
+]
+Measures = Annotated[
+    list[str] | None,
+    option(
+        PACKAGE,
+        "Judge this too: device or host time, compile time, memory, kernels or recompiles; =PERCENT is its margin. Repeatable.",
+        metavar="NAME[=PERCENT]",
+        default="time alone",
+    ),
 ]
 Changed = Annotated[bool, option(PACKAGE, "Measure only targets that depend on files that changed.", "--changed", default=False)]
 Reference = Annotated[
@@ -258,6 +264,7 @@ def gate(
     inputs: Inputs = None,
     tolerance: Tolerance = None,
     changed: Changed = False,
+    measure: Measures = None,
     baseline: Baseline = None,
     self_test: SelfTest = False,
     margin: Margin = None,
@@ -298,7 +305,7 @@ def gate(
         run = _added_up(files, stored) if files else _measure_repetitions(backend, families, request())
         _self_test(run, backend, strictness, outputs)
     elif mode is Mode.PACKAGES:
-        asked = Packages(candidate, candidate_env, reference_env, build or (), inputs, tolerance, changed)
+        asked = Packages(candidate, candidate_env, reference_env, build or (), inputs, tolerance, changed, measure or ())
         report = asked.compare({**given, "rounds": rounds, "processes": processes}, strictness.rules, output, stored.allowed)
         outputs.render(report) if report else note("PASS: nothing is measured, because no target depends on a changed file")
     elif mode is Mode.VERSIONS:
@@ -334,8 +341,8 @@ def _mode() -> Mode:
 
 
 _NO_MODE = (
-    "gate: give --candidate and --reference, or --candidate MODULE:FUNCTION and --reference-env, or --baseline NAME|FILE with results "
-    "files or without; or write softbench.toml: softbench gate init; see: softbench gate -h"
+    "gate: give --candidate and --reference, or --baseline NAME|FILE with results files or without, or for a package "
+    "--candidate MODULE:FUNCTION --reference-env ENV; or write softbench.toml: softbench gate init; see: softbench gate -h"
 )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from softbench.gate.targets import Target, TargetFile
     from softbench.gate.verdicts import GateReport, Rules
     from softbench.plan.plan import Plan
+    from softbench.results.writer import Run
+    from softbench.run.request import RunRequest
 
 WORKING_TREE = "."
 
@@ -36,12 +39,14 @@ class Packages:
     inputs: str | None
     tolerance: str | None
     changed: bool
+    measure: Sequence[str]
 
     def compare(self, given: Mapping[str, Any], rules_of: Any, output: Path, allowed: Sequence[str]) -> GateReport | None:
         """Make both environments, measure, and judge. None if no target changed. `rules_of` makes the rules from a default margin."""
-        from softbench.gate import ab_run, next_step, packages, paired
+        from softbench.gate import ab_run, measures, next_step, packages, paired
 
         file = self._file()
+        chosen = measures.parse(self.measure or (file.measure if file else ()))
         reference = self.reference_env or (file.reference if file else "") or packages.base_commit()[:12]
         targets = self._targets(file, given)
         if self.changed and not (targets := self._changed(targets, reference)):
@@ -51,17 +56,28 @@ class Packages:
         rules: Rules = rules_of((file and file.margin) or paired.MARGIN)
         with TemporaryDirectory(prefix="softbench-gate-") as folder, packages.operations_of(Path(folder)):
             request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
-            margins = {op: one.margin for op, one in by_op.items() if one.margin is not None}
+            given_margin = rules_of(math.inf).margin < math.inf  # --margin is that of all targets
+            margins = {op: one.margin for op, one in by_op.items() if one.margin is not None and not given_margin}
             rules = replace(rules, margins=margins)
             adjusted = ab_run.ab_request(request, packages.CANDIDATE, packages.REFERENCE)
+            adjusted = replace(adjusted, flags={**adjusted.flags, **({"profile": "every"} if chosen else {})})
+            if "compile" in chosen:
+                os.environ["SOFTBENCH_FRESH_CACHES"] = str(Path(folder) / "caches")
             notes: list[str] = []
 
             def announced(plan: Plan) -> str:
                 notes.extend(packages.check(plan, sides, by_op))
                 return ab_run.plan_text(plan, rules)
 
-            measuring = partial(measure, resumable=False, announced=[announced])
+            runs = []
+
+            def measuring(asked: RunRequest) -> Run:
+                runs.append(measure(asked, resumable=False, announced=first))
+                return runs[-1]
+
+            first: list[Callable[[Plan], str]] = [announced]
             report = ab_run.compare(measuring, adjusted, packages.CANDIDATE, packages.REFERENCE, rules, None, allowed)
+            report = measures.judged(report, runs[0], chosen, packages.CANDIDATE, packages.REFERENCE)
         report = packages.described(report, sides, by_op, notes)
         return replace(report, next_step=next_step.after_packages(report, typed_command(), adjusted.settings().processes))
 

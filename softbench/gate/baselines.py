@@ -195,7 +195,7 @@ def _times(sitting: Sitting) -> JsonObject | None:
 
 
 def _cell(key: CellKey, samples: CellSamples) -> JsonObject:
-    place = {name: value for name, value in key._asdict().items() if name != "unit" or value}
+    place = {name: value for name, value in key._asdict().items() if name not in ("unit", "measure") or value}
     cell: JsonObject = {**place, "status": samples.status, "class": samples.grade}
     if samples.status != "ok":
         return {**cell, "reason": samples.reason}

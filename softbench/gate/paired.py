@@ -194,7 +194,7 @@ def _cell_tests(
 
     The pairs in which the candidate started first have a mean of their own, so that a difference between the two starts cancels.
     """
-    groups = {key: _by_start(pairs, tails=tails) for key, pairs in cells.items()}
+    groups = {key: by_start(pairs, tails=tails) for key, pairs in cells.items()}
     enough = [key for key, pairs in cells.items() if len(pairs) >= MIN_PAIRS]
     spreads = dict(zip(enough, moderate([groups[key] for key in enough]), strict=True))
     tests = []
@@ -205,20 +205,20 @@ def _cell_tests(
         n = text.count(len(pairs), "process pair")
         verdict = Verdict(key, State.AMBIGUOUS, advisory, ratio, None, n=n, margin=rules.margin_of(key), gated=not advisory)
         if key in spreads:
-            tests.append(_cell_test(verdict, pairs, groups[key], spreads[key], math.sqrt(2) * sds.get(key, 0.0), rules))
+            tests.append(cell_test(verdict, pairs, groups[key], spreads[key], math.sqrt(2) * sds.get(key, 0.0), rules))
         else:
             tests.append(CellTest(verdict, why_ambiguous=f"{n}: fewer than {MIN_PAIRS} do not show how processes differ"))
     return tests
 
 
-def _by_start(pairs: Sequence[SharedRounds], *, tails: bool) -> list[list[float]]:
+def by_start(pairs: Sequence[SharedRounds], *, tails: bool) -> list[list[float]]:
     """The values of the pairs in which the candidate started first, and of the others; an empty group is left out."""
     effect = median([begun - others for begun, others in filter(None, (rounds.by_order for rounds in pairs))] or [0.0])
     values = [(rounds.started_first, rounds.mean_value if tails else rounds.value(effect)) for rounds in pairs]
     return [group for first in (True, False) if (group := [value for started, value in values if started is first])]
 
 
-def _cell_test(
+def cell_test(
     verdict: Verdict, pairs: Sequence[SharedRounds], groups: Sequence[Sequence[float]], spread: Moderated, least_sd: float, rules: Rules
 ) -> CellTest:
     """The t test of one cell, whose values are in one group for each start order."""

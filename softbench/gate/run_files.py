@@ -214,7 +214,7 @@ def read_report(path: Path) -> GateReport:
 def _verdict(data: JsonObject) -> Verdict:
     interval = data["interval"]
     return Verdict(
-        cell=cell_key(data["backend"], data),
+        cell=cell_key(data["backend"], data)._replace(measure=one_line(_text(data.get("measure", "")), 40)),
         state=State(data["state"]),
         reason=one_line(_text(data["reason"]), 1000),
         ratio=_number(data["ratio"]),

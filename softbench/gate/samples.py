@@ -34,6 +34,8 @@ class CellKey(NamedTuple):
     """Shape of an N-D case; empty if it is (M, N)."""
     unit: str = ""
     """The unit that measured it; empty if all results are of one."""
+    measure: str = ""
+    """What is judged, such as `memory`; empty for the time of a call."""
 
     @property
     def identity(self) -> CaseKey:
@@ -42,8 +44,8 @@ class CellKey(NamedTuple):
 
     @property
     def case(self) -> str:
-        """The case's name, such as `forward-fp32-4096x1024`, with the unit if it has one."""
-        return f"{self.identity} {self.unit}".strip()
+        """The case's name, such as `forward-fp32-4096x1024`, with the unit and the measure if it has them."""
+        return " ".join(filter(None, (str(self.identity), self.unit, self.measure)))
 
     def with_backend(self, backend: str) -> CellKey:
         """The cell of another backend on the same case."""

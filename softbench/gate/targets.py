@@ -31,6 +31,7 @@ from typing import Any
 from softbench.core.case import Value
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
+from softbench.ops.registry import NAMES
 from softbench.plan.declare import number, strings
 from softbench.plan.sweep import AXES
 
@@ -64,7 +65,10 @@ class Target:
         """Its name, as an operation has one."""
         last = self.name or self.function.partition(":")[2].partition("(")[0].rpartition(".")[2]
         word = re.sub(r"\W+", "_", last).strip("_")
-        return word if re.fullmatch(r"[A-Za-z]\w*", word) and not word.startswith("lambda") else f"target_{word}"[:40].rstrip("_")
+        if not re.fullmatch(r"[A-Za-z]\w*", word) or word.startswith("lambda"):
+            word = f"target_{word}"[:40].rstrip("_")
+        package = self.function.partition(":")[0].removesuffix(".py").rpartition("/")[2].partition(".")[0]
+        return f"{package}_{word}" if word in NAMES else word  # softbench has an operation of this name
 
     @property
     def cases(self) -> list[dict[str, Value]]:

@@ -223,8 +223,8 @@ class Settings:
     )
     profile: str = setting(
         "on",
-        "`on` measures device and host time of a call after the rounds; `off` saves that time.",
-        ("on", "off"),
+        "`on` measures device and host time of a call after the rounds; `every` does so in each process set; `off` saves that time.",
+        ("on", "every", "off"),
         RARE,
         help="off skips device time and host time, for shorter runs.",
         kind=str,

@@ -270,6 +270,12 @@ class Run:
         """
         return (record for key in self._ordered() for record in self._merged(*key))
 
+    def by_process(self) -> Iterator[tuple[int, Record]]:
+        """One record per cell and process set. Raises as `records`."""
+        for case, unit in self._ordered():
+            for (process, _), stored in sorted(self.cells.of(case, unit).items()):
+                yield process, record_at(self.journal, stored)
+
     def rows(self) -> list[Row]:
         """The CSV's rows; only changed cases are computed again."""
         return [row for key in self._ordered() for row in self._rows_of(*key)]

@@ -55,6 +55,8 @@ from softbench.run import profile_verdict, worker_clock
 Answer = TypeVar("Answer", bound=Reply)
 NOT_PUBLISHED = {Grade.WRONG: Status.WRONG, Grade.UNVERIFIED: Status.UNVERIFIED}
 """Grades that end a cell without a bandwidth, and its status."""
+EVERY = "every"
+"""The setting `profile` of a run that profiles each process set."""
 PROFILE_MS = 5.0
 """Time of a profile: about thirty calls, if the flush of L2 and the pause dominate. That is enough, as device times vary little."""
 PAUSES_SECONDS = {"cuda": (0.5, 2.0, 5.0), "cpu": (0.05, 0.2)}  # before a throttled batch is measured again; each is used once
@@ -118,7 +120,7 @@ class Scheduler:
             for slot in self._active():
                 self.state[slot].batches = []
             self._rounds(self.plan.settings.max_rounds, turns)
-        if self.process == 0:  # profiles are equal in all process sets
+        if self.process == 0 or self.plan.settings.profile == EVERY:  # else one profile stands for all process sets
             for together in [[slot] for slot in self._active()] if turns else [self._active()]:
                 self._profile(together, case)
                 if turns:
@@ -280,7 +282,7 @@ class Scheduler:
         """Trace calls: the profilers of all workers start and stop together, as that is slow; the calls of a worker have the GPU alone."""
         batch_ms, l2 = min(PROFILE_MS, self.plan.settings.batch_ms), self.plan.l2
         self._ask_measured([[slot] for slot in slots if slot.name == YARDSTICK and operation(case.op).flops(case)], MeasureProducts())
-        if self.plan.device == "cuda" and self.plan.settings.profile == "on":
+        if self.plan.device == "cuda" and self.plan.settings.profile != "off":
             slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2, self.plan.timer == "host"))
             slots = self._ask_measured([slots], StartTrace(l2))
             slots = self._ask_measured([[slot] for slot in slots], TraceCalls(batch_ms, l2))

@@ -97,6 +97,7 @@ def test_targets_are_read_and_a_mistake_names_its_key(tmp_path):
     file.write_text("margin = 2\n[[target]]\nfunction = 'toy:Norm(8).forward'\nname = 'norm'\ninputs = 'x[M,N]'\nM = 4\nN = '8:32:*2'\n")
     found = targets.read(file)
     assert (found.margin, found.targets[0].label) == (0.02, "norm")
+    assert targets.Target("toy.norms:rms_norm").label == "toy_rms_norm", "softbench has an operation rms_norm"
     assert found.targets[0].cases == [{"M": 4, "N": 8}, {"M": 4, "N": 16}, {"M": 4, "N": 32}]
     for text, told in (
         ("[[target]]\nfunction = 'toy'", "function is missing"),
@@ -114,15 +115,15 @@ def test_changed_files_choose_the_targets(tmp_path):
     for name, code in (("__init__", ""), ("norm", "from .common import rows\n"), ("loss", "import torch\n"), ("common", "")):
         (tmp_path / "toy").mkdir(exist_ok=True)
         (tmp_path / "toy" / f"{name}.py").write_text(code)
-    both = [targets.Target("toy.norm:rms_norm"), targets.Target("toy.loss:loss"), targets.Target("x:y", files=("csrc/*",))]
+    both = [targets.Target("toy.norm:norm"), targets.Target("toy.loss:loss"), targets.Target("x:y", files=("csrc/*",))]
     chosen = {
         name: [one.label for one in targets.affected(both, [name], tmp_path)]
         for name in ("toy/common.py", "toy/loss.py", "csrc/a.cu", "README.md", "tests/test_norm.py")
     }
     assert chosen == {
-        "toy/common.py": ["rms_norm"],
+        "toy/common.py": ["norm"],
         "toy/loss.py": ["loss"],
-        "csrc/a.cu": ["rms_norm", "loss", "y"],
+        "csrc/a.cu": ["norm", "loss", "y"],
         "README.md": [],
         "tests/test_norm.py": [],
     }
