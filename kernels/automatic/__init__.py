@@ -3,5 +3,6 @@
 - `choice.py`: the rule; `which` says what it decides and why, and `build` builds the CUDA kernels.
 - `softmax.py`: `softmax` and `log_softmax`. `losses.py`: `cross_entropy` and `logprob`. `masked_softmax.py`: softmax of attention scores.
   `linear_cross_entropy.py`: the loss of hidden states and a weight. `modules.py`: modules of torch.nn that call them.
+  `vocabulary_parallel.py`: losses of a vocabulary that is split across processes.
 - `override.py`: `use` and `enable`, by which torch's own functions run these kernels; `filter.py`: its rule in C++.
 """

@@ -9,6 +9,7 @@ the extension in C++ is built, it has their autograd and launches the CUDA kerne
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,6 +53,8 @@ def cross_entropy(
     return_accuracy: bool = False,
     return_predictions: bool = False,
     inplace_backward: bool = False,
+    process_group: Any = None,
+    shard: Sequence[int] | None = None,
 ) -> Any:
     """The cross entropy of logits `input` and `target`, as `torch.nn.functional.cross_entropy` has it, and more.
 
@@ -69,8 +72,12 @@ def cross_entropy(
       the class of the largest logit. They have no gradient, and the first three are float32.
     - inplace_backward: the gradient overwrites the logits, where our kernels run outside of a compiler. Other gradients that need the
       logits then raise torch's error on tensors modified in place.
-    - Gradients: of any order, with respect to input, weight and probabilities; once with lse or inplace_backward. That of the logits has
-      their dtype. Kept for it are the logits and lse. Forward mode and `torch.func` run torch's operators.
+    - process_group: the classes are split across the ranks of this `torch.distributed.ProcessGroup`, and input has those of this rank. All
+      ranks give the same class numbers and get the same loss. `shard` is the rank's first class and the number of all classes; without it
+      the ranks exchange the sizes of their parts in each call. A target that no rank has makes its row NaN. A DTensor needs neither. It
+      excludes weight, lse, return_... and inplace_backward.
+    - Gradients: of any order, with respect to input, weight and probabilities; once with lse, inplace_backward or process_group. That of
+      the logits has their dtype. Kept for it are the logits and lse. Forward mode and `torch.func` run torch's operators.
     - Targets out of range other than ignore_index: torch raises IndexError on the CPU. On a CUDA device our kernels make the loss and the
       gradient of the row NaN, without an error, where torch stops the device by an assertion.
     - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Rows without adjacent elements are copied.
@@ -87,6 +94,15 @@ def cross_entropy(
     number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if softcap is None:
         softcap = 0.0
+    if process_group is not None or (type(input) is not Tensor and sharding.is_distributed(input)):
+        refused = {"weight": weight is not None, "lse": lse is not None, "return_...": others, "inplace_backward": inplace_backward}
+        numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "logit_scale": logit_scale}
+        named = ", ".join(name for name, is_given in refused.items() if is_given)
+        split: Tensor | None = _parallel().loss_of(
+            input, target, process_group, shard, reduction, dim=dim, refused=named, ignore_index=ignore_index, **numbers
+        )
+        if split is not None:
+            return split.to(_result_dtype(input, dtype))
     if not special and not torch.compiler.is_compiling():
         found = extension.entries.cross_entropy(
             input, target, number, ignore_index, label_smoothing, z_loss, softcap, logit_scale, dim, dtype
@@ -289,7 +305,20 @@ def _others(
     return found
 
 
-def logprob(logits: Tensor, target: Tensor, *, ignore_index: int = -100, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def _parallel() -> Any:
+    """The functions of a vocabulary that is split across processes; few programs import torch.distributed."""
+    return importlib.import_module(".vocabulary_parallel", __package__)
+
+
+def logprob(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    temperature: float = 1.0,
+    process_group: Any = None,
+    shard: Sequence[int] | None = None,
+) -> tuple[Tensor, Tensor]:
     """(logprob, entropy) of logits (..., V) and class numbers `target` (...) of int64, each of target's shape.
 
     With z = logits / temperature, logprob is log_softmax(z) at the target, and entropy is -sum(p log p) of the row. Where the target is
@@ -300,6 +329,9 @@ def logprob(logits: Tensor, target: Tensor, *, ignore_index: int = -100, tempera
         ValueError: the shapes do not fit, or temperature is not positive and finite.
         TypeError: target is not int64 or on another device, or an option is not a number.
     """
+    if process_group is not None or (type(logits) is not Tensor and sharding.is_distributed(logits)):
+        split: tuple[Tensor, Tensor] = _parallel().logprob_of(logits, target, process_group, shard, ignore_index, temperature)
+        return split
     if not torch.compiler.is_compiling() and (results := extension.entries.logprob(logits, target, ignore_index, temperature)) is not None:
         both: tuple[Tensor, Tensor] = results
         return both

@@ -21,17 +21,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..common.losses import check_arguments
+from ..common.losses import NO_CLASS, check_arguments
 from ..common.rows import DTYPES
+from . import losses
 from .choice import without_triton
-from .losses import MEAN, NONE, REDUCTIONS, _kernels, _rows, _wide
+from .losses import MEAN, NONE, REDUCTIONS, SUM, _kernels, _wide
 
 aten = torch.ops.aten
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
 NOBODY = -1
 """An ignore_index that no class of a part has."""
-NO_CLASS = -(2**63)
-"""An ignore_index that no target has."""
+WHOLE: dict[str, Any] = {"dim": -1, "dtype": torch.float32}
+"""The arguments of `cross_entropy` for logits (..., V) and a float32 loss."""
 
 
 class Shard(NamedTuple):
@@ -57,48 +58,110 @@ class Options(NamedTuple):
         return {name: number for name, number in given.items() if number != (name == "logit_scale")}
 
 
-def cross_entropy(
-    logits: Tensor,
-    target: Tensor,
-    group: dist.ProcessGroup,
-    shard: Sequence[int] | None = None,
-    *,
-    reduction: str = "mean",
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-) -> Tensor:
-    """The loss of logits (..., V_r) and targets (...) of all ranks of `group`: a float32 number, or one for each target.
+def loss_of(
+    logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, reduction: str, *, dim: int,
+    refused: str = "", **options: Any,
+) -> Tensor | None:  # fmt: skip
+    """The cross entropy of logits (..., V_r, ...) of the ranks of `group`, or of a DTensor (..., V, ...) without one, in float32.
 
-    `shard` and what is raised: see `softbench.kernels.cross_entropy`. Label smoothing reads the logits twice.
+    `options` are those of `Options`. None for a DTensor whose vocabulary is whole, if an argument is named in `refused`, or the targets
+    are probabilities.
+
+    Raises:
+        ValueError: `refused` names an argument, the shapes do not fit, or an option is out of range.
+        TypeError: target is not int64, or an argument is not a tensor, a number or a process group.
     """
+    check_arguments({"input": logits, "target": target}, options["ignore_index"])
     number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if number is None:
         raise ValueError(f"{reduction!r} is not a valid value for reduction; take one of {', '.join(REDUCTIONS)}")
-    check_arguments({"logits": logits, "target": target}, ignore_index, label_smoothing=label_smoothing, z_loss=z_loss, softcap=softcap)
-    options = Options(ignore_index, float(label_smoothing), float(z_loss), float(softcap), float(logit_scale))
-    rows, classes = _rows(logits, target)
-    loss: Tensor = _CrossEntropy.apply(rows, classes, group, _place(rows, group, shard), options, number)
-    return loss.view(target.shape) if number == NONE else loss
+    logits = logits.movedim(dim, -1) if logits.dim() > 1 else logits
+    refused = refused or ("probabilities" if target.is_floating_point() else "")
+    parts = None if group is not None else Parts.of(logits, target)
+    if refused and parts is not None and parts.group is None:
+        return None
+    if refused:
+        raise ValueError(f"the vocabulary is split across processes, where cross_entropy has no {refused}; leave it out")
+    if parts is None:
+        return _loss(logits, target, group, shard, Options(**options), number)
+    if parts.group is None:
+        of_rows = losses.cross_entropy(parts.logits, parts.target, reduction="none", **WHOLE, **options)
+    else:
+        of_rows = _loss(parts.logits, parts.target, parts.group, parts.shard, Options(**options), NONE)
+    return _reduced(parts.whole(of_rows), parts.whole(parts.target), options["ignore_index"], number)
 
 
-def logprob(
-    logits: Tensor,
-    target: Tensor,
-    group: dist.ProcessGroup,
-    shard: Sequence[int] | None = None,
-    *,
-    ignore_index: int = NO_CLASS,
-    temperature: float = 1.0,
+def _loss(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | None, options: Options, reduction: int) -> Tensor:
+    numbers = options._asdict()
+    check_arguments({}, numbers.pop("ignore_index"), **numbers)
+    rows, classes = losses._rows(logits, target)
+    loss: Tensor = _CrossEntropy.apply(rows, classes, group, _place(rows, group, shard), options, reduction)
+    return loss.view(target.shape) if reduction == NONE else loss
+
+
+def logprob_of(
+    logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, ignore_index: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """(logprob, entropy) of logits (..., V_r) and targets (...) of all ranks of `group`, each of target's shape."""
-    check_arguments({"logits": logits, "target": target}, 0)
-    rows, classes = _rows(logits, target)
-    options = Options(ignore_index, logit_scale=1 / temperature)
+    """(logprob, entropy) as `loss_of`, each of target's shape. Raises as it."""
+    check_arguments({"logits": logits, "target": target}, ignore_index, temperature=temperature)
+    parts, options = None if group is not None else Parts.of(logits, target), Options(ignore_index, logit_scale=1 / temperature)
+    if parts is None:
+        return _log_probability(logits, target, group, shard, options)
+    if parts.group is None:
+        found = losses.logprob(parts.logits, parts.target, ignore_index=ignore_index, temperature=temperature)
+    else:
+        found = _log_probability(parts.logits, parts.target, parts.group, parts.shard, options)
+    return parts.whole(found[0]), parts.whole(found[1])
+
+
+def _log_probability(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | None, options: Options) -> tuple[Tensor, Tensor]:
+    rows, classes = losses._rows(logits, target)
     found: tuple[Tensor, Tensor] = _Logprob.apply(rows, classes, group, _place(rows, group, shard), options)
     return found[0].view(target.shape), found[1].view(target.shape)
+
+
+class Parts(NamedTuple):
+    """The parts of a DTensor of logits (..., V) and of its targets on this rank."""
+
+    logits: Tensor
+    target: Tensor
+    group: dist.ProcessGroup | None
+    """The ranks of the vocabulary; None where it is not split."""
+    shard: tuple[int, int]
+    mesh: Any
+    places: tuple[Any, ...]
+    """The placements of a result of each row."""
+
+    @staticmethod
+    def of(logits: Any, target: Any) -> Parts:
+        """Raises ValueError if two dimensions of the mesh split the vocabulary."""
+        from torch.distributed.tensor import DTensor, Replicate
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        mesh, last = logits.device_mesh, logits.dim() - 1
+        split = [axis for axis, place in enumerate(logits.placements) if place.is_shard(last) or place.is_shard(-1)]
+        if len(split) > 1 or any(place.is_partial() for place in logits.placements):
+            raise ValueError(f"the logits are placed as {logits.placements}; one dimension of the mesh may split the vocabulary")
+        places = tuple(Replicate() if axis in split else place for axis, place in enumerate(logits.placements))
+        if not isinstance(target, DTensor):
+            target = DTensor.from_local(target, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        first = compute_local_shape_and_global_offset(logits.shape, mesh, logits.placements)[1][last]
+        local = target.redistribute(mesh, places).to_local()
+        group = mesh.get_group(split[0]) if split else None
+        return Parts(logits.to_local(), local, group, (int(first), logits.shape[last]), mesh, places)
+
+    def whole(self, of_rows: Tensor) -> Any:
+        """The DTensor of which these are the rows of this rank."""
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(of_rows, self.mesh, self.places, run_check=False)
+
+
+def _reduced(of_rows: Tensor, target: Tensor, ignore_index: int, reduction: int) -> Tensor:
+    """The loss of rows, reduced, where they are sharded too."""
+    if reduction == NONE:
+        return of_rows
+    return of_rows.sum() if reduction == SUM else of_rows.sum() / target.ne(ignore_index).sum()
 
 
 def _place(x: Tensor, group: dist.ProcessGroup, shard: Sequence[int] | None) -> Shard:

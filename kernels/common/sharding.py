@@ -5,6 +5,7 @@ DTensor gathers what lies otherwise. `registration.py` registers a strategy once
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,12 @@ Strategies = list[tuple[list[Any], list[Any]]]
 
 Strategy = Callable[..., Strategies]
 """It gets an operator's arguments, with specifications in place of tensors."""
+
+
+def is_distributed(x: object) -> bool:
+    """Whether x is a DTensor, without an import."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(x, module.DTensor)
 
 
 def _placements(given: Sequence[Any], of: Callable[[Any], Any]) -> list[Any]:

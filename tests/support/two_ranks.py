@@ -6,6 +6,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from softbench.kernels.automatic import vocabulary_parallel as parallel
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from softbench import kernels
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops.registry import numerics, operation
@@ -29,10 +31,10 @@ LOSSES = [
 ]
 
 
-def run(kernels=None, small=None):
+def run(of_losses=None, small=None):
     """All cases, by these kernels of losses and of the small steps, or by torch."""
-    if kernels is not None:
-        parallel._kernels = lambda function, x: kernels
+    if of_losses is not None:
+        parallel._kernels = lambda function, x: of_losses
         parallel._small_kernels = lambda x, options: None if options.label_smoothing or options.of_logits else small
     with tempfile.TemporaryDirectory() as folder:
         other = os.fork()
@@ -44,8 +46,8 @@ def run(kernels=None, small=None):
                 loss(rank, op, dtype)
             logprob(rank)
             refusals(rank)
-            if kernels is None:
-                sharded()
+            if of_losses is None:
+                sharded(rank)
             dist.destroy_process_group()
         except BaseException as error:
             print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
@@ -91,7 +93,8 @@ def loss(rank, op, dtype):
     x, target, lse, dloss = given
     mine = part(x, rank)
     shard = (0, SPLIT)[rank], N
-    found = parallel.cross_entropy(mine, target, dist.group.WORLD, shard if dtype == "fp32" else None, **operation(op).parameter_values)
+    given_shard = {"process_group": dist.group.WORLD, "shard": shard if dtype == "fp32" else None}
+    found = kernels.cross_entropy(mine, target, dtype=torch.float32, **given_shard, **operation(op).parameter_values)
     (dx,) = torch.autograd.grad(found, mine, dloss)
     if (dx := whole(dx, rank)) is not None:
         judged(values, case, given, (dx,), kinds)
@@ -102,9 +105,9 @@ def logprob(rank):
     case = Case(64, N, "fp32", Direction.BACKWARD, "cpu", "logprob")
     values, given, kinds = drawn(case)
     x, target, *_, dlogprob, dentropy = given
-    for temperature in (1.0, 0.5) if parallel._kernels("logprob", x) is None else (1.0,):
+    for temperature in (1.0, 0.5):
         mine = part(x * temperature, rank)
-        found = parallel.logprob(mine, target, dist.group.WORLD, temperature=temperature)
+        found = kernels.logprob(mine, target, process_group=dist.group.WORLD, temperature=temperature)
         (dx,) = torch.autograd.grad(found, mine, (dlogprob, dentropy))
         if (dx := whole(dx * temperature, rank)) is not None:
             judged(values, case, given, (dx,), kinds)
@@ -114,28 +117,32 @@ def logprob(rank):
 def refusals(rank):
     """One line for each wrong argument. A target that no rank has makes its row NaN."""
     x, target = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 8, -100])
-    found = parallel.cross_entropy(x, target, dist.group.WORLD, reduction="none")
+    found = kernels.cross_entropy(x, target, process_group=dist.group.WORLD, reduction="none")
     (dx,) = torch.autograd.grad(found.sum(), x)
     assert found.isnan().tolist() == [False, True, False] and dx.isnan().any(1).tolist() == [False, True, False]
-    for group, shard, error, part_of in (
-        (None, None, TypeError, "process_group is a NoneType"),
-        (dist.group.WORLD, (6, 8), ValueError, "the 4 classes of this rank end at 10"),
+    for given, error, part_of in (
+        ({"process_group": 3}, TypeError, "process_group is a int"),
+        ({"shard": (6, 8)}, ValueError, "the 4 classes of this rank end at 10"),
+        ({"reduction": "all"}, ValueError, "'all' is not a valid value for reduction"),
+        ({"return_lse": True, "weight": torch.ones(4)}, ValueError, "cross_entropy has no weight, return_...; leave it out"),
+        ({"z_loss": -1.0}, ValueError, "z_loss -1.0: must be finite and not negative"),
     ):
         try:
-            parallel.cross_entropy(x, target, group, shard)
+            kernels.cross_entropy(x, target, **{"process_group": dist.group.WORLD, **given})
         except error as raised:
             assert part_of in str(raised), raised
         else:
             raise AssertionError(part_of)
 
 
-def sharded():
+def sharded(rank):
     """Operators of DTensor: rows, batch and heads stay sharded, and what an operator reduces is gathered."""
 
     mesh, ops = init_device_mesh("cpu", (2,)), torch.ops.softbench
     for name in ("cuda.operator", "automatic.masked_softmax"):
         importlib.import_module(f"softbench.kernels.{name}")  # their operators
     x, target, options = torch.randn(6, 4), torch.tensor([0, 3, -100, 1, 2, 3]), (-100, 0.1, 0.0, 0.0)
+    _functions_of_dtensor(mesh)
     scores, mask, sink = torch.randn(2, 4, 3, 5), torch.randn(4, 1, 5), torch.randn(4)
     for place, stays in ((Shard(0), True), (Shard(1), False), (Replicate(), True)):
         for call, given in (
@@ -160,3 +167,14 @@ def _same(mesh, call, given, places, expected):
     (dx,), (dpart,) = (torch.autograd.grad(one.square().sum(), leaf) for one, leaf in ((y, whole), (got, parts[0])))
     torch.testing.assert_close(got.full_tensor(), y)
     torch.testing.assert_close(dpart.full_tensor(), dx)
+
+
+def _functions_of_dtensor(mesh):
+    """Cross entropy and log-probability of logits whose rows or classes are sharded, with a mean of both ranks."""
+    x, target = torch.randn(6, 5), torch.tensor([0, 3, -100, 1, 4, 3])
+    for place in (Shard(0), Shard(1), Replicate()):
+        of_target = Shard(0) if place == Shard(0) else Replicate()
+        for reduction in ("mean", "none"):
+            call = partial(kernels.cross_entropy, reduction=reduction, label_smoothing=0.1, z_loss=0.01)
+            _same(mesh, call, (x, target), [place, of_target], of_target if reduction == "none" else None)
+        _same(mesh, lambda x, target: kernels.logprob(x, target)[1], (x, target.clamp(min=0)), [place, of_target], of_target)
