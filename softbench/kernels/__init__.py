@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from softbench.kernels.automatic.choice import Choice as Choice, build as build, which as which
     from softbench.kernels.automatic.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from softbench.kernels.automatic.linear_logprob import linear_logprob as linear_logprob
     from softbench.kernels.automatic.losses import cross_entropy as cross_entropy, logprob as logprob
     from softbench.kernels.automatic.masked_softmax import masked_softmax as masked_softmax
     from softbench.kernels.automatic.modules import CrossEntropyLoss as CrossEntropyLoss, LogSoftmax as LogSoftmax, Softmax as Softmax
@@ -22,14 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     *("Choice", "CrossEntropyLoss", "LogSoftmax", "Softmax", "build", "cross_entropy", "enable", "linear_cross_entropy"),
-    *("log_softmax", "logprob", "masked_softmax", "softmax", "use", "which"),
+    *("linear_logprob", "log_softmax", "logprob", "masked_softmax", "softmax", "use", "which"),
 ]
 _MODULES = {
     **dict.fromkeys(("Choice", "build", "which"), "choice"),
     **dict.fromkeys(("cross_entropy", "logprob"), "losses"),
     **dict.fromkeys(("CrossEntropyLoss", "LogSoftmax", "Softmax"), "modules"),
     **dict.fromkeys(("enable", "use"), "override"),
-    **{"masked_softmax": "masked_softmax", "linear_cross_entropy": "linear_cross_entropy", "softmax": "softmax", "log_softmax": "softmax"},
+    **{name: name for name in ("masked_softmax", "linear_cross_entropy", "linear_logprob", "softmax")},
+    "log_softmax": "softmax",
 }
 """The modules of `softbench.kernels.automatic` with these names."""
 
