@@ -24,7 +24,7 @@ from ..common.rows import DTYPES, transformed
 from .choice import FORGETS, Calls, choice
 
 aten = torch.ops.aten  # not by names that somebody may have replaced
-_torchs_cross_entropy = torch._C._nn.cross_entropy_loss
+_torchs_cross_entropy: Any = torch._C._nn.cross_entropy_loss
 """aten::cross_entropy_loss, with torch's errors for arguments of wrong types."""
 NONE, MEAN, SUM = range(3)
 REDUCTIONS = {"mean": MEAN, "sum": SUM, "none": NONE}
@@ -120,8 +120,10 @@ def cross_entropy(
     if given is None:
         loss, lse = _by_torch(input, target, weight, number, dim, dtype, *options, logit_scale, lse, return_lse or return_z_loss)
     else:
-        loss, lse = _by_kernels(*given, target, weight, number, *options, logit_scale, lse, inplace_backward)
-        loss = loss.to(_result_dtype(input, dtype))
+        rows, classes = given
+        loss, lse = _by_kernels(rows, classes, target, weight, number, *options, logit_scale, lse, inplace_backward)
+        if loss.dtype is not (result := _result_dtype(input, dtype)):
+            loss = loss.to(result)
     if not others:
         return loss
     return loss, *_others(
@@ -161,7 +163,7 @@ def _rows_for_kernels(
             return None
     if target.shape != logits.shape[:-1]:
         return None
-    return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
+    return (logits, target) if dimensions == 2 else (logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1))
 
 
 def _by_kernels(
@@ -185,6 +187,8 @@ def _by_kernels(
     if number != reduced:
         loss, total = loss.sum(), share.sum() if weight is not None else (classes != ignore_index).sum()
         loss = loss if number == SUM else loss / total
+    if target.dim() == 1:
+        return loss, lse
     return loss.view(target.shape) if number == NONE else loss, lse.view(target.shape)
 
 
@@ -577,7 +581,7 @@ def _of_loss(ctx: Any, dloss: Tensor, _dlse: Tensor, _dcounted: Tensor) -> tuple
 
 
 def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
-    backward = _differentiable_gradient_of_logprob if transformed() else _logprob_backward
+    backward: Any = _differentiable_gradient_of_logprob if transformed() else _logprob_backward
     return backward(*ctx.saved_tensors, dlogprob, dentropy, *ctx.options), *[None] * (1 + len(ctx.options))
 
 

@@ -63,7 +63,7 @@ class Function:
     def __call__(self, x: Tensor, dim: int | None, dtype: torch.dtype | None, out: Tensor | None, stacklevel: int) -> Tensor:
         """The call that C++ did not make."""
         if dim is None:
-            dim = functional._get_softmax_dim(self.name, x.dim(), stacklevel + 1)
+            dim = functional._get_softmax_dim(self.name, x.dim(), stacklevel + 1)  # type: ignore[attr-defined]
         if out is not None:
             return self.torchs(x, dim, dtype, out=out)
         if not isinstance(x, Tensor) or transformed():

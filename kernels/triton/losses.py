@@ -101,12 +101,10 @@ def cross_entropy_fused(
     if logit_scale != 1.0:
         dloss = x.new_full((1,), logit_scale, dtype=torch.float32) if dloss is None else dloss * logit_scale
     if lse is not None or not launch("fused", (x, target, dx, loss, dloss), options):
-        maximum, total = result_of_rows(x), result_of_rows(x)
+        maximum, total = (result_of_rows(x), result_of_rows(x)) if lse is None else (lse, None)
         launch("reduction", (x, target, loss, maximum, total), options)
         of_rows = None if dloss is None else dloss.expand(len(x)).contiguous()
         launch("gradient", (x, target, maximum, total, of_rows, None, dx), options)
-        if lse is not None:
-            lse.copy_(maximum + total.log())
     return loss, _result(dx, out)
 
 

@@ -144,11 +144,11 @@ def check_gradients(name, number):
 
 
 def check_transforms(name, number, device="cpu", dtype=torch.float64):
-    """vmap without a warning, and gradients of torch.func, as torch's operators have them."""
+    """vmap without a warning, gradients of torch.func and their tangents, as torch's operators have them."""
     ours, theirs, samples = CASES[name]
     found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)  # that of vmap
         for function in (ours, theirs):
             call, leaves = of_leaves(function, samples[number], device, dtype)
             inputs = [leaf.detach() for leaf in leaves]
@@ -157,7 +157,8 @@ def check_transforms(name, number, device="cpu", dtype=torch.float64):
             axes = tuple(0 if leaf.requires_grad else None for leaf in leaves)
             batches = [batch if axis == 0 else one for batch, axis, one in zip(batches, axes, inputs, strict=True)]
             gradient = torch.func.grad(total)
-            found.append((gradient(*inputs), torch.vmap(call, axes)(*batches), torch.vmap(gradient, axes)(*batches)))
+            tangents = torch.func.jvp(gradient, tuple(inputs), tuple(map(torch.ones_like, inputs)))
+            found.append((*tangents, torch.vmap(call, axes)(*batches), torch.vmap(gradient, axes)(*batches)))
     assert_close(*found, equal_nan=True, atol=1e-5, rtol=1e-4)
 
 

@@ -17,11 +17,6 @@ def test_results_and_gradients_are_those_of_torchs_operators(name, number):
     contract.check_results(name, number, "cpu", torch.float64)
 
 
-@pytest.mark.parametrize("name", contract.CASES)
-def test_gradients_have_gradients_and_tangents(name):
-    contract.check_gradients(name, 1)
-
-
 @pytest.mark.slow
 @contract.EACH
 def test_gradients_of_all_samples_have_gradients_and_tangents(name, number):
@@ -51,8 +46,8 @@ OPERATORS = {
 def test_operators_have_second_gradients_vmap_and_flops(name):
     """What our kernels run through. On the CPU torch computes it."""
     call, x = OPERATORS[name], ROWS.clone().requires_grad_()
-    assert torch.autograd.gradgradcheck(call, x, check_undefined_grad=False)
-    assert torch.autograd.gradcheck(call, x, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(call, x, check_undefined_grad=False, fast_mode=True)
+    assert torch.autograd.gradcheck(call, x, check_batched_grad=True, fast_mode=True)
     batch = torch.stack([ROWS, -ROWS])
     assert_close(torch.vmap(call)(batch), torch.utils._pytree.tree_map(lambda *each: torch.stack(each), *(call(one) for one in batch)))
     with FlopCounterMode(display=False) as counter:

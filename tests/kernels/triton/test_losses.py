@@ -109,6 +109,22 @@ for N in (9, 5003):
         x, target = torch.randn(2, columns), torch.tensor([1, columns - 1])
         full, half = (losses.cross_entropy_fused(x, target, dloss=dloss, **options) for dloss in (None, torch.tensor(0.5)))
         assert torch.equal(full[0], half[0]) and torch.allclose(full[1] / 2, half[1], rtol=1e-6, atol=0)
+    # a scale of the logits is that of a copy, and an ignored target has a log-probability of 0 and none of its gradient
+    x, target, rows = torch.randn(3, N), torch.tensor([0, -100, N - 1]), torch.tensor([1.0, 2.0, 3.0])
+    for options in ({}, {"label_smoothing": 0.3, "z_loss": 0.1}, {"softcap": 2.0}):
+        loss_of_copy, _ = losses.cross_entropy_forward(0.5 * x, target, **options)
+        loss, lse = losses.cross_entropy_forward(x, target, logit_scale=0.5, **options)
+        assert torch.allclose(loss, loss_of_copy, atol=1e-5)
+        of_copy = 0.5 * losses.cross_entropy_backward(0.5 * x, target, lse, rows, **options)
+        assert torch.allclose(losses.cross_entropy_backward(x, target, lse, rows, logit_scale=0.5, **options), of_copy, atol=1e-6)
+        of_copy = 0.5 * losses.cross_entropy_fused(0.5 * x, target, **options)[1]
+        assert torch.allclose(losses.cross_entropy_fused(x, target, logit_scale=0.5, lse=lse, **options)[1], of_copy, atol=1e-6)
+    given = {"ignore_index": -100, "logit_scale": 0.5}
+    found, entropy, lse = losses.logprob_forward(x, target, **given)
+    y = torch.log_softmax(0.5 * x, 1)
+    assert found[1] == 0 and torch.allclose(found[::2], y[[0, 2], [0, N - 1]], atol=1e-5)
+    dx = losses.logprob_backward(x, target, lse, entropy, rows, 0 * rows, **given)
+    assert not dx[1].any() and torch.allclose(dx[0], 0.5 * ((torch.arange(N) == 0) * 1.0 - y[0].exp()), atol=1e-6)
 empty, none = torch.empty(0, 5), torch.empty(0, dtype=torch.int64)
 assert losses.cross_entropy_fused(empty, none)[1].shape == (0, 5) and losses.logprob_forward(empty, none)[0].shape == (0,)
 x, target = torch.randn(2, 3), torch.tensor([0, 1])
