@@ -33,7 +33,8 @@ def test_autocast_gives_what_torch_gives():
     with torch.autocast("cuda", torch.bfloat16):
         found = kernels.softmax(x), kernels.log_softmax(x), kernels.cross_entropy(x, target), kernels.cross_entropy(x, target, z_loss=0.1)
         expected = torch.softmax(x, -1), torch.log_softmax(x, -1), torch.nn.functional.cross_entropy(x, target)
-    assert_close(found[:3], expected)
+    assert_close(found[:2], expected[:2])
+    assert_close(found[2], expected[2], atol=2e-2, rtol=1e-2)  # torch rounds log_softmax to 16 bits inside
     assert found[3].dtype is torch.float32
     assert kernels.cross_entropy(x, target).dtype is torch.bfloat16
 
