@@ -76,6 +76,8 @@ The numbers of a GPU are guesses: they are fitted to no run.
 """
 CALL_ELEMENT = {"cuda": 2e-12, "cpu": 2e-9}
 """Seconds of a call per element, in fp32 and forward."""
+CALL_FLOP, COMPARED_FLOP = {"cuda": 2e-15, "cpu": 1e-11}, {"cuda": 3.5e-14, "cpu": 3e-11}
+"""Seconds of a call, and of its comparison with float64, per operation of its matrix products: on an H200 in 16 bits, and on a core."""
 FEWEST_CALLS = {"cuda": 12, "cpu": 7}
 """Calls of a batch, however long they take."""
 OVERHEAD = 1.2
@@ -137,12 +139,14 @@ def _seconds(plan: Plan, case: Case, able: Sequence[BackendInfo], *, first: bool
     together = not plan.takes_turns(case, cells)
     declared = [info.build_seconds for info in able]
     build = "first build" if first else "build"
-    calls = FEWEST_CALLS[plan.device] * CALL_ELEMENT[plan.device] * elements
+    flops = operation(case.op).flops(case)
+    calls = FEWEST_CALLS[plan.device] * (CALL_ELEMENT[plan.device] * elements + CALL_FLOP[plan.device] * flops)
+    products = COMPARED_FLOP[plan.device] * flops
     batch = OVERHEAD * (settings.warmup_ms + settings.batch_ms) / 1e3 + calls
     share = 1 / min(cells, PROCESSORS) if plan.device == "cpu" and together else 1  # workers check at the same time
-    check = rates["check"].seconds(cells * share, elements, work * _checked(case))
-    alone = rates["round"].seconds(1, elements, work * _verified(case))
-    each = rates["round"].seconds(cells, elements, work * _verified(case))
+    check = rates["check"].seconds(cells * share, elements, work * _checked(case)) + cells * products
+    alone = rates["round"].seconds(1, elements, work * _verified(case)) + products
+    each = rates["round"].seconds(cells, elements, work * _verified(case)) + cells * products
     rounds = rounds_of(plan)
     if check > settings.timeout["check"]:
         check, rounds = settings.timeout["check"], 0  # the cells end there

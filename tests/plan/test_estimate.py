@@ -31,6 +31,11 @@ def test_a_large_case_takes_longer_than_a_small_one(device, times):
     assert estimate.run_seconds(both) > estimate.run_seconds(large)
 
 
+def test_products_of_matrices_take_their_time():
+    loss = replace(case(8192, 128256, Direction.FUSED, "bf16", "cuda"), op="linear_cross_entropy")
+    assert 60 < estimate.run_seconds(plan_of(loss, names=[f"b{i}" for i in range(9)], device="cuda", rounds=3, max_rounds=3)) < 240
+
+
 def test_a_declared_build_counts_once_if_workers_build_at_once():
     slow = info("slow", build_seconds=100.0), info("slower", build_seconds=200.0)
     ample = plan_of(case(8, 8), names=slow)
