@@ -250,9 +250,9 @@ class Splices:
         *self.truth, self.other = truth
         self.sets, self.random = sets, source
         self.in_place = [form.becomes for form in due if form.becomes is not None]
-        free, drawn = operation(case.op).free(case), torch.Generator().manual_seed(source.getrandbits(63))
+        free = operation(case.op).free(case)
         self.places = {
-            number: torch.randint(tensor.numel(), (SPLICED, 2), generator=drawn).to(tensor.device)
+            number: torch.tensor(source.choices(range(tensor.numel()), k=2 * SPLICED), device=tensor.device).view(SPLICED, 2)
             for number, tensor in enumerate(sets[0])
             if free[number] and _is_spliced(tensor) and not _linked(self.other[number])
         }

@@ -91,9 +91,9 @@ PROTECTED: dict[ModuleType, str] = {
     gc: "enable disable isenabled collect freeze",
     sys: "gettrace getprofile addaudithook",
     torch.cuda: "Event Event.record Event.elapsed_time Event.synchronize Event.wait Event.__new__ "
-    "synchronize Stream current_stream CUDAGraph graph _sleep",
-    torch: "equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs Tensor.all Tensor.amin Tensor.amax "
-    f"Tensor.sum Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim Tensor.reshape {USED}",
+    "synchronize Stream current_stream CUDAGraph graph _sleep manual_seed",
+    torch: "default_generator random.fork_rng equal full_like randn where empty Tensor.double Tensor.clone Tensor.copy_ Tensor.abs "
+    f"Tensor.all Tensor.amin Tensor.amax Tensor.sum Tensor.item Tensor.isnan Tensor.data_ptr Tensor.movedim Tensor.reshape {USED}",
 }
 """Names outside softbench that timing and checking depend on, by module. Each must exist, unless it is in OPTIONAL.
 Every name that a module of OPERATIONS or CHECKS defines or imports is protected too."""
