@@ -125,7 +125,9 @@ def request_of(
         functions = {op: _absolute(target.function) for op, target in by_op.items()}
         lent = [path for path in sys.path if path.endswith(LENT)]
         known = [one for one in registry.declarations() if one.partition("(")[0] in by_op]
-        about = {"python": str(sides.of(name).python), "functions": functions, "operations": known, "lent": lent}
+        side = sides.of(name)
+        version = {"version": side.commit[:12] or ("" if side.source else side.shown), "source": str(side.source or "")}
+        about = {"python": str(side.python), "functions": functions, "operations": known, "lent": lent, **version}
         file.write_text(json.dumps(about), "utf-8")
         plugins.append(Path(f"{name}={file}"))
     others = {name: value for name, value in given.items() if name not in AXES and name != "config"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from softbench.core.case import YARDSTICK, Case, parse_op
 from softbench.core.json import JsonObject
 from softbench.ops import registry
 from softbench.plan.plan import Plan
+from softbench.plugins import targets
 from softbench.plugins.info import BackendInfo
 from softbench.results.document import environments
 from softbench.run import process_spread
@@ -100,10 +102,15 @@ def _own_commit() -> str | None:
 
 
 def _plugin_commits(infos: Sequence[BackendInfo]) -> dict[str, str | None]:
-    """The commit of the checkout that each plugin file lies in, by backend; None for files outside a checkout."""
-    folders = {info.name: file.parent for info in infos if (file := info.origin.file)}
+    """The commit of the checkout that each plugin file lies in, by backend; None for files outside a checkout.
+
+    Of the functions of a package it is the commit of their environment, or the wheel or version that it was made from.
+    """
+    files = {info.name: file for info in infos if (file := info.origin.file)}
+    packages = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.suffix == targets.SUFFIX}
+    folders = {name: Path(packages[name]["source"] or file.parent) if name in packages else file.parent for name, file in files.items()}
     commits = {folder: _git_commit(folder) for folder in {*folders.values()}}
-    return {name: commits[folder] for name, folder in folders.items()}
+    return {name: packages.get(name, {}).get("version") or commits[folder] for name, folder in folders.items()}
 
 
 def _git_commit(folder: Path) -> str | None:

@@ -10,6 +10,7 @@ import pytest
 
 from softbench.core.errors import ConfigError
 from softbench.gate import fresh_pairs, packages, scan, targets
+from softbench.results.document import load_header
 
 OLD = "def scale(x, factor=2.0):\n    return x * factor\n"
 BENCHMARKS = """
@@ -57,9 +58,10 @@ def test_each_side_has_its_own_version_and_the_old_outputs_are_right(gate):
     assert "in the reference; beyond the tolerance, rtol 1e-05 and atol 1e-05" in reason
 
 
-def test_equal_outputs_within_a_tolerance_are_measured(gate):
+def test_equal_outputs_within_a_tolerance_are_measured(gate, tmp_path):
     _, [(_, state, reason)], err = gate(OLD.replace("factor\n", "factor * 1.001\n"), "--tolerance", "0.01,0", inputs="x[M,N], factor=3.0")
     assert state == "ambiguous" and reason.startswith("1 process pair"), err
+    assert load_header(tmp_path / "results" / "gate" / "latest.json.gz")["commits"] == {"candidate": "new", "base": "old"}
 
 
 @pytest.mark.parametrize(
