@@ -15,6 +15,7 @@ needs_cuobjdump = pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, 
 
 HERE = Path(__file__).parents[1] / "kernels" / "cuda"
 ASSEMBLER = {
+    '" : "+r"': ";",
     "ex2.approx.ftz.f32": "y = exp2f(x);",
     "rcp.approx.ftz.f32": "y = 1.0f / x;",
     "min.NaN.f32": "y = simulated::min_or_nan(a, b);",
@@ -60,6 +61,7 @@ def simulated(source):
         return next(known, "std::abort();")
 
     source = re.sub(r'asm(?: volatile)?\(\s*"(.*?)\);(?=\s*(?:\}|//|\n|$))', statement, source, flags=re.DOTALL)
+    source = re.sub(r"extern __shared__ Partial (\w+)\[\];", r"static Partial \1[1 << 16];", source)
     source = re.sub(r"extern __shared__ .*?;", "__shared__ unsigned char dynamic[1];", source)  # of kernels that are not launched
     return re.sub(r"(\brow_\w+<[^;{}]*?>)<<<([^;]*?)>>>\(((?:[^()]|\(\w*\))*)\)", r"simulated::launch(\2, [&] { \1(\3); })", source)
 
