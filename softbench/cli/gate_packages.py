@@ -97,7 +97,7 @@ class Packages:
         axes = from_flags({name: given.get(name) for name in AXES if name != "op"})
         if self.candidate is None or ":" not in self.candidate:
             listed = list(file.targets) if file else []
-            chosen = [one for one in listed if self.candidate in (None, one.label)]
+            chosen = [one for one in listed if self.candidate in (None, one.label, one.function.partition(":")[2])]
             if not chosen:
                 there = f"; the targets of {file.path} are {', '.join(one.label for one in listed)}" if file else ""
                 raise UsageError(f"--candidate {self.candidate}: names no function; write MODULE:NAME{there}")

@@ -69,9 +69,7 @@ def test_equal_outputs_within_a_tolerance_are_measured(gate, tmp_path):
     [
         (None, "toy:scale", 2, "new: there is no module toy"),
         ("", "toy:scale", 2, "new: toy has no scale"),
-        (OLD, "toy:nothing", 2, "toy has no nothing"),
         (OLD.replace("factor=2.0", "factor"), "toy:scale", 3, "takes (x, factor=2.0) in old and (x, factor) in new"),
-        (OLD.replace("x, factor", "x, eps=0, factor"), "toy:scale", 3, "compare an expression that both take"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_line(gate, new, function, code, told):
@@ -80,6 +78,7 @@ def test_what_cannot_be_compared_is_refused_in_a_line(gate, new, function, code,
     assert told in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["bench.py:TimeScale.time_scale", "bench.py:test_scale"])
 def test_a_benchmark_of_another_suite_can_be_named(gate, tmp_path, function):
     (tmp_path / "bench.py").write_text(BENCHMARKS)
@@ -91,6 +90,7 @@ def test_a_benchmark_of_another_suite_can_be_named(gate, tmp_path, function):
 def test_an_added_parameter_with_a_default_changes_no_call():
     assert packages.callable_as("x, factor=2.0", "x, factor=2.0, out=None")
     assert packages.callable_as("x, *, eps", "x, *, eps, bias=None")
+    assert not packages.callable_as("x, factor=2.0", "x, eps=0, factor=2.0")
     assert not packages.callable_as("x, weight", "x, w")
 
 
