@@ -56,15 +56,18 @@ def of_gradient(
 
 def _launch(kernel: Any, M: int, given: tuple[Any, ...], **constants: int) -> None:
     if M:
-        kernel[(triton.cdiv(M, ROWS),)](*given, **constants, ROWS=ROWS)
+        with torch.cuda.device_of(given[0]):  # Triton launches on the current device
+            kernel[(triton.cdiv(M, ROWS),)](*given, **constants, ROWS=ROWS)
 
 
 @triton.jit
 def _number(given):
     """A whole number, which may be in memory."""
     if given.dtype.is_ptr():
-        return tl.load(given)
-    return given.to(tl.int64)
+        found = tl.load(given)
+    else:
+        found = given.to(tl.int64)
+    return found
 
 
 @triton.jit(do_not_specialize=["first"])
