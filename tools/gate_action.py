@@ -88,7 +88,8 @@ def gate(env: Mapping[str, str], options: list[str]) -> int:
         arguments = options or compared(env)
         softbench = str(folder(env) / "bin" / "softbench")
         code, rest = measured([softbench, "gate", *arguments, *_files(report)], report / "gate.log", None if options else checkout_of(env))
-        text = outcome(report / "gate.json") or rest
+        found = outcome(report / "gate.json")
+        text, rest = (found, rest) if found else (rest, "")
         write_page(softbench, report)
     except NotMeasuredError as error:
         code, text, rest, neutral = error.code, str(error), "", neutral if error.code == INCONCLUSIVE else False
@@ -115,7 +116,7 @@ def compared(env: Mapping[str, str]) -> list[str]:
     if env.get("GATE_FILE"):
         return two_commits(env)
     function = ["--candidate", env["GATE_CANDIDATE"]] if env.get("GATE_CANDIDATE") else []
-    base = env.get("GATE_BASE") or _git(checkout_of(env), "rev-parse", "HEAD^1").stdout.strip()
+    base = env.get("GATE_BASE") or _git(checkout_of(env), "rev-parse", "--short=12", "HEAD^1").stdout.strip()
     if not base:
         raise NotMeasuredError("base: the checked-out commit has no parent; give the input base a commit, a wheel or NAME==VERSION")
     return [*function, "--candidate-env", env.get("GATE_HEAD") or ".", "--reference-env", base, *_words(env, "GATE_ARGS", "args")]
@@ -163,7 +164,7 @@ def measured(command: list[str], log: Path, place: Path | None = None) -> tuple[
             kept.write(line)
             lines.append(line)
     report = [line for line in lines if not line.startswith("softbench: ")]  # without the notes and the progress of stderr
-    return process.returncode, "".join(report if process.returncode in VERDICTS else lines[-20:])
+    return process.returncode, "".join((report if process.returncode in VERDICTS else []) or lines[-20:])
 
 
 def outcome(document: Path) -> str:

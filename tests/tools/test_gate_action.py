@@ -224,7 +224,7 @@ def test_a_comment_has_no_path_of_the_runner():
 )
 def test_a_package_is_compared_with_its_base(pretended, origin, tmp_path, inputs, words):
     done = run(pretended, tmp_path / "job", origin, env={"CODE": "0"}, file="", **inputs)
-    parent = git(origin, "rev-parse", "main")
+    parent = git(origin, "rev-parse", "--short=12", "main")
     said = done.log.splitlines()
     assert said[said.index("gate") + 1 :][: len(words)] == [parent if word == "PARENT" else word for word in words]
 
