@@ -35,7 +35,9 @@ Cases = Sequence[Mapping[str, Value]]
 """Values of a problem's parameters, each a case."""
 
 
-def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES["import"], cases: Cases = ()) -> list[str] | None:
+def names(
+    given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES["import"], cases: Cases = (), threads: int | None = None
+) -> list[str] | None:
     """The values of `--op` with the name of its operation in place of each Python file. None stays None.
 
     Args:
@@ -43,6 +45,7 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
         at: the flag or the key of a configuration, for errors.
         seconds: the deadline for one file.
         cases: those of problems that the user asks for; without them a problem's own count.
+        threads: as of the session that follows, which then takes the same forkserver.
 
     Raises:
         UsageError: a file has no valid operation.
@@ -56,7 +59,7 @@ def names(given: Sequence[str] | None, at: str = "--op", seconds: float = PHASES
     found = {word: registry.of_file(str(Path(word).resolve())) for word in paths}
     found = {word: "" if name and cases and registry.declared(name).whole else name for word, name in found.items()}
     if files := [file for file, known in found.items() if not known]:
-        pool = opened()
+        pool = opened(threads=threads)
         try:
             found |= {file: _read(pool, file, at, seconds, cases) for file in files}
         except BaseException:

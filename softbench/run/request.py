@@ -93,7 +93,8 @@ def flags_of(given: Mapping[str, Any]) -> Layer:
     if not given.get("op"):
         return from_flags(given)
     ops, solutions = operations.with_solutions(given["op"])
-    names = operations.names(ops, cases=operations.cases_of(given)) or []
+    threads = from_flags({"threads": given.get("threads")}).get("threads")
+    names = operations.names(ops, cases=operations.cases_of(given), threads=threads) or []
     flags = {**given, "op": names} | ({"plugins": [*(given.get("plugins") or ()), *solutions]} if solutions else {})
     if len(operations.problems(names)) < len(names):
         return from_flags(flags)
