@@ -9,6 +9,8 @@ those of `softbench.kernels.common.losses`, without a softcap.
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 import triton
 import triton.language as tl
@@ -150,7 +152,7 @@ def _launch(
     given = [interpreted_number(float(number)) if INTERPRETED else float(number) for number in numbers]
     operands = (x, *of_columns) if len(tensors) == 1 else (x, *of_columns, tensors[1])
     sizes = R, inner // align, outers * inner
-    with torch.cuda.device(x.device) if x.is_cuda else torch.no_grad():
+    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
         with_stable_key(kernel)[grid](
             *operands, *strides, *sizes, ignored, *given, rows, columns, TILES, align, num_warps=THREADS // WARP, **CONTRACTION
         )
