@@ -61,9 +61,9 @@ def apply_to_rows(
 def apply_to_columns(
     columns: LaunchColumns, inputs: tuple[torch.Tensor, ...], axis: int, dtype: torch.dtype | None = None, scale: Scale | None = None
 ) -> torch.Tensor | None:
-    """As `apply_to_rows`, along another axis than the last; None for the last one, and where the launch cannot."""
+    """As `apply_to_rows`, along another axis than the last; None for the last one, for adjacent elements, and where the launch cannot."""
     like = inputs[-1]
-    if axis >= like.dim() - 1:
+    if axis >= like.dim() - 1 or any(tensor.stride(axis) == 1 for tensor in inputs):
         return None
     out = torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
     return out if columns(*(around(tensor, axis) for tensor in (*inputs, out)), scale=scale) else None

@@ -149,15 +149,16 @@ def _dot(dy, y, LOG: tl.constexpr, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYP
     return s
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["x_outer", "x_row", "y_outer", "y_row", "R", "inner", "columns", "scale"])
 def forward_tile(
     x_ptr, y_ptr, x_outer, x_row, x_column, y_outer, y_row, y_column, R, inner, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
     KEEP: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
-    """Strides of outers and rows, and `inner`, count units of ALIGN columns. With PAIRS a column is a pair of them."""
+    """Strides of outers and rows, `inner` and `columns`, count units of ALIGN columns: so the compiler knows alignments that no 16 divides.
+    With PAIRS a column is a pair of them."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    outer, column, inside = _columns(columns, inner * ALIGN, COLUMNS)
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
     m, high_m = _maxima(x, PAIRS, DTYPE)
     again = x if KEEP else _again(x, m, high_m, PAIRS)
@@ -182,7 +183,7 @@ def forward_tile(
         _store(at + k * step, lower, upper, inside if k < TILES - 1 else inside & (row + k * ROWS < R), PAIRS, DTYPE)
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["dy_outer", "dy_row", "y_outer", "y_row", "dx_outer", "dx_row", "R", "inner", "columns", "scale"])
 def backward_tile(
     dy_ptr, y_ptr, dx_ptr, dy_outer, dy_row, dy_column, y_outer, y_row, y_column, dx_outer, dx_row, dx_column, R, inner, columns,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
@@ -190,7 +191,7 @@ def backward_tile(
 ):  # fmt: skip
     """As `forward_tile`."""
     DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    outer, column, inside = _columns(columns, inner * ALIGN, COLUMNS)
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
     dy = _load(dy_ptr, outer, column, (dy_outer, dy_row, dy_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, False)
     y = _load(y_ptr, outer, column, (y_outer, y_row, y_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, False)
     dot = _dot(dy, y, LOG, False, PAIRS, DTYPE)
@@ -250,7 +251,7 @@ def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | N
     constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit, *((tile.keep and not log,) if forward else ()), log
     options = {"num_warps": tile.threads // WARP, **CONTRACTION}
     kernel = forward_tile if forward else backward_tile
-    return Launch(kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, columns, *constants), options)
+    return Launch(kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, outers * inner // align, *constants), options)
 
 
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}

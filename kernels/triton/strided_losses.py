@@ -35,13 +35,13 @@ def _place(columns, inner, COLUMNS: tl.constexpr):
     return column, column // inner, column % inner, column < columns
 
 
-@triton.jit(do_not_specialize=["ignored", "smoothing", "z_loss", "scale"])
+@triton.jit(do_not_specialize=["x_outer", "x_row", "R", "inner", "columns", "ignored", "smoothing", "z_loss", "scale"])
 def loss_forward(
     x_ptr, target_ptr, loss_ptr, lse_ptr, x_outer, x_row, R, inner, columns, ignored, smoothing, z_loss, scale,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Strides and `inner` count units of ALIGN elements. `scale` multiplies the logits."""
-    number, outer, column, inside = _place(columns, inner * ALIGN, COLUMNS)
+    number, outer, column, inside = _place(columns * ALIGN, inner * ALIGN, COLUMNS)
     target = tl.load(target_ptr + number, mask=inside, other=0)
     row = tl.arange(0, ROWS)[:, None]
     of_row = x_row.to(tl.int64) * ALIGN
@@ -79,12 +79,14 @@ def loss_forward(
     tl.store(lse_ptr + number, lse, mask=inside)
 
 
-@triton.jit(do_not_specialize=["ignored", "smoothing", "z_loss", "scale"])
+@triton.jit(
+    do_not_specialize=["x_outer", "x_row", "dx_outer", "dx_row", "R", "inner", "columns", "ignored", "smoothing", "z_loss", "scale"]
+)
 def loss_backward(
     x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr, x_outer, x_row, dx_outer, dx_row, R, inner, columns, ignored, smoothing, z_loss, scale,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    number, outer, column, inside = _place(columns, inner * ALIGN, COLUMNS)
+    number, outer, column, inside = _place(columns * ALIGN, inner * ALIGN, COLUMNS)
     row = tl.program_id(1) * (ROWS * TILES) + tl.arange(0, ROWS)[:, None]
     of_row = x_row.to(tl.int64) * ALIGN
     at = x_ptr + outer * (x_outer.to(tl.int64) * ALIGN) + column + row * of_row
@@ -151,7 +153,7 @@ def _launch(
     ignored, *numbers = options
     given = [interpreted_number(float(number)) if INTERPRETED else float(number) for number in numbers]
     operands = (x, *of_columns) if len(tensors) == 1 else (x, *of_columns, tensors[1])
-    sizes = R, inner // align, outers * inner
+    sizes = R, inner // align, outers * inner // align
     with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
         with_stable_key(kernel)[grid](
             *operands, *strides, *sizes, ignored, *given, rows, columns, TILES, align, num_warps=THREADS // WARP, **CONTRACTION
