@@ -183,8 +183,7 @@ def h200() -> str:
         "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], SHOWN_BACKENDS[1:], BY_PASS),
-        "Lines of a table of `softbench show results/h200/frontier.csv --markdown`, without `triton-row`:",
-        frontier_tables("h200/frontier", FRONTIER[:1], SHOWN_BACKENDS),
+        "`softbench show results/h200/frontier.csv` has each shape.",
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
