@@ -113,7 +113,8 @@ def _command(command: Any, title: str, described: dict[tuple[str, ...], str]) ->
             else:
                 known.setdefault(earlier, []).append(names)
     by_panel = sorted(panels.items(), key=lambda item: PLACES.get(item[0], 0))
-    if rows_of_all := [row for panel, rows in by_panel for row in ((f"**{panel}**", "", ""), *rows)]:
+    headings = {panel: [] if panel in ("Arguments", "Options") else [(f"**{panel}**", "", "")] for panel in panels}
+    if rows_of_all := [row for panel, rows in by_panel for row in (*headings[panel], *rows)]:
         parts.append(table(("option", "meaning", "default"), rows_of_all))
     for earlier, names_of in known.items():
         parts.append(f"As in [{earlier}](#softbench-{earlier.replace(' ', '-')}): {', '.join(names_of)}.")
