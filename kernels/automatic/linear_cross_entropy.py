@@ -13,7 +13,7 @@ from torch.library import custom_op
 
 from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
-from ..common.rows import DTYPES, check_no_tangent
+from ..common.rows import DTYPES, check_no_transform
 from .choice import Calls, choice, without_triton
 from .losses import _cross_entropy, _cross_entropy_backward
 
@@ -53,9 +53,7 @@ def linear_cross_entropy(
     rows, classes = hidden.reshape(target.numel(), hidden.shape[-1]), target.reshape(-1)
     rows, weight = _as_autocast(rows), _as_autocast(weight)
     parts.check(rows, weight, classes)
-    check_no_tangent("linear_cross_entropy", rows, weight)
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise NotImplementedError("linear_cross_entropy has no torch.func transforms; its gradients are those of backward")
+    check_no_transform("linear_cross_entropy", rows, weight)
     options = ignore_index, label_smoothing, z_loss, softcap
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         loss: Tensor = _Loss.apply(rows, weight, classes, *options)

@@ -16,7 +16,7 @@ from torch.library import custom_op
 
 from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
-from ..common.rows import check_no_tangent
+from ..common.rows import check_no_transform
 from .linear_cross_entropy import OF_TORCH, _as_autocast
 from .losses import _kernels, _logprob, _logprob_backward
 
@@ -37,14 +37,14 @@ def linear_logprob(
         ValueError: the shapes do not fit, there are no classes, or temperature is not positive and finite.
         TypeError: target is not int64 on their device, or hidden and weight have not one dtype of float32, float16 and bfloat16, or an
             argument is not a tensor or a number.
-        NotImplementedError: hidden or weight has a tangent of forward mode.
+        NotImplementedError: hidden or weight has a tangent of forward mode, or a transform of `torch.func` is active.
     """
     check_arguments({"hidden": hidden, "weight": weight, "target": target}, ignore_index, temperature=temperature)
     if hidden.dim() == 0 or target.shape != hidden.shape[:-1]:
         raise ValueError(f"target is {tuple(target.shape)}; it must have the shape of hidden, {tuple(hidden.shape)}, without the last")
     rows, weight = _as_autocast(hidden.reshape(target.numel(), hidden.shape[-1])), _as_autocast(weight)
     parts.check(rows, weight, target.reshape(-1))
-    check_no_tangent("linear_logprob", rows, weight)
+    check_no_transform("linear_logprob", rows, weight)
     found, entropy, _ = _linear_logprob(rows, weight, target.reshape(-1), ignore_index, 1 / temperature)
     return found.view(target.shape), entropy.view(target.shape)
 

@@ -20,7 +20,7 @@ from torch.nn import _reduction
 from ..common import extension, sharding
 from ..common.losses import NO_CLASS, check_arguments
 from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
-from ..common.rows import DTYPES, transformed
+from ..common.rows import DTYPES, is_strided, transformed
 from .choice import FORGETS, Calls, choice
 
 aten = torch.ops.aten  # not by names that somebody may have replaced
@@ -111,9 +111,12 @@ def cross_entropy(
             return found
     if number is None:
         number = _reduction.get_enum(reduction)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype {dtype!r}: must be a floating-point dtype")
     if z_loss or softcap or logit_scale != 1.0:
         check_arguments({}, ignore_index, z_loss=z_loss, softcap=softcap, logit_scale=logit_scale)
     if lse is not None:
+        check_arguments({"target": target, "lse": lse}, ignore_index)
         _check_lse(lse, target, weight)
     options = ignore_index, label_smoothing, z_loss, softcap
     given = _rows_for_kernels(input, target, weight, dim, options)
@@ -144,7 +147,7 @@ def _rows_for_kernels(
 ) -> tuple[Tensor, Tensor] | None:
     """(M, V) logits and (M,) targets that our kernels take; None where torch's operators compute the loss, or say what is wrong."""
     ignore_index, label_smoothing, z_loss, _ = options
-    if not isinstance(input, Tensor) or not isinstance(target, Tensor) or not _has_kernels("cross_entropy", input) or transformed():
+    if not is_strided(input) or not isinstance(target, Tensor) or not _has_kernels("cross_entropy", input) or transformed():
         return None
     dimensions = input.dim()
     if dimensions < 2 or not input.numel() or target.dtype is not torch.int64 or target.device != input.device:
@@ -172,8 +175,8 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The loss in float32, and lse of target's shape."""
     options = ignore_index, label_smoothing, z_loss, softcap
-    if inplace and torch.compiler.is_compiling():
-        inplace = False
+    if inplace and (torch.compiler.is_compiling() or rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]):
+        inplace = False  # rows that share memory have gradients of their own
     if lse is None and not inplace:
         reduced = NONE if weight is not None else number
         loss, lse, _ = _cross_entropy(rows, classes, *options, reduced, logit_scale)
@@ -339,8 +342,7 @@ def logprob(
     if not torch.compiler.is_compiling() and (results := extension.entries.logprob(logits, target, ignore_index, temperature)) is not None:
         both: tuple[Tensor, Tensor] = results
         return both
-    if temperature != 1.0 or ignore_index != -100:
-        check_arguments({}, ignore_index, temperature=temperature)
+    check_arguments({"logits": logits, "target": target}, ignore_index, temperature=temperature)
     rows, classes = _rows(logits, target)
     ours = _has_kernels("logprob", rows) and rows.numel() > 0 and not transformed()
     found, entropy, _lse = (_logprob if ours else _formula_of_logprob)(rows, classes, ignore_index, 1 / temperature)

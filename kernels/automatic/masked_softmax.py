@@ -17,6 +17,7 @@ is built, it has their autograd and launches the CUDA kernels (`softbench.kernel
 
 import importlib
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -56,8 +57,10 @@ def masked_softmax(
 
     Raises:
         ValueError: a shape does not fit, or without_keys is another word.
-        TypeError: scores, mask or sink have a dtype that does not fit, or lie on two devices.
+        TypeError: scores, mask or sink have a dtype that does not fit, or lie on two devices, or an argument has a wrong type.
     """
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores is a {type(scores).__name__}; it must be a tensor")
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
     if dtype is None and without_keys == "nan" and not torch.compiler.is_compiling():
@@ -65,6 +68,7 @@ def masked_softmax(
         if y is not None:
             fast: Tensor = y
             return fast
+    _check_types(mask, sink, scale)
     x = scores if dtype is None else scores.to(dtype)
     if mask is not None and not mask.is_floating_point() and mask.dtype is not torch.bool and not mask.is_complex():
         mask = mask != 0
@@ -73,6 +77,7 @@ def masked_softmax(
     zero = without_keys == "zero" and sink is None and (causal or mask is not None)
     of_scale = isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled()
     four, mask = _as_scores(x), _of_scores(mask, x)
+    scale = scale.reshape(()) if isinstance(scale, Tensor) else scale
     if transformed() or of_scale or (zero and special):
         result = _formula(four, mask, sink, scale, causal, zero)[0]
     else:
@@ -95,6 +100,15 @@ def _of_scores(mask: Tensor | None, x: Tensor) -> Tensor | None:
         return mask
     leading = x.shape[:-3] if any(size != 1 for size in mask.shape[:-3]) else (1,)
     return mask.expand(*leading, *mask.shape[-3:]).flatten(0, -4) if len(leading) > 1 else mask.reshape(1, *mask.shape[-3:])
+
+
+def _check_types(mask: object, sink: object, scale: object) -> None:
+    for name, one in (("mask", mask), ("sink", sink)):
+        if not isinstance(one, Tensor | None):
+            raise TypeError(f"{name} is a {type(one).__name__}; it must be a tensor")
+    if not isinstance(scale, Real) and not (isinstance(scale, Tensor) and scale.numel() == 1):
+        got = f"a tensor {tuple(scale.shape)}" if isinstance(scale, Tensor) else repr(scale)
+        raise TypeError(f"scale is {got}; it must be a number, or a tensor of one")
 
 
 def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None, without_keys: str) -> None:

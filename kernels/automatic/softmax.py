@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..common.extension import entries
-from ..common.rows import DTYPES, transformed
+from ..common.rows import DTYPES, is_strided, transformed
 from . import choice
 from .choice import Calls
 
@@ -66,7 +66,7 @@ class Function:
             dim = functional._get_softmax_dim(self.name, x.dim(), stacklevel + 1)  # type: ignore[attr-defined]
         if out is not None:
             return self.torchs(x, dim, dtype, out=out)
-        if not isinstance(x, Tensor) or transformed():
+        if not is_strided(x) or transformed():
             return self.torchs(x, dim, dtype)
         if dtype is None and x.is_cuda and x.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
             dtype = torch.float32

@@ -25,6 +25,11 @@ bool is_modified() {
 }
 bool has_tangent(const Tensor& x) { return x._fw_grad(0).defined(); }
 
+// Whether C++ may call a function with x. Nested and sparse tensors are torch's.
+bool is_taken(Function function, const Tensor& x) {
+  return x.defined() && is_chosen(function, x) && x.layout() == c10::kStrided && !x.is_nested() && !has_tangent(x);
+}
+
 // The dtype of a result that the caller did not choose, as torch has it.
 c10::ScalarType result_dtype(const Tensor& x) {
   return x.scalar_type() != c10::kFloat && at::autocast::is_autocast_enabled(x.device().type()) ? c10::kFloat : x.scalar_type();
@@ -61,15 +66,15 @@ template <Function function> PyObject* call_rows(PyObject*, PyObject* const* arg
   int64_t dim;
   if (count != 3 || arguments[2] != Py_None || is_modified() || !integer(arguments[1], dim)) Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]);
-  if (!x.defined() || !is_chosen(function, x) || (dim != -1 && dim != x.dim() - 1) || has_tangent(x)) Py_RETURN_NONE;
+  if (!is_taken(function, x) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
   const c10::ScalarType dtype = result_dtype(x);
   return called(function, {x, dim, dtype == x.scalar_type() ? c10::IValue() : c10::IValue(dtype)});
   END_HANDLE_TH_ERRORS
 }
 
-// Whether x and target are logits (..., V) and their class numbers (...).
+// Whether x and target are logits (..., V) and their class numbers (...), on one device.
 bool fit(Function function, const Tensor& x, const Tensor& target) {
-  if (!x.defined() || !target.defined() || !is_chosen(function, x) || x.dim() < 2 || target.scalar_type() != c10::kLong || has_tangent(x)) return false;
+  if (!is_taken(function, x) || !target.defined() || x.dim() < 2 || target.scalar_type() != c10::kLong || target.device() != x.device()) return false;
   return target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, size_t(target.dim())) && x.numel() > 0;
 }
 
@@ -81,7 +86,7 @@ PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t c
   if (count != 10 || is_modified() || !integer(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
       !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !real(arguments[7], scale) || !integer(arguments[8], dim) || !(smoothing >= 0 && smoothing <= 1) ||
       !(z_loss >= 0 && z_loss < HUGE_VAL) || !(softcap >= 0 && softcap < HUGE_VAL) || !(scale > 0 && scale < HUGE_VAL) ||
-      (arguments[9] != Py_None && !THPDtype_Check(arguments[9])))
+      (arguments[9] != Py_None && !(THPDtype_Check(arguments[9]) && c10::isFloatingType(reinterpret_cast<THPDtype*>(arguments[9])->scalar_type))))
     Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
   if (!fit(CROSS_ENTROPY, x, target) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
@@ -114,7 +119,7 @@ PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t 
   double scale;
   if (count != 5 || is_modified() || !real(arguments[3], scale) || !PyBool_Check(arguments[4])) Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]);
-  if (!x.defined() || !is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4 || has_tangent(x)) Py_RETURN_NONE;
+  if (!is_taken(MASKED_SOFTMAX, x) || x.dim() != 4) Py_RETURN_NONE;
   c10::IValue mask, sink;
   if (arguments[1] != Py_None) {
     Tensor given = tensor_of(arguments[1]);

@@ -114,13 +114,20 @@ def check_same(dy: torch.Tensor, y: torch.Tensor) -> None:
         )
 
 
+def is_strided(x: object) -> bool:
+    """Whether x is a tensor with strides, which nested and sparse ones lack."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested
+
+
 def transformed() -> bool:
     """Whether a transform of `torch.func` or forward mode is active. Operators with a formula for these take the place of our kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
-def check_no_tangent(function: str, *tensors: torch.Tensor | None) -> None:
-    """Raises NotImplementedError if a tensor has a tangent of forward mode. An operator without a rule for it would lose the tangent."""
+def check_no_transform(function: str, *tensors: torch.Tensor | None) -> None:
+    """Raises NotImplementedError in transforms of `torch.func`, and for a tangent, which an operator without a rule would lose."""
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(f"{function} has no torch.func transforms; its gradients are those of backward")
     if forward_ad._current_level >= 0:  # otherwise no tensor has one
         for tensor in tensors:
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:

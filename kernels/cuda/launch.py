@@ -15,6 +15,7 @@ import torch
 
 from ..common import extension
 from ..common.allocation import persistent_zeros
+from ..common.losses import MOST_COLUMNS
 from ..common.rows import DTYPES, Scale
 from ..common.softmax import Softmax
 from . import build
@@ -82,12 +83,12 @@ def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, *, 
 def launch_columns(*tensors: torch.Tensor, log: bool = False, scale: Scale | None = None, lanes: int = 0, ctas: int = 0) -> bool:
     """y of x, or dx of dy and y, along R of (outer, R, inner) tensors, on the current stream; the last one is written.
 
-    False, with nothing written, if columns do not lie beside each other, or `scale` is a tensor. `lanes` and `ctas` replace the rule of
-    columns.cu. Raises as `launch_forward`.
+    False, with nothing written, if columns do not lie beside each other, R is above MOST_COLUMNS, or `scale` is a tensor. `lanes` and
+    `ctas` replace the rule of columns.cu. Raises as `launch_forward`.
     """
     first, out = tensors[0], tensors[-1]
     outers, R, inner = first.shape
-    if isinstance(scale, torch.Tensor) or (inner > 1 and any(tensor.stride(2) != 1 for tensor in tensors)):
+    if isinstance(scale, torch.Tensor) or R > MOST_COLUMNS or (inner > 1 and any(tensor.stride(2) != 1 for tensor in tensors)):
         return False
     index = first.device.index
     if index != torch._C._cuda_getDevice():

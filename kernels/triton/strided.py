@@ -234,7 +234,7 @@ def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | N
     first = tensors[0]
     outers, R, inner = first.shape
     size = max(tensor.element_size() for tensor in tensors)
-    align = VECTOR_BYTES // size
+    align = VECTOR_BYTES // size if outers * inner < 2**31 else 1  # units are multiplied in the type of `columns`
     for tensor in tensors:
         for number in (inner, tensor.stride(0), tensor.stride(1), tensor.data_ptr() // tensor.element_size()):
             align = min(align, number & -number or align)

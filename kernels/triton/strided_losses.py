@@ -41,7 +41,7 @@ def loss_forward(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """Strides and `inner` count units of ALIGN elements. `scale` multiplies the logits."""
-    number, outer, column, inside = _place(columns * ALIGN, inner * ALIGN, COLUMNS)
+    number, outer, column, inside = _place(columns.to(tl.int64) * ALIGN, inner.to(tl.int64) * ALIGN, COLUMNS)
     target = tl.load(target_ptr + number, mask=inside, other=0)
     row = tl.arange(0, ROWS)[:, None]
     of_row = x_row.to(tl.int64) * ALIGN
@@ -86,7 +86,7 @@ def loss_backward(
     x_ptr, target_ptr, lse_ptr, dloss_ptr, dx_ptr, x_outer, x_row, dx_outer, dx_row, R, inner, columns, ignored, smoothing, z_loss, scale,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
-    number, outer, column, inside = _place(columns * ALIGN, inner * ALIGN, COLUMNS)
+    number, outer, column, inside = _place(columns.to(tl.int64) * ALIGN, inner.to(tl.int64) * ALIGN, COLUMNS)
     row = tl.program_id(1) * (ROWS * TILES) + tl.arange(0, ROWS)[:, None]
     of_row = x_row.to(tl.int64) * ALIGN
     at = x_ptr + outer * (x_outer.to(tl.int64) * ALIGN) + column + row * of_row

@@ -4,7 +4,7 @@ import contract
 import pytest
 import torch
 from contract import TARGET, tensor
-from softbench.kernels.automatic import losses, masked_softmax as scores
+from softbench.kernels.automatic import losses, masked_softmax as scores, softmax as rows
 from torch.nn import functional
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
@@ -131,6 +131,17 @@ def test_a_gradient_may_overwrite_the_logits(chosen):
         loss.backward()
 
 
+def test_logits_whose_rows_share_memory_are_not_overwritten(chosen):
+    """Nor are rows without adjacent elements, which the kernels copy."""
+    for x in (ROWS.float()[:1].expand(3, 5), ROWS.float().t().contiguous().t()):
+        logits = x.detach().requires_grad_()
+        kernels.cross_entropy(logits, TARGET, inplace_backward=True).backward()
+        given = x.clone().requires_grad_()
+        functional.cross_entropy(given, TARGET).backward()
+        assert_close(logits.grad, given.grad)
+    assert chosen.over == [False, False]
+
+
 def test_logits_of_classes_in_any_dimension_are_read_in_place(chosen):
     x, target = torch.randn(2, 7, 5), torch.randint(5, (2, 7))
     expected = functional.cross_entropy(x.transpose(1, 2), target)
@@ -163,7 +174,24 @@ def test_arguments_of_torchs_functions_are_taken():
         with pytest.raises(TypeError, match="softmax"):
             kernels.softmax(*wrong)
     target = torch.tensor([0, 1, 2])
+    for call, part in (
+        (lambda: kernels.cross_entropy(x, target, dtype=torch.int64), "dtype torch.int64"),
+        (lambda: kernels.cross_entropy(x, target, lse=3), "lse is a int"),
+        (lambda: kernels.logprob(x, [0]), "target is a list"),
+        (lambda: kernels.masked_softmax(None), "scores is a NoneType"),
+        (lambda: kernels.masked_softmax(x, mask=[1]), "mask is a list"),
+        (lambda: kernels.masked_softmax(x, scale="1"), "scale is '1'"),
+        (lambda: kernels.masked_softmax(x, scale=torch.ones(2)), "scale is a tensor"),
+    ):
+        with pytest.raises(TypeError, match=part):
+            call()
     assert kernels.cross_entropy(x, target, None, False) == functional.cross_entropy(x, target, reduction="sum")
+
+
+def test_softmax_of_nested_tensors_is_torchs(monkeypatch):
+    monkeypatch.setattr(rows._SOFTMAX, "call", lambda *given: pytest.fail("our kernels take no nested tensors"))
+    nested = torch.nested.as_nested_tensor([ROWS, ROWS[:2]], layout=torch.jagged)
+    assert torch.equal(kernels.softmax(nested).values(), torch.softmax(nested, -1).values())
 
 
 def test_tensors_of_inference_mode_are_taken():

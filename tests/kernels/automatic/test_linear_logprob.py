@@ -39,3 +39,5 @@ def test_arguments_that_do_not_fit_are_refused_in_one_line(given):
         linear_logprob(x, w, target, temperature=0)
     with pytest.raises(TypeError, match="weight is a int; it must be a tensor"):
         linear_logprob(x, 3, target)
+    with pytest.raises(NotImplementedError, match=r"linear_logprob has no torch\.func transforms"):
+        torch.func.grad(lambda x: linear_logprob(x, w, target)[0].sum())(x)

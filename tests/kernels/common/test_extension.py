@@ -254,12 +254,16 @@ def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
     assert extension.entries.softmax(x.as_subclass(Mine), -1, None) is None
     with torch.overrides.TorchFunctionMode():
         assert extension.entries.softmax(x, -1, None) is None
+    target = torch.zeros(3, dtype=torch.int64)
+    assert extension.entries.cross_entropy(x, target.to("meta"), 0, -100, 0.0, 0.0, 0.0, 1.0, -1, None) is None
+    assert extension.entries.cross_entropy(x, target, 0, -100, 0.0, 0.0, 0.0, 1.0, -1, torch.int64) is None
+    for other in (torch.nested.as_nested_tensor([x, x[:2]]), x.to_sparse()):
+        assert extension.entries.softmax(other, -1, None) is None
     parameter = torch.nn.Parameter(x)
     assert extension.entries.softmax(parameter, -1, None).requires_grad
     with torch.inference_mode():
         assert extension.entries.softmax(torch.randn(3, 8), -1, None).is_inference()
     launched.calls.clear()
-    target = torch.zeros(3, dtype=torch.int64)
     pairs = (
         (kernels.softmax, lambda x: torch.softmax(x, -1)),
         (lambda x: kernels.cross_entropy(x, target), lambda x: torch.nn.functional.cross_entropy(x, target)),

@@ -52,3 +52,5 @@ def test_what_the_kernel_does_not_take_is_left_to_copies():
     x = torch.zeros(2, 3, 4)
     assert launch.launch_columns(x, x, scale=torch.ones(8)) is False
     assert launch.launch_columns(x.transpose(1, 2), x.transpose(1, 2)) is False
+    long = x[:1, :1].expand(1, 2**31, 4)
+    assert launch.launch_columns(long, long) is False

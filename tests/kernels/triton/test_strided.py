@@ -27,6 +27,10 @@ for dtype, result, shape, dim, scale, log in (
     unit = 3e-7 if dtype is F else 2**-8
     assert torch.allclose(dx.double(), expected * (scale or 1), rtol=unit, atol=8 * unit), (dtype, shape, log)
 assert strided.launch(torch.ones(1, 5000, 2), torch.ones(1, 5000, 2)) is False  # no program holds so many rows
+for dtype, count in ((F, 2**31), (B, 2**32), (F, 2**31 - 4)):  # the kernel multiplies columns by their unit, in their type
+    x = torch.empty(1, 2, count, dtype=dtype, device="meta")
+    columns, unit = (strided.prepare((x, x)).arguments[at] for at in (8, 13))
+    assert columns >= 2**31 or columns * unit < 2**31, (dtype, count)
 print("fine")
 """
 
