@@ -325,7 +325,9 @@ def _mode() -> Mode:
     from softbench.gate import targets
 
     context = CONTEXT.get()
-    mode = mode_of(context.params) or (Mode.PACKAGES if targets.find() else None)
+    mode = mode_of(context.params)
+    if context.params.get("reference") is None and mode in (None, Mode.VERSIONS) and targets.find():
+        mode = Mode.PACKAGES  # --candidate is the name of a target
     given = [one for one in context.command.params if context.get_parameter_source(one.name).name == "COMMANDLINE"]
     for param in given:
         modes = OF_MODES.get(param.name, tuple(Mode))
@@ -348,7 +350,7 @@ _NO_MODE = (
 
 def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:
     if candidate is None or reference is None or files:
-        raise UsageError("gate: --candidate and --reference go together, and without results files")
+        raise UsageError("gate: --candidate and --reference go together, and without results files; a function is MODULE:FUNCTION")
     return candidate, reference
 
 

@@ -47,8 +47,8 @@ class Packages:
 
         file = self._file()
         chosen = measures.parse(self.measure or (file.measure if file else ()))
-        reference = self.reference_env or (file.reference if file else "") or packages.base_commit()[:12]
         targets = self._targets(file, given)
+        reference = self.reference_env or (file.reference if file else "") or packages.base_commit()[:12]
         if self.changed and not (targets := self._changed(targets, reference)):
             return None
         build = self.build or (file.build if file else ())
@@ -86,7 +86,12 @@ class Packages:
 
         path = targets.find()
         if path is None and self.candidate is None:
-            raise UsageError("gate: there is no softbench.toml here; write it: softbench gate init, or give --candidate MODULE:NAME")
+            what = (
+                f"go to {above}, which has one"
+                if (above := targets.above())
+                else "write it: softbench gate init, or give --candidate MODULE:NAME"
+            )
+            raise UsageError(f"gate: there is no softbench.toml here; {what}")
         return targets.read(path) if path else None
 
     def _targets(self, file: TargetFile | None, given: Mapping[str, Any]) -> list[Target]:
@@ -137,6 +142,8 @@ def init() -> NoReturn:
 
     if found := targets.find():
         raise UsageError(f"gate init: {found} has targets already; change them there, or remove it first")
+    if (above := targets.above()) and not Path(targets.PROJECT).exists():
+        raise UsageError(f"gate init: {above} has targets already; go there")
     written, count = scan.targets_text()
     write_text(Path(targets.FILE), written, "gate init")
     note(f"wrote {targets.FILE} with {counted(count, 'target')}; check their inputs, then: softbench gate")

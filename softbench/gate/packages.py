@@ -182,7 +182,8 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path) -> dict[Tar
 
 def _clear(target: Target, environment: Environment, error: UsageError) -> str:
     """The error without the file of the worker."""
-    return f"{target.function} in {environment.shown}: {str(error).partition('.target: ')[2] or error}"
+    said = str(error).partition(".target: ")[2] or str(error)
+    return f"{target.function} in {environment.shown}: {said.removesuffix(f' ({target.label}.target)')}"
 
 
 def _absolute(function: str) -> str:

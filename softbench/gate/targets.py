@@ -40,6 +40,8 @@ KEYS = ("reference", "build", "margin", "measure", "target")
 OWN = ("function", "name", "inputs", "problem", "tolerance", "margin", "files")
 """The keys of a target beside the axes."""
 MOST_MARGIN = 100.0
+RESULTS = "results"
+"""The folder of measurements, by default."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +101,13 @@ def find(folder: Path = Path()) -> Path | None:
     if project.is_file() and re.search(r"^\[\[?tool\.softbench\b", project.read_text("utf-8", "replace"), re.MULTILINE):
         return project
     return None
+
+
+def above() -> Path | None:
+    """The nearest folder around the working folder that has a file of targets, in the same repository; None if there is none."""
+    here = Path.cwd()
+    top = next((one for one in (here, *here.parents) if (one / ".git").exists()), here)
+    return next((one for one in here.parents if one.is_relative_to(top) and find(one)), None)
 
 
 def read(path: Path) -> TargetFile:
@@ -193,17 +202,18 @@ def tolerance(value: object, at: str) -> tuple[float, float]:
 
 
 def changed_files(since: str, folder: Path = Path()) -> list[str]:
-    """The files that differ between a commit and the working tree, from `folder`; new ones too. Raises UsageError."""
+    """The files that differ between a commit and the working tree, from `folder`; new ones too, but no measurements. Raises UsageError."""
     git = ["git", "-C", str(folder)]
     try:
-        lists = [
+        differ, new = (
             subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
             for words in (["diff", "--name-only", "-z", "--relative", since], ["ls-files", "-z", "--others", "--exclude-standard"])
-        ]
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         said = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
         raise UsageError(f"--changed: git cannot compare with {since}: {said}") from None
-    return sorted({name for text in lists for name in text.split("\0") if name})
+    measured = f"{RESULTS}/"
+    return sorted({*differ.split("\0"), *(name for name in new.split("\0") if not name.startswith(measured))} - {""})
 
 
 def affected(targets: Sequence[Target], changed: Iterable[str], folder: Path = Path()) -> list[Target]:

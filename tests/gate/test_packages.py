@@ -131,6 +131,27 @@ def test_changed_files_choose_the_targets(tmp_path):
     }
 
 
+def test_measurements_are_no_changed_files(tmp_path):
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    for name in ("results/gate/run.csv", "mine/results/kernel.cu", "mine/new.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    empty_tree = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+    assert targets.changed_files(empty_tree, tmp_path) == ["mine/new.py", "mine/results/kernel.cu"]
+
+
+def test_a_target_is_named_alone_and_a_subfolder_names_the_folder_of_the_file(main, tmp_path, monkeypatch):
+    (tmp_path / "softbench.toml").write_text("[[target]]\nfunction = 'toy:scale'\ninputs = 'x[M,N]'\n")
+    code, _, err = main("gate", "--candidate", "scal", "--measure", "memory")
+    assert (code, "the targets of softbench.toml are scale" in err) == (2, True), err
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src").mkdir()
+    monkeypatch.chdir(tmp_path / "src")
+    for words in (("gate", "--reference-env", "v1"), ("gate", "init")):
+        code, _, err = main(*words)
+        assert (code, str(tmp_path) in err) == (2, True), err
+
+
 def test_init_finds_kernels_and_benchmarks(tmp_path):
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "__init__.py").write_text("")
