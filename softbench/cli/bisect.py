@@ -51,10 +51,11 @@ def bisect(
 ) -> None:
     """Find the commits that made something slower, with the gate as the test of each commit.
 
-    Commits from GOOD to BAD are compared with GOOD. An undecided one is measured in more process pairs, and then its neighbour instead. A
-    commit that was found is compared with its parent. Then the search goes on, so it finds each slowdown.
+    Commits from GOOD to BAD are compared with GOOD: the targets of softbench.toml, or a plugin. An undecided one is measured in more
+    process pairs, and then its neighbour instead. A commit that was found is compared with its parent. Then the search goes on, so it finds
+    each slowdown.
 
-        softbench bisect v1.0 main --plugin softmax.py --N 1024:65536:*2 --dtype bf16
+        softbench bisect v1.0 main --candidate rms_norm --dtype bf16
     """
     from softbench.cli import verbosity
     from softbench.gate import commits

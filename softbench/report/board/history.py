@@ -171,7 +171,8 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
 def _names(row: Row, header: JsonObject) -> set[str]:
     """What a target may be called: the backend, the operation, and the file or function that the backend comes from."""
     origin = str((header.get("origins") or {}).get(row.backend) or "")
-    return {name for name in (row.backend, parse_op(row.op)[0], origin.rpartition("=")[2].rpartition("/")[2]) if name}
+    file = origin.rpartition("=")[2].rpartition("/")[2]
+    return {name for name in (row.backend, parse_op(row.op)[0], "" if file.endswith(".targets") else file) if name}
 
 
 def _ordered(first: Mapping[str, str], repository: Path) -> list[Commit]:
