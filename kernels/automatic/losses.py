@@ -30,6 +30,7 @@ NONE, MEAN, SUM = range(3)
 REDUCTIONS = {"mean": MEAN, "sum": SUM, "none": NONE}
 """The numbers of the operator's reductions, as in operators.h."""
 LOWEST = torch.finfo(torch.float32).min
+WITHOUT_GROUP = "shard is given without process_group; give both, or neither"
 
 
 def cross_entropy(
@@ -94,6 +95,10 @@ def cross_entropy(
     number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if softcap is None:
         softcap = 0.0
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype {dtype!r}: must be a floating-point dtype")
+    if shard is not None and process_group is None:
+        raise ValueError(WITHOUT_GROUP)
     if process_group is not None or (type(input) is not Tensor and sharding.is_distributed(input)):
         refused = {"weight": weight is not None, "lse": lse is not None, "return_...": others, "inplace_backward": inplace_backward}
         numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "logit_scale": logit_scale}
@@ -111,8 +116,6 @@ def cross_entropy(
             return found
     if number is None:
         number = _reduction.get_enum(reduction)
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise TypeError(f"dtype {dtype!r}: must be a floating-point dtype")
     if z_loss or softcap or logit_scale != 1.0:
         check_arguments({}, ignore_index, z_loss=z_loss, softcap=softcap, logit_scale=logit_scale)
     if lse is not None:
@@ -336,6 +339,8 @@ def logprob(
         ValueError: the shapes do not fit, or temperature is not positive and finite.
         TypeError: target is not int64 or on another device, or an option is not a number.
     """
+    if shard is not None and process_group is None:
+        raise ValueError(WITHOUT_GROUP)
     if process_group is not None or (type(logits) is not Tensor and sharding.is_distributed(logits)):
         split: tuple[Tensor, Tensor] = _parallel().logprob_of(logits, target, process_group, shard, ignore_index, temperature)
         return split

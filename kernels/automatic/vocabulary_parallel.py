@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..common.losses import NO_CLASS, check_arguments
-from ..common.rows import DTYPES
+from ..common.rows import DTYPES, check_no_transform
 from . import losses
 from .choice import without_triton
 from .losses import MEAN, NONE, REDUCTIONS, SUM, _kernels, _wide
@@ -168,10 +168,15 @@ def _place(x: Tensor, group: dist.ProcessGroup, shard: Sequence[int] | None) -> 
     """The classes of this rank. Without `shard` the ranks exchange the sizes of their parts, and no rank waits for the device."""
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"process_group is a {type(group).__name__}; give a torch.distributed.ProcessGroup that this process is in")
+    if not x.is_floating_point():
+        raise TypeError(f"the logits are {x.dtype}; they must be of a floating-point dtype")
+    check_no_transform("a split vocabulary", x)
     size = x.shape[1]
     if not size:
         raise ValueError("this rank has no classes; leave it out of process_group")
     if shard is not None:
+        if not isinstance(shard, Sequence) or len(shard) != 2:
+            raise ValueError(f"shard is {shard!r}; it must be the rank's first class and the number of all classes")
         first, total = map(int, shard)
         if not 0 <= first <= first + size <= total:
             raise ValueError(f"shard is ({first}, {total}), but the {size} classes of this rank end at {first + size}")

@@ -123,12 +123,16 @@ def refusals(rank):
     for given, error, part_of in (
         ({"process_group": 3}, TypeError, "process_group is a int"),
         ({"shard": (6, 8)}, ValueError, "the 4 classes of this rank end at 10"),
+        ({"shard": (6,)}, ValueError, "shard is (6,)"),
+        ({"shard": (0, 8), "process_group": None}, ValueError, "shard is given without process_group"),
+        ({"dtype": torch.int64}, TypeError, "dtype torch.int64"),
+        ({"input": target[:, None].expand(3, 4)}, TypeError, "the logits are torch.int64"),
         ({"reduction": "all"}, ValueError, "'all' is not a valid value for reduction"),
         ({"return_lse": True, "weight": torch.ones(4)}, ValueError, "cross_entropy has no weight, return_...; leave it out"),
         ({"z_loss": -1.0}, ValueError, "z_loss -1.0: must be finite and not negative"),
     ):
         try:
-            kernels.cross_entropy(x, target, **{"process_group": dist.group.WORLD, **given})
+            kernels.cross_entropy(**{"input": x, "target": target, "process_group": dist.group.WORLD, **given})
         except error as raised:
             assert part_of in str(raised), raised
         else:
