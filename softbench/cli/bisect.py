@@ -63,8 +63,8 @@ def bisect(
 
     verbosity.choose(quiet=quiet, verbose=False)
     words = list(CONTEXT.get().args)
-    if good.startswith("-") or bad.startswith("-"):
-        raise UsageError("bisect: GOOD and BAD come first, and then the options of softbench gate")
+    if wrong := next((one for one in (good, bad) if one.startswith("-")), ""):
+        raise UsageError(f"bisect: no such option before GOOD and BAD: {wrong}; those of the gate follow; see: softbench bisect --help")
     try_file(json)
     line = commits.line(good, bad)
     known = {one.name: one for one in line}

@@ -44,7 +44,7 @@ class Mode(Enum):
     )
     PACKAGES = (
         "two environments",
-        "softbench gate --candidate mine.norms:rms_norm --inputs 'x[M,N], w[N]' --reference-env v1.2",
+        "softbench gate --candidate mine.rows:norm --inputs 'x[M,N], w[N]' --reference-env v1.2",
         "A function of a package is measured in two environments; without a mode the targets of softbench.toml.",
     )
     BASELINE = (

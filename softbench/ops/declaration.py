@@ -151,7 +151,7 @@ def from_json(data: JsonObject) -> Operation:
     presets = {str(name): Preset(tuple(map(str, one["shapes"])), str(one["doc"])) for name, one in data["presets"].items()}
     found = Operation(str(data["name"]), tensors, passes, str(data["summary"]), known, any_dim=bool(data["any_dim"]), presets=presets)
     found = replace(found, scores=bool(data["scores"]), causal=tuple(data["causal"]), whole=whole)
-    cases = [_case_from_json(one) for one in data["cases"]]
+    cases = [case_from_json(one) for one in data["cases"]]
     found = replace(
         found,
         cases={case.extent: case for case in cases},
@@ -173,7 +173,8 @@ def _tensors(data: JsonObject, *, whole: bool) -> dict[str, TensorSpec]:
     }
 
 
-def _case_from_json(data: JsonObject) -> WholeCase:
+def case_from_json(data: JsonObject) -> WholeCase:
+    """A case of a problem, of `asdict`; the data are untrusted."""
     op, M, N, shape = data["extent"]
     tensors = _tensors(data["tensors"], whole=True)
     extent = str(op), int(M), int(N), str(shape)

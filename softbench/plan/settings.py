@@ -287,7 +287,8 @@ KEYS = declared(Settings)
 """The keys of a configuration. An A/B run alone leaves out the yardstick."""
 CONFIG = Setting(
     name="config",
-    text="tutorial, powers, frontier, operations, losses, models, small, strategies, gallery, host, gate, cpu, or a TOML file. Flags win.",
+    text="tutorial, powers, frontier, operations, losses, models, small, strategies, strided, gallery, host, gate, cpu, or a TOML file. "
+    "Flags win.",
     read=word,
     parse=word,
     panel=WHAT,

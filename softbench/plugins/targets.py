@@ -55,7 +55,7 @@ def resolve(text: str) -> Callable[..., Any] | Benchmark:
     """
     place, colon, expression = text.partition(":")
     if not colon or not expression.strip():
-        raise UsageError(f"{text}: names no function; write MODULE:FUNCTION, as in mine.norms:rms_norm")
+        raise UsageError(f"{text}: names no function; write MODULE:FUNCTION, as in mine.rows:norm")
     module = _module(place, text)
     if not _DOTTED.fullmatch(expression):
         try:

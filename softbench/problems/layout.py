@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
 from inspect import signature
 from math import prod
 from typing import Any
 
 import torch
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+    tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
+)  # fmt: skip
 
 from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Case, Shape, Value, op_text
 from softbench.core.errors import UsageError
+from softbench.core.json import JsonObject
+from softbench.ops.declaration import case_from_json
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import CASE_DTYPE, Extent, Pass, TensorSpec, WholeCase
 from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
+IMPORTING = ("__enum__", "default_factory_module", "\\")
+"""Keys by which torch's trees in JSON import a module, and what could hide them."""
 
 
 class Leaf(Enum):
@@ -131,19 +144,50 @@ class Layout:
 
 
 def pack(layouts: Mapping[Extent, Layout]) -> bytes:
-    """Layouts for other workers, which then need not follow the shapes; empty if a leaf cannot be sent."""
-    with suppress(Exception):  # pickle raises what the leaf's class raises
-        return pickle.dumps(dict(layouts))
+    """Layouts as JSON for other workers, which then need not follow the shapes; empty if a tree or a leaf cannot be sent."""
+    with suppress(Exception):  # torch raises several
+        return json.dumps([_packed(layout) for layout in layouts.values()]).encode()
     return b""
 
 
 def unpack(data: bytes) -> dict[Extent, Layout]:
-    """The inverse of `pack`, of data from the worker that read the problem."""
+    """The inverse of `pack`, of data from the worker that read the problem; none if they are invalid."""
     with suppress(Exception), warnings.catch_warnings():  # a class of the problem's file, which this worker may know by another name
         warnings.simplefilter("ignore")  # of torch, about its own class of trees
-        found: dict[Extent, Layout] = pickle.loads(data)
-        return found
+        return {found.case.extent: found for found in map(_unpacked, json.loads(data))}
     return {}
+
+
+def _packed(layout: Layout) -> JsonObject:
+    trees = [treespec_dumps(spec) for spec in (layout.given, layout.returned)]
+    leaves = [[_packed_leaf(leaf) for leaf in of] for of in (layout.leaves, layout.kinds)]
+    case = asdict(replace(layout.case, tensors=dict(layout.case.tensors)))
+    return {"trees": trees, "leaves": leaves, "in_place": layout.in_place, "inputs": layout.inputs, "outputs": layout.outputs, "case": case}
+
+
+def _packed_leaf(leaf: object) -> Any:
+    if leaf is None or type(leaf) in (bool, int, float, str):
+        return leaf
+    if isinstance(leaf, torch.dtype):
+        return ["dtype", NAMES[leaf]]
+    if isinstance(leaf, Leaf):
+        return ["leaf", leaf.name]
+    raise TypeError
+
+
+def _unpacked(data: JsonObject) -> Layout:
+    if any(word in tree for word in IMPORTING for tree in data["trees"]):
+        raise ValueError
+    (given, returned), (leaves, kinds) = map(treespec_loads, data["trees"]), [tuple(map(_unpacked_leaf, of)) for of in data["leaves"]]
+    in_place, inputs, outputs = (tuple(data[name]) for name in ("in_place", "inputs", "outputs"))
+    return Layout(given, leaves, returned, kinds, in_place, inputs, outputs, case_from_json(data["case"]))
+
+
+def _unpacked_leaf(leaf: Any) -> object:
+    if not isinstance(leaf, list):
+        return leaf
+    kind, name = leaf
+    return Leaf[name] if kind == "leaf" else TENSOR_DTYPES[name]
 
 
 def arguments(tree: Any) -> tuple[list[Any], dict[str, Any]]:

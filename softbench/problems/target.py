@@ -222,13 +222,31 @@ class TargetValues(ProblemValues):
     def _recorded(self, case: Case, inputs: Tensors, outputs: Tensors) -> Tensors | None:
         """The reference's outputs for these inputs, which its worker keeps; None if it had other inputs."""
         name = hashlib.sha256(f"{case.key} {[_sum(tensor) for tensor in inputs]}".encode()).hexdigest()[:24]
-        file = self.problem.file.with_name(f"{name}.pt")
+        file = self.problem.file.with_name(f"{name}.bin")
         if self.records[case.key] and not file.exists():
             with replacing(file) as opened:
-                torch.save([tensor.detach().cpu() for tensor in outputs], opened)
+                opened.write(_written(outputs))
         if not file.exists():
             return None
-        return tuple(tensor.to(outputs[0].device) for tensor in torch.load(file, weights_only=True))
+        return tuple(tensor.to(outputs[0].device) for tensor in _read(file.read_bytes()))
+
+
+def _written(tensors: Tensors) -> bytes:
+    """Dtypes and shapes as a line of JSON, and the elements: a pickle of another process could run code."""
+    parts = [tensor.detach().cpu().contiguous() for tensor in tensors]
+    head = json.dumps([[str(part.dtype).removeprefix("torch."), [*part.shape]] for part in parts])
+    return b"\n".join((head.encode(), b"".join(part.reshape(-1).view(torch.uint8).numpy().tobytes() for part in parts)))
+
+
+def _read(text: bytes) -> Iterator[torch.Tensor]:
+    """The tensors of `_written`."""
+    head, _, elements = text.partition(b"\n")
+    memory, place = torch.frombuffer(bytearray(elements or b"-"), dtype=torch.uint8), 0
+    for name, shape in json.loads(head):
+        dtype: torch.dtype = getattr(torch, name)
+        size = math.prod(shape) * dtype.itemsize
+        yield memory[place : place + size].clone().view(dtype).view(shape)  # clone aligns it
+        place += size
 
 
 def _sum(tensor: torch.Tensor) -> int:

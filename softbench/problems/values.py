@@ -1,8 +1,9 @@
 """The values of a problem: its inputs, the reference replayed in float64, and a bound sampled from what the reference itself loses.
 
 The reference runs twice: in the case's dtypes, and in float64. An element's error is measured in units of its size n, which is its float64
-value plus the root mean square of its row, or of the whole output if a row is one element. The largest of all elements of SEEDS draws is
-what the reference loses. Another right kernel may lose FACTOR times as much, and always what one float32 sum in any order loses:
+value plus the root mean square of its row, or of the whole output if a row is one element. At most FEW elements may all cancel, so these
+have at least the size that they had in one of the SEEDS draws. The largest error in these draws is what the reference loses. Another right
+kernel may lose FACTOR times as much, and always what one float32 sum in any order loses:
 
     |out - exact| <= FACTOR loss n + u (16 + 2 log2 R + sqrt R) n + u_o |exact| + eta
 
@@ -42,6 +43,8 @@ FACTOR = 4.0
 """How much more than the reference another right kernel may lose."""
 SEEDS = (2**30, 2**30 + 1)
 """The draws that tell what the reference loses."""
+FEW = 8
+"""An output of more elements is a measure of its own size."""
 SHOWN = 200
 """Characters of the reason why a case is left out."""
 FAR = 1e-3
@@ -55,7 +58,7 @@ class ProblemValues(Values):
 
     problem: Problem
     layouts: dict[Extent, Layout]
-    losses: dict[tuple[str, str], tuple[float, ...]]
+    losses: dict[tuple[str, str], list[tuple[float, float]]]
     references: dict[tuple[str, bool], Callable[..., Any]]
     trusted: dict[tuple[str, str], bool]
     """By case and device: whether the problem's own tolerance counts."""
@@ -195,7 +198,7 @@ class ProblemValues(Values):
     ) -> Iterator[Bounded]:
         layout = self._layout(case)
         narrow: Tensors = ()
-        for place, (name, exact, loss) in enumerate(zip(layout.outputs, all_exact, self._losses(case), strict=True)):
+        for place, (name, exact, (loss, size)) in enumerate(zip(layout.outputs, all_exact, self._losses(case), strict=True)):
             if not exact.is_floating_point():
                 narrow = narrow or self._called(case, self._narrow(case, inputs), wide=False)
                 none = torch.zeros_like(exact, dtype=torch.float64)
@@ -203,7 +206,7 @@ class ProblemValues(Values):
                 continue
             u_out, eta, largest = _rounding(layout.case.tensors[name].dtype_of(case))
             rounded = torch.where(exact.abs() > largest, exact.sign() * math.inf, exact)
-            tight = (FACTOR * loss + _summing(layout, exact)) * _sizes(exact) + u_out * exact.abs() + eta
+            tight = (FACTOR * loss + _summing(layout, exact)) * _sizes(exact, size) + u_out * exact.abs() + eta
             loose = tight if own is None else torch.maximum(tight, own[1] + own[0] * exact.abs())
             yield Bounded(rounded, tight, loose)
 
@@ -214,22 +217,23 @@ class ProblemValues(Values):
             tensor.to(TENSOR_DTYPES[layout.case.tensors[name].dtype_of(case)]) for name, tensor in zip(layout.inputs, inputs, strict=True)
         ]
 
-    def _losses(self, case: Case) -> tuple[float, ...]:
-        """What the reference loses in each output, in units of its elements' sizes."""
+    def _losses(self, case: Case) -> list[tuple[float, float]]:
+        """What the reference loses in each output, in units of its elements' sizes, and the least size of an output of few elements."""
         key = case.key, case.device
         if key not in self.losses:
-            found = [self._loss(case, self.make(case, seed, torch.device(case.device))) for seed in SEEDS]
-            self.losses[key] = tuple(map(max, zip(*found, strict=True)))
+            draws = [self._errors(case, self.make(case, seed, torch.device(case.device))) for seed in SEEDS]
+            self.losses[key] = [(max(errors) / (size or 1.0), size) for errors, size in map(_joined, zip(*draws, strict=True))]
         return self.losses[key]
 
-    def _loss(self, case: Case, inputs: Tensors) -> list[float]:
+    def _errors(self, case: Case, inputs: Tensors) -> list[tuple[float, float]]:
+        """The largest error of each output with its size: of few elements both as they are, else the error in units of the sizes, and 0."""
         narrow = self._called(case, inputs, wide=False)
         again = self._called(case, inputs, wide=False)
         for name, one, other in zip(self._layout(case).outputs, narrow, again, strict=True):
             if not torch.allclose(one.double(), other.double(), rtol=1e-2, atol=1e-6, equal_nan=True):
                 raise UsageError(f"the reference gives another {name} for the same inputs; draw random numbers in inputs")
         exact = self.reference(case, *(tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs))
-        return [_lost(got[None], want) for got, want in zip(narrow, exact, strict=True)]
+        return [_error(got[None], want) for got, want in zip(narrow, exact, strict=True)]
 
     def check_cases(self, op: str) -> list[CheckCase]:
         """Two draws of each case, in the order of the cases. An op with parameters is one case."""
@@ -316,19 +320,27 @@ def _summing(layout: Layout, exact: torch.Tensor) -> float:
     return U * (16 + 2 * math.log2(terms) + math.sqrt(terms))
 
 
-def _sizes(exact: torch.Tensor) -> torch.Tensor:
-    """The sizes of the elements of an output, a batch of one."""
+def _sizes(exact: torch.Tensor, least: float = 0.0) -> torch.Tensor:
+    """The sizes of the elements of an output, a batch of one. `least`: what is added to an element's value at least."""
     finite = torch.where(exact.isfinite(), exact, 0.0)
     if not finite.numel():
         return finite
     rows = finite if finite.dim() > 2 and finite.shape[-1] > 1 else finite.reshape(1, -1)  # a sum that cancels is no measure of itself
-    of_rows = rows.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(FAR * finite.square().mean().sqrt())
+    of_rows = rows.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(max(least, FAR * finite.square().mean().sqrt().item()))
     return finite.abs() + (of_rows if rows is finite else of_rows.reshape([1] * finite.dim()))
 
 
-def _lost(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest error of the reference, in units of the sizes."""
+def _error(got: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+    """The largest error of the reference in units of the sizes, and 0. Of few elements: as it is, and their root mean square."""
     if not exact.is_floating_point() or not exact.numel():
-        return 0.0
-    apart = (got.double() - exact).abs() / _sizes(exact)
-    return apart.nan_to_num(0, 0, 0).max().item()
+        return 0.0, 0.0
+    few = exact.numel() <= FEW
+    size = torch.where(exact.isfinite(), exact, 0.0).square().mean().sqrt().item() if few else 0.0
+    apart = (got.double() - exact).abs() / (1.0 if size else _sizes(exact))
+    return apart.nan_to_num(0, 0, 0).max().item(), size
+
+
+def _joined(draws: Sequence[tuple[float, float]]) -> tuple[list[float], float]:
+    """The errors of an output in all draws, in one unit, and the largest of its sizes."""
+    size = max(of for _, of in draws)
+    return [error for error, of in draws if of or not size], size

@@ -33,8 +33,8 @@ def softmax(x): pass
 
 COMPLETED = {
     "softbench ": [
-        *("run", "check", "show", "runs", "plot", "report", "board", "compare", "merge", "export"),
-        *("gate", "baseline", "judge", "list", "gallery", "doctor", "inspect"),
+        *("run", "check", "show", "runs", "plot", "report", "board", "history", "compare", "merge", "export"),
+        *("gate", "bisect", "baseline", "judge", "list", "gallery", "doctor", "inspect"),
     ],
     "softbench run --dev": ["--device", "--devices"],
     "softbench run --backends torch,nai": ["torch,naive"],

@@ -9,6 +9,7 @@ from problem_files import cases, judged, problem
 from softbench.core.errors import UsageError
 from softbench.ops import registry
 from softbench.ops.declaration import from_json, to_json
+from softbench.ops.error_terms import U
 from softbench.problems import values
 from softbench.problems.load import layouts_of, load
 from softbench.worker.checking import probes
@@ -105,6 +106,13 @@ def test_another_tree_is_named(tmp_path):
     assert judged(operation, lambda x: {"a": x + 1, "b": [x.sum()]})[0] == "sampled"
     with pytest.raises(TypeError, match="returns a tensor where the reference returns a dict of a, b"):
         judged(operation, lambda x: x + 1)
+
+
+def test_a_number_that_cancels_is_bounded_by_the_size_that_it_has_otherwise(tmp_path):
+    (case,) = cases(problem(tmp_path, "def inputs(M=4, N=5):\n return torch.randn(M, N)\n\ndef reference(x):\n return x.sum()\n"))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    (bounded,) = registry.numerics(case.op).bound(case, x - x.mean())
+    assert bounded.tight.item() > U * x.abs().max()
 
 
 def test_parameters_make_cases(tmp_path):

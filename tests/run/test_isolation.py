@@ -18,8 +18,8 @@ class Killing(FakePool):
         self.killer, self.left, self.dead = killer, limit, set()
         self.alive = {}
 
-    def spawn(self, label, env=None):
-        worker = super().spawn(label, env)
+    def spawn(self, label, env=None, python=""):
+        worker = super().spawn(label, env, python)
         self.alive[worker.pid] = label
         return worker
 

@@ -43,7 +43,7 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     log = []
 
     class Opened(FakePool):
-        def __init__(self, activity=None, threads=None):
+        def __init__(self, activity=None, threads=None, pythons=()):
             super().__init__()
             self.number, self.closed = len([line for line in log if line.startswith("open")]) + 1, False
 
@@ -62,7 +62,7 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     monkeypatch.setattr(run, "Pool", Opened)
     plan, kept = replace(make(processes=4), device=device), Kept({2})
     caller = FakePool()
-    caller.activity, caller.threads = Activity(), None
+    caller.activity, caller.threads, caller.pythons = Activity(), None, ()
     pace = Pace(plan, caller.activity, kept.has)
     run.execute(
         plan,

@@ -1,5 +1,6 @@
 """tools/on_gpus.py with steps that need no GPU."""
 
+import itertools
 import os
 import re
 import signal
@@ -47,8 +48,8 @@ def test_each_gpu_has_one_step_at_a_time(run):
     spans = {f"one-{i}": [number(out / f"one-{i}" / name) for name in ("gpu", "start", "end")] for i in range(4)}
     assert {gpu for gpu, _, _ in spans.values()} == {0, 1}
     for gpu in (0, 1):
-        first, second = sorted(span[1:] for span in spans.values() if span[0] == gpu)
-        assert first[1] <= second[0]
+        of_gpu = sorted(span[1:] for span in spans.values() if span[0] == gpu)
+        assert all(first[1] <= second[0] for first, second in itertools.pairwise(of_gpu))
     assert number(out / "all" / "end") <= min(start for _, start, _ in spans.values())
 
 
