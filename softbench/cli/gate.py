@@ -328,6 +328,8 @@ def _mode() -> Mode:
     mode = mode_of(context.params)
     if context.params.get("reference") is None and mode in (None, Mode.VERSIONS) and targets.find():
         mode = Mode.PACKAGES  # --candidate is the name of a target
+    if mode is None and targets.above():
+        mode = Mode.PACKAGES  # which says where the targets are
     given = [one for one in context.command.params if context.get_parameter_source(one.name).name == "COMMANDLINE"]
     for param in given:
         modes = OF_MODES.get(param.name, tuple(Mode))

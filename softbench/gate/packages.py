@@ -197,7 +197,7 @@ def check(plan: Plan, sides: Sides, by_op: Mapping[str, Target]) -> list[str]:
 
     Raises:
         UsageError: an environment cannot be used, or lacks the package or a function.
-        InconclusiveError: a call of the reference's function is none of the candidate's.
+        InconclusiveError: the only function is new, or a call of the reference's function is none of the candidate's.
     """
     infos = {info.name: info for info in plan.infos}
     for name, info in infos.items():
@@ -216,7 +216,7 @@ def check(plan: Plan, sides: Sides, by_op: Mapping[str, Target]) -> list[str]:
             raise UsageError(f"{sides.candidate.shown}: {why}; see --candidate, or {target.label} in softbench.toml")
         if why := before.get("error"):
             if len(by_op) == 1:
-                raise UsageError(f"{sides.reference.shown}: {why}; a new function has nothing to be compared with")
+                raise InconclusiveError(f"{sides.reference.shown}: {why}; a new function has nothing to be compared with")
             notes.append(f"{target.function} is new: {sides.reference.shown}: {why}")
             continue
         for one, found in ((sides.candidate, facts), (sides.reference, before)):

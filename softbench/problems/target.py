@@ -15,6 +15,7 @@ the case. Floating values are drawn from a normal distribution, and integers fro
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import re
@@ -96,6 +97,15 @@ def _split(text: str) -> Iterator[str]:
     yield text[begin:]
 
 
+def _required(function: Callable[..., Any]) -> list[str]:
+    """The parameters that a call must give; none if they are not known, as of a compiled function."""
+    try:
+        known = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [one.name for one in known if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+
+
 class Target(Problem):
     """A function of a package, with inputs of these shapes."""
 
@@ -111,6 +121,8 @@ class Target(Problem):
         self._function = resolve(given["function"])
         self.benchmark = self._function if isinstance(self._function, Benchmark) else None
         self.specs = [] if self.benchmark else parse_inputs(given["inputs"])
+        if not (self.benchmark or self.specs) and (needed := _required(self._function)):
+            raise UsageError(f"takes ({', '.join(needed)}), but has no inputs; write them: --inputs 'x[M,N], w[N]'")
         self.takes_dtype = any(one.dims is not None and not one.dtype for one in self.specs)
         self.summary = given["function"]
         names = dict.fromkeys(size for one in self.specs for size in (*(one.dims or ()), one.bound) if size and not size.isdigit())

@@ -48,6 +48,7 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*(==|>=|<=|~=|!=
 _ERROR = re.compile(r"(^|[\s(])((fatal )?error:|\w*(Error|Exception)\b|ERROR\b|CMake Error|No module named)")
 _NO_CAUSE = re.compile(
     r"subprocess-exited-with-error|metadata-generation-failed|Failed building wheel|Failed to build|legacy-install|CalledProcess"
+    r"|ERROR: Exception:$"
 )
 """Lines of pip that only say that something failed."""
 

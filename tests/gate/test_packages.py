@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from softbench.core.errors import ConfigError
+from softbench.core.errors import ConfigError, UsageError
 from softbench.gate import fresh_pairs, packages, scan, targets
+from softbench.problems.target import Target
 from softbench.results.document import load_header
 
 OLD = "def scale(x, factor=2.0):\n    return x * factor\n"
@@ -87,6 +88,15 @@ def test_a_benchmark_of_another_suite_can_be_named(gate, tmp_path, function):
     assert len(verdicts) == (2 if "Time" in function else 1), "asv's params are cases"
 
 
+def test_a_function_without_inputs_says_what_it_takes(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text(OLD)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "scale.target"
+    file.write_text(json.dumps({"name": "scale", "function": "toy.py:scale", "inputs": "", "tolerance": None, "recorder": "base"}))
+    with pytest.raises(UsageError, match=r"takes \(x\), but has no inputs"):
+        Target(file)
+
+
 def test_an_added_parameter_with_a_default_changes_no_call():
     assert packages.callable_as("x, factor=2.0", "x, factor=2.0, out=None")
     assert packages.callable_as("x, *, eps", "x, *, eps, bias=None")
@@ -147,7 +157,7 @@ def test_a_target_is_named_alone_and_a_subfolder_names_the_folder_of_the_file(ma
     (tmp_path / ".git").mkdir()
     (tmp_path / "src").mkdir()
     monkeypatch.chdir(tmp_path / "src")
-    for words in (("gate", "--reference-env", "v1"), ("gate", "init")):
+    for words in (("gate",), ("gate", "init")):
         code, _, err = main(*words)
         assert (code, str(tmp_path) in err) == (2, True), err
 

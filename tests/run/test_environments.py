@@ -79,6 +79,7 @@ def test_what_cannot_be_made_is_refused_in_a_line(repository: Path, spec: str, b
 def test_the_useful_line_of_a_build_is_its_first_cause() -> None:
     output = """
   error: subprocess-exited-with-error
+  ERROR: Exception:
   × Building wheel for mine (pyproject.toml) did not run successfully.
   ╰─> [3 lines of output]
       Traceback (most recent call last):
