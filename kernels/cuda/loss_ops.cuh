@@ -326,7 +326,8 @@ template <typename T> struct LogprobGradient {
     __device__ __forceinline__ LogprobGradient(const Given& given, const Loaded& loaded, int N)
         : lse(loaded.lse), entropy(loaded.entropy), a(loaded.a * given.scale), b(loaded.b * given.scale), scale(given.scale) {
         const bool outside = loaded.target < 0 || loaded.target >= N;
-        if (outside) a = loaded.target == given.ignore_index ? 0.0f : NOT_A_NUMBER;
+        if (loaded.target == given.ignore_index) a = 0.0f;
+        else if (outside) a = NOT_A_NUMBER;
         target = outside ? -1 : int(loaded.target);
     }
     __device__ __forceinline__ float result(float x) const {

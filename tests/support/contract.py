@@ -81,7 +81,7 @@ CASES = {
     "logprob": (
         kernels.logprob,
         logprob_of_torch,
-        [(tensor(3, 5), (TARGET,), {"temperature": 0.7}), (tensor(2, 3, 4), (torch.tensor([[1, 0, 3], [2, 2, 1]]),), {})],
+        [(tensor(3, 5), (TARGET,), {"temperature": 0.7}), (tensor(2, 3, 4), (torch.tensor([[1, 0, 3], [2, 2, 1]]),), {"ignore_index": 2})],
     ),
     "masked_softmax": (
         kernels.masked_softmax,

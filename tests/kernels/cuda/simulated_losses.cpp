@@ -132,7 +132,7 @@ template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, c
     ++tested;
     std::vector<float> loss(r.M, 7.0f), lse(r.M, 7.0f);
     std::vector<float2> statistics(r.M);
-    const Softcap softcap{float(o.cap), o.cap ? float(1 / o.cap) : 0.0f};
+    const Softcap softcap = softcap_of(float(o.cap), 1.0f);
     run_rows<CrossEntropy<T, LOGITS>>(r, {r.target.data(), loss.data(), lse.data(), statistics.data(), IGNORED, float(o.smoothing), float(o.z_loss), softcap}, plan);
     compare_loss("loss", r, loss, o, plan);
     std::vector<double> exact_lse(r.M);
@@ -152,7 +152,7 @@ template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, c
         for (int m = 0; m < r.M; ++m) spread[apart * m] = counted * (dloss[m] = float(generator() % 9) - 4);
         using Gradient = CrossEntropyGradient<T, LOGITS == SOFTCAPPED>;
         const typename Gradient::Given given{r.target.data(), exact ? nullptr : lse.data(), &statistics[0].x, exact ? nullptr : spread.data(), IGNORED, float(o.smoothing),
-                                             float(o.smoothing / r.N), float(o.z_loss), softcap, apart, exact ? nullptr : &counted};
+                                             float(o.smoothing / r.N), float(o.z_loss), softcap, 1.0f, apart, exact ? nullptr : &counted};
         Plan p = {AUTO};
         if (const int64_t code = run_gradient<Gradient>({given, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr)) report("code of gradient", r, 0, 0, double(code), 0, p);
         auto wanted = [&](int m, int n) {
@@ -170,13 +170,15 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     std::vector<float> logprob(r.M), entropy(r.M), lse(r.M), a(r.M), b(r.M);
     std::vector<int64_t> target = r.target;
     for (int64_t& t : target) t = t == IGNORED ? 0 : t;
-    run_rows<Logprob<T>>(r, {target.data(), logprob.data(), entropy.data(), lse.data()}, plan);
+    const int64_t ignored = r.N % 4 < 2 ? 0 : IGNORED;  // a class of the row, or none
+    run_rows<Logprob<T>>(r, {target.data(), logprob.data(), entropy.data(), lse.data(), ignored, 1.0f}, plan);
     for (int m = 0; m < r.M; ++m) {
         const double l = r.lse(m, 0);
         double h = 0;
         for (int n = 0; n < r.N; ++n)
             if (const double y = r.z(m, n, 0) - l; !(y <= -700)) h -= std::exp(y) * y;
-        if (!near(logprob[m], r.z(m, int(target[m]), 0) - l, 3e-6, 3e-6)) report("logprob", r, m, -1, logprob[m], r.z(m, int(target[m]), 0) - l, plan);
+        const double found = target[m] == ignored ? 0 : r.z(m, int(target[m]), 0) - l;
+        if (!near(logprob[m], found, 3e-6, 3e-6)) report("logprob", r, m, -1, logprob[m], found, plan);
         if (!near(entropy[m], h, 3e-6, 3e-6)) report("entropy", r, m, -1, entropy[m], h, plan);
         if (!near(lse[m], l, 3e-7, 3e-6)) report("lse of logprob", r, m, -1, lse[m], l, plan);
         a[m] = float(generator() % 5) - 2;
@@ -188,10 +190,10 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     const bool without = r.N % 2;  // a gradient of the entropy
     if (without) std::fill(b.begin(), b.end(), 0.0f);
     if (r.M > 1) std::fill(a.begin(), a.end(), a[0]);  // as one number for all rows
-    run_gradient<LogprobGradient<T>>({{target.data(), lse.data(), entropy.data(), a.data(), without ? nullptr : b.data(), r.M > 1 ? 0 : 1}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
+    run_gradient<LogprobGradient<T>>({{target.data(), lse.data(), entropy.data(), a.data(), without ? nullptr : b.data(), ignored, 1.0f, r.M > 1 ? 0 : 1}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
     auto wanted = [&](int m, int n) {
         const double y = r.z(m, n, 0) - lse[m], p = std::exp(y);
-        return a[m] * ((n == target[m]) - p) - (p == 0 ? 0 : b[m] * p * (y + entropy[m]));
+        return (target[m] == ignored ? 0 : a[m]) * ((n == target[m]) - p) - (p == 0 ? 0 : b[m] * p * (y + entropy[m]));
     };
     compare_gradient("dx of logprob", r, wanted, p, dx, out, r.stride);
 }
@@ -219,7 +221,7 @@ template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
             }
             r.dx = in_place ? r.x : r.results.data() + given.offset;
             std::vector<float> loss(r.M, 7.0f);
-            const Tensors<Op> t{{r.target.data(), loss.data(), IGNORED, float(z_loss)}, {r.x}, r.dx, {r.stride}, r.stride, r.M, r.N};
+            const Tensors<Op> t{{r.target.data(), loss.data(), nullptr, IGNORED, float(z_loss)}, {r.x}, r.dx, {r.stride}, r.stride, r.M, r.N};
             const int from_16 = (r.N + V - 1 + V - 1) / V, from_128 = (128 / int(sizeof(T)) - 1 + r.N) / V;
             Plan p = {BLOCK, 2, 64, 1, 0, 128, 0, 0};
             if (tier == 0 && from_128 <= 2 * 64) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 2, 1024, false, false>(t, 128); });
