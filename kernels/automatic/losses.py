@@ -158,8 +158,8 @@ def _rows_for_kernels(
     if not isinstance(ignore_index, int) or not isinstance(label_smoothing, float | int) or not 0 <= label_smoothing <= 1:
         return None
     if weight is not None and (
-        label_smoothing or z_loss or weight.shape != (input.shape[dim],) or weight.dtype not in (input.dtype, torch.float32)
-        or weight.device != input.device
+        label_smoothing or z_loss or not isinstance(weight, Tensor) or weight.shape != (input.shape[dim],)
+        or weight.dtype not in (input.dtype, torch.float32) or weight.device != input.device
     ):  # fmt: skip
         return None
     logits = input

@@ -131,6 +131,11 @@ def test_a_gradient_may_overwrite_the_logits(chosen):
         loss.backward()
 
 
+def test_a_weight_that_is_no_tensor_is_a_type_error(chosen):
+    with pytest.raises(TypeError, match="weight"):
+        kernels.cross_entropy(ROWS.float(), TARGET, [1.0])
+
+
 def test_logits_whose_rows_share_memory_are_not_overwritten(chosen):
     """Nor are rows without adjacent elements, which the kernels copy."""
     for x in (ROWS.float()[:1].expand(3, 5), ROWS.float().t().contiguous().t()):
