@@ -262,3 +262,6 @@ if __name__ == "__main__":
     except NotMeasuredError as error:
         print(f"::error title=softbench gate::{error}")
         sys.exit(error.code)
+    except subprocess.CalledProcessError as error:
+        print(f"::error title=softbench gate::{' '.join(map(str, error.cmd[1:4]))} failed (exit code {error.returncode}); see above")
+        sys.exit(error.returncode)

@@ -125,7 +125,7 @@ class Packages:
         files = changed_files(commit_of(reference) or base_commit())
         found = affected(targets, files)
         left_out = [one.label for one in targets if one not in found]
-        note(f"--changed: {len(files)} files differ from {reference}; left out: {', '.join(left_out) or 'no target'}")
+        note(f"--changed: {counted(len(files), 'changed file')} since {reference}; left out: {', '.join(left_out) or 'no target'}")
         return found
 
     def _sides(self, reference: str, build: Sequence[str]) -> Any:

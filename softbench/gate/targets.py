@@ -242,29 +242,37 @@ def _idle(name: str) -> bool:
 
 
 def imported(place: str, folder: Path = Path()) -> set[Path]:
-    """The files of a module or file and of all modules of the project that it imports, found without importing them."""
+    """The files of a module or file and of all modules of the project that it imports, found without importing them.
+
+    What the packages around a module import is left out, unless a module imports the package: most packages import all their modules.
+    """
     roots = [root.resolve() for root in (folder, folder / "src") if root.is_dir()]
-    first = [(folder / place).resolve()] if place.endswith(".py") else _module_files(place, roots)
     found: set[Path] = set()
-    left = [file for file in first if file.is_file()]
-    while left:
-        file = left.pop()
-        if file in found:
-            continue
-        found.add(file)
-        left += [one for name in _imports(file, roots) for one in _module_files(name, roots) if one not in found]
-    return found
+    around: set[Path] = set()
+    left = [(folder / place).resolve()] if place.endswith(".py") else []
+    names = [] if left else [place]
+    while left or names:
+        for name in names:
+            packages, own = _module_files(name, roots)
+            around |= set(packages)
+            left += own
+        names = []
+        if left and (file := left.pop()) not in found and file.is_file():
+            found.add(file)
+            names = list(_imports(file, roots))
+    return found | around
 
 
-def _module_files(name: str, roots: Sequence[Path]) -> list[Path]:
-    """The file of a module, and those of the packages around it."""
+def _module_files(name: str, roots: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The files of the packages around a module, and its own one."""
     parts = name.split(".")
     for root in roots:
-        around = [root.joinpath(*parts[:count], "__init__.py") for count in range(1, len(parts) + 1)]
-        alone = root.joinpath(*parts).with_suffix(".py")
-        if files := [file for file in (*around, alone) if file.is_file()]:
-            return files
-    return []
+        around = [root.joinpath(*parts[:count], "__init__.py") for count in range(1, len(parts))]
+        own = [root.joinpath(*parts, "__init__.py"), root.joinpath(*parts).with_suffix(".py")]
+        found = [file for file in around if file.is_file()], [file for file in own if file.is_file()]
+        if any(found):
+            return found
+    return [], []
 
 
 def _imports(file: Path, roots: Sequence[Path]) -> Iterable[str]:
@@ -281,5 +289,8 @@ def _imports(file: Path, roots: Sequence[Path]) -> Iterable[str]:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join((*above, *((node.module,) if node.module else ())))
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names if base)
+            inner = [f"{base}.{alias.name}" for alias in node.names if base]
+            modules = [name for name in inner if _module_files(name, roots)[1]]
+            yield from modules
+            if base and len(modules) < len(node.names):  # names that the package or module itself has
+                yield base

@@ -124,17 +124,24 @@ def test_targets_are_read_and_a_mistake_names_its_key(tmp_path):
 
 
 def test_changed_files_choose_the_targets(tmp_path):
-    for name, code in (("__init__", ""), ("norm", "from .common import rows\n"), ("loss", "import torch\n"), ("common", "")):
+    written = {
+        "__init__": "from .loss import loss\nfrom .norm import norm\n",
+        "norm": "from . import common\n",
+        "loss": "import torch\n",
+        "common": "",
+    }
+    for name, code in written.items():
         (tmp_path / "toy").mkdir(exist_ok=True)
         (tmp_path / "toy" / f"{name}.py").write_text(code)
     both = [targets.Target("toy.norm:norm"), targets.Target("toy.loss:loss"), targets.Target("x:y", files=("csrc/*",))]
     chosen = {
         name: [one.label for one in targets.affected(both, [name], tmp_path)]
-        for name in ("toy/common.py", "toy/loss.py", "csrc/a.cu", "README.md", "tests/test_norm.py")
+        for name in ("toy/common.py", "toy/loss.py", "toy/__init__.py", "csrc/a.cu", "README.md", "tests/test_norm.py")
     }
     assert chosen == {
         "toy/common.py": ["norm"],
         "toy/loss.py": ["loss"],
+        "toy/__init__.py": ["norm", "loss"],
         "csrc/a.cu": ["norm", "loss", "y"],
         "README.md": [],
         "tests/test_norm.py": [],
