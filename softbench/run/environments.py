@@ -163,10 +163,11 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a project: those that git does not ignore, or all without git."""
+    """The files of a project and of its submodules: those that git does not ignore, or all without git."""
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if listed:
-        return [folder / name for name in dict.fromkeys(listed.split("\0")) if name]
+        paths = [folder / name for name in dict.fromkeys(listed.split("\0")) if name]
+        return [file for path in paths for file in (_files(path) if (path / ".git").exists() else [path])]
     return [
         path for path in folder.rglob("*") if path.is_file() and not {".git", "__pycache__", "build"} & set(path.relative_to(folder).parts)
     ]
@@ -175,8 +176,9 @@ def _files(folder: Path) -> list[Path]:
 def _digest(files: Iterable[Path], folder: Path = Path()) -> str:
     found = hashlib.sha256()
     for file in sorted(files):
-        if file.is_file():
-            found.update(os.path.relpath(file, folder).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+        if file.is_file() or file.is_symlink():
+            content = file.read_bytes() if file.is_file() else str(file.readlink()).encode()
+            found.update(os.path.relpath(file, folder).encode() + b"\0" + hashlib.sha256(content).digest())
     return found.hexdigest()
 
 
@@ -285,11 +287,13 @@ class _Making:
         source = (self.checkout(project, commit) if commit else self.folder / "source") / prefix
         for file in _files(project):
             there = source / file.relative_to(project)
+            if there.is_symlink() or not there.is_dir():
+                there.unlink(missing_ok=True)  # a copy would follow a link
+            there.parent.mkdir(parents=True, exist_ok=True)
             if file.is_file():
-                there.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, there)
-            else:
-                there.unlink(missing_ok=True)
+            elif file.is_symlink():
+                there.symlink_to(file.readlink())
         return source
 
     def build(self, source: Path, commands: Sequence[str]) -> None:

@@ -45,11 +45,27 @@ def test_a_ref_and_the_working_tree_have_their_own_versions_and_are_made_once(re
     told: list[str] = []
     old = environment("v1", build=[INSTALL], tell=told.append)
     (repository / "toy" / "__init__.py").write_text("VERSION = 3\n")
+    (repository / "folder").symlink_to("toy")
+    git("add", "folder")
     new = environment(".", build=[INSTALL], tell=told.append)
     assert (version_in(old.python), version_in(new.python)) == ("1", "3")
+    assert new.source and (new.source / "folder").is_symlink()
     assert environment("v1", build=[INSTALL], tell=told.append) == old
     assert len([line for line in told if line.startswith("making")]) == 2
     assert environment(str(old.folder)).python == old.python, "a virtual environment is used as it is"
+
+
+def test_files_of_a_submodule_are_those_of_the_working_tree(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    git("clone", "-q", ".", str(tmp_path / "other"))
+    git("submodule", "--quiet", "add", str(tmp_path / "other"), "other")
+    git("commit", "-qm", "submodule")
+    before = environment(".", build=["true"])
+    (repository / "other" / "toy" / "__init__.py").write_text("VERSION = 4\n")
+    now = environment(".", build=["true"])
+    versions = [(one.source / "other" / "toy" / "__init__.py").read_text()[-2] for one in (before, now) if one.source]
+    assert versions == ["2", "4"]
 
 
 @pytest.mark.slow
