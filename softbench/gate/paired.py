@@ -20,6 +20,7 @@ from softbench.core.errors import InconclusiveError
 from softbench.gate.inference import Moderated, moderate, t_quantile, t_upper
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import (
+    ORDER,
     CellTest,
     GateReport,
     Rules,
@@ -162,10 +163,9 @@ def compare(
         judged = [test for test in found if only is None or test.verdict.cell in only]
         others = sum(test.verdict.gated for test in found) - sum(test.verdict.gated and not test.why_ambiguous for test in judged)
         tests.append(corrected(judged, rules, share=share * share_of, others=others))
-    for verdict, tail in zip(*tests, strict=True):
-        by_tail = tail.state is State.SLOWER and verdict.state is not State.SLOWER
-        found = replace(tail, reason=f"the mean of its calls is {tail.reason}; {_of_median(verdict)}") if by_tail else verdict
-        verdicts.append(by_clock(found, clocks[found.cell]))
+    for verdict, tail in zip(*([by_clock(one, clocks[one.cell]) for one in found] for found in tests), strict=True):
+        by_tail = tail.state in (State.SLOWER, State.CLOCK) and ORDER.index(tail.state) < ORDER.index(verdict.state)
+        verdicts.append(replace(tail, reason=f"the mean of its calls is {tail.reason}; {_of_median(verdict)}") if by_tail else verdict)
     listed = ranked(verdict for verdict in verdicts if only is None or verdict.cell in only)
     return GateReport(f"{candidate} against {reference}, interleaved in one run", listed, rules, _reference_note(cells, reference))
 

@@ -104,8 +104,8 @@ class CellSamples:
 
     def log_mhz(self) -> float | None:
         """The mean log of the processes' SM clocks; None if one is not known."""
-        clocks = [median(one.mhz for one in rounds) for rounds in self.processes.values()]
-        return fmean(map(math.log, clocks)) if clocks and all(clocks) else None
+        clocks = [[one.mhz for one in rounds] for rounds in self.processes.values()]
+        return fmean(math.log(median(each)) for each in clocks) if clocks and all(map(all, clocks)) else None
 
 
 @dataclass(frozen=True, slots=True)

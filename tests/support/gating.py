@@ -89,11 +89,15 @@ def dice(seed):
     return random.Random(seed)
 
 
-def clocked(measured, mhz):
-    """The samples with this SM clock of each backend, by name."""
+def clocked(measured, mhz, every=1, mean=1.0):
+    """The samples with this SM clock of each backend, by name, known in one of `every` rounds; `new` has means so many times as large."""
     cells = {}
     for k, samples in measured.cells.items():
-        rounds = {i: tuple(one._replace(mhz=mhz.get(k.backend, 0.0)) for one in some) for i, some in samples.processes.items()}
+        clock, times = mhz.get(k.backend, 0.0), mean if k.backend == "new" else 1.0
+        rounds = {
+            i: tuple(one._replace(mhz=0.0 if one.number % every else clock, mean_us=one.mean_us * times) for one in some)
+            for i, some in samples.processes.items()
+        }
         cells[k] = replace(samples, processes=rounds)
     return replace(measured, cells=cells)
 
