@@ -80,7 +80,7 @@ class Layout:
         if spec != self.given:
             raise TypeError("inputs returns another tree for another seed")
         for before, now in zip(self.leaves, leaves, strict=True):
-            if isinstance(now, torch.Tensor) is not (before is TENSOR) or (before is not TENSOR and before != now):
+            if isinstance(now, torch.Tensor) is not (before is TENSOR) or (before is not TENSOR and not _equal(before, now)):
                 raise TypeError(
                     f"inputs returns {now!r:.40} for one seed and {before!r:.40} for another; give changing numbers in a tensor"
                 )
@@ -160,6 +160,8 @@ def unpack(data: bytes) -> dict[Extent, Layout]:
 
 def _packed(layout: Layout) -> JsonObject:
     trees = [treespec_dumps(spec) for spec in (layout.given, layout.returned)]
+    if [treespec_loads(tree) for tree in trees] != [layout.given, layout.returned]:
+        raise TypeError  # such as a dict by tuples, which JSON has as lists
     leaves = [[_packed_leaf(leaf) for leaf in of] for of in (layout.leaves, layout.kinds)]
     case = asdict(replace(layout.case, tensors=dict(layout.case.tensors)))
     return {"trees": trees, "leaves": leaves, "in_place": layout.in_place, "inputs": layout.inputs, "outputs": layout.outputs, "case": case}
@@ -188,6 +190,11 @@ def _unpacked_leaf(leaf: Any) -> object:
         return leaf
     kind, name = leaf
     return Leaf[name] if kind == "leaf" else TENSOR_DTYPES[name]
+
+
+def _equal(before: Any, now: Any) -> bool:
+    """True for equal constants, and for two NaNs."""
+    return bool(before == now or (before != before and now != now))  # noqa: PLR0124 - only a NaN differs from itself
 
 
 def arguments(tree: Any) -> tuple[list[Any], dict[str, Any]]:

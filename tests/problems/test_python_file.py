@@ -49,6 +49,18 @@ def test_a_worker_takes_the_layouts_of_the_one_that_read_the_problem(tmp_path, m
     assert len(load(str(tmp_path / "norm.py"), every=False, layouts=b"of another process").cases) == 1
 
 
+@pytest.mark.parametrize("reference", ["{(1, 2): x * w, 3: x.sum(-1)}", "(x * w).nan_to_num(filler)"])
+def test_any_key_and_constant_comes_to_a_worker(tmp_path, reference):
+    file = tmp_path / "odd.py"
+    file.write_text(
+        "import torch\n\ndef inputs(M=4, N=5):\n    return torch.randn(M, N), torch.randn(N), float('nan')\n\n"
+        f"def reference(x, w, filler):\n    return {reference}\n"
+    )
+    known = layouts_of(load(str(file)))
+    operation = load(str(file), every=False, layouts=known)
+    assert judged(operation, lambda x, w, filler: eval(reference))[0] == "sampled"
+
+
 def right(x, w, eps):
     y = x / torch.sqrt((x * x).sum(-1, keepdim=True) / x.shape[-1] + eps)
     return y * w, (y * y).sum() / y.numel()
