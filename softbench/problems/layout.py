@@ -193,8 +193,8 @@ def _unpacked_leaf(leaf: Any) -> object:
 
 
 def _equal(before: Any, now: Any) -> bool:
-    """True for equal constants, and for two NaNs."""
-    return bool(before == now or (before != before and now != now))  # noqa: PLR0124 - only a NaN differs from itself
+    """True for equal constants, and for two NaNs, which differ from themselves."""
+    return bool(before == now or (before != before and now != now))
 
 
 def arguments(tree: Any) -> tuple[list[Any], dict[str, Any]]:
