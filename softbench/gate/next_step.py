@@ -66,7 +66,7 @@ def after_packages(report: GateReport, command: str, processes: int) -> str:
     command = _without_outputs(command)
     states = {verdict.state for verdict in report.verdicts}
     if states & {State.BROKEN, State.FAILED, State.MISSING} and report.exit_code:
-        return "call the function of each cell that is not right as column why says; --tolerance RTOL,ATOL accepts other roundings"
+        return "column why says what is wrong; key tolerance of a target, or --tolerance RTOL,ATOL of MODULE:NAME, accepts other roundings"
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         alone = _with(command, {**_extents(slower[0], []), "--dtype": slower[0].dtype, "--processes": MORE_PAIRS})
         return f"if the change is not intended, look at its worst cell alone: {alone}"
