@@ -121,7 +121,7 @@ class Target(Problem):
         self._function = resolve(given["function"])
         self.benchmark = self._function if isinstance(self._function, Benchmark) else None
         self.specs = [] if self.benchmark else parse_inputs(given["inputs"])
-        if not (self.benchmark or self.specs) and (needed := _required(self._function)):
+        if not isinstance(self._function, Benchmark) and not self.specs and (needed := _required(self._function)):
             raise UsageError(f"takes ({', '.join(needed)}), but has no inputs; write them: --inputs 'x[M,N], w[N]'")
         self.takes_dtype = any(one.dims is not None and not one.dtype for one in self.specs)
         self.summary = given["function"]
