@@ -289,7 +289,10 @@ def _excess(name: str, out: torch.Tensor, exact: torch.Tensor, rtol: float, atol
         return peak, ""
     flat = int(over.argmax().item())
     place = ", ".join(str(int(one)) for one in torch.unravel_index(torch.tensor(flat), out.shape))
-    return peak, f"{name}[{place}] is {out.reshape(-1)[flat].item():.6g}, and {exact.reshape(-1)[flat].item():.6g} in the reference"
+    return (
+        peak,
+        f"{name}{place and f'[{place}]'} is {out.reshape(-1)[flat].item():.6g}, and {exact.reshape(-1)[flat].item():.6g} in the reference",
+    )
 
 
 Target.of_values = TargetValues
