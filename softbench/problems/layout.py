@@ -34,8 +34,8 @@ from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
-IMPORTING = ("__enum__", "default_factory_module", "\\")
-"""Keys by which torch's trees in JSON import a module, and what could hide them."""
+IMPORTING = ("__enum__", "default_factory_module")
+"""Keys by which torch's trees in JSON import a module."""
 
 
 class Leaf(Enum):
@@ -178,11 +178,21 @@ def _packed_leaf(leaf: object) -> Any:
 
 
 def _unpacked(data: JsonObject) -> Layout:
-    if any(word in tree for word in IMPORTING for tree in data["trees"]):
+    if any(map(_imports, data["trees"])):
         raise ValueError
     (given, returned), (leaves, kinds) = map(treespec_loads, data["trees"]), [tuple(map(_unpacked_leaf, of)) for of in data["leaves"]]
     in_place, inputs, outputs = (tuple(data[name]) for name in ("in_place", "inputs", "outputs"))
     return Layout(given, leaves, returned, kinds, in_place, inputs, outputs, case_from_json(data["case"]))
+
+
+def _imports(node: Any) -> bool:
+    """Whether JSON, with that in its texts, has a key of IMPORTING."""
+    if isinstance(node, str):
+        with suppress(ValueError):
+            return _imports(json.loads(node))
+    elif isinstance(node, dict):
+        return any(key in IMPORTING or _imports(value) for key, value in node.items())
+    return isinstance(node, list) and any(map(_imports, node))
 
 
 def _unpacked_leaf(leaf: Any) -> object:

@@ -1,5 +1,6 @@
 """Problems in plain Python: right, wrong and cheating solutions, trees, dtypes, calls in place, and what is refused."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from softbench.ops import registry
 from softbench.ops.declaration import from_json, to_json
 from softbench.ops.error_terms import U
 from softbench.problems import values
+from softbench.problems.layout import unpack
 from softbench.problems.load import layouts_of, load
 from softbench.worker.checking import probes
 from softbench.worker.checking.check_case import CheckCaseRunner
@@ -118,6 +120,15 @@ def test_another_tree_is_named(tmp_path):
     assert judged(operation, lambda x: {"a": x + 1, "b": [x.sum()]})[0] == "sampled"
     with pytest.raises(TypeError, match="returns a tensor where the reference returns a dict of a, b"):
         judged(operation, lambda x: x + 1)
+
+
+def test_layouts_that_would_import_a_module_are_refused(tmp_path):
+    known = json.loads(layouts_of(problem(tmp_path, NORM)))
+    assert unpack(json.dumps(known).encode())
+    hostile = json.dumps({"__enum__": True, "fqn": "sys:path", "name": "x"})
+    known[0]["trees"][0] = known[0]["trees"][0].replace('"context": null', f'"context": {json.dumps(hostile)}', 1)
+    assert "__enum__" in known[0]["trees"][0]
+    assert unpack(json.dumps(known).encode()) == {}
 
 
 def test_a_number_that_cancels_is_bounded_by_the_size_that_it_has_otherwise(tmp_path):
