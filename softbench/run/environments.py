@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from softbench.core.errors import StorageError, UsageError
@@ -251,7 +251,8 @@ class _Making:
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self.log.write_bytes(b"")
-            without = ["--without-pip"] if find_spec("pip") else []  # what is lent has it; to install it takes seconds
+            # What is lent has it; to install it takes seconds. After a search by importlib's `find_spec`, setuptools could not be imported.
+            without = ["--without-pip"] if PathFinder.find_spec("pip") else []
             self._call([sys.executable, "-m", "venv", *without, str(self.folder)])
             self._lend()
             make(self)
