@@ -270,10 +270,14 @@ def fork_pools(forks: Callable[[], Forks], patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forked_pools(request: pytest.FixtureRequest, forks: Callable[[], Forks], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all tests but those of `processes`, which start forkservers, and those of GPUs."""
+def _forked_pools(request: pytest.FixtureRequest, forks: Callable[[], Forks], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In all tests but those of `processes`, which start forkservers, and those of GPUs. A test's kept pool ends with it."""
     if not (request.path.is_relative_to(TESTS / "processes") or request.node.get_closest_marker("gpu")):
         fork_pools(forks, monkeypatch)
+    yield
+    if module := sys.modules.get("softbench.processes.worker_pool"):
+        while module._kept:
+            module._kept.pop()[0].close(gently=False)
 
 
 @pytest.fixture(scope="module")

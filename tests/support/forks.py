@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import uuid
 import warnings
@@ -238,12 +237,8 @@ def take_orders(connected: socket.socket, taken: socket.socket, given: socket.so
             order = json.loads(data)
             replies = socket.socket(fileno=descriptors[0])
             if order["kind"] == "left":
-                end = time.monotonic() + 1  # a killed process takes a moment to end
                 reap()
-                while (left := left_behind()) and time.monotonic() < end:
-                    time.sleep(0.02)
-                    reap()
-                replies.send(json.dumps(left).encode())
+                replies.send(json.dumps(left_behind()).encode())
                 replies.close()
             elif pid := os.fork():
                 RUNNING[pid] = replies
