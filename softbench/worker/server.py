@@ -208,9 +208,14 @@ class Server:
         return Timed(tuple(found.us), found.timer, made, found.spent_us, (CLOCK_NS() - began) / 1e3 if made else 0.0)
 
     def read_telemetry(self) -> None:
-        """Read the telemetry after the reply to `TimeBatch`, so that the parent does not wait for it."""
+        """Read the telemetry after the reply to `TimeBatch`, so that the parent does not wait for it.
+
+        Products of matrices lower the clock by the power they take. A pause would only make the next batch faster than calls in a row.
+        """
         if self.telemetry and (reading := self.telemetry()):
-            self.last_telemetry = reading
+            products = self.case and operation(self.case.op).flops(self.case)
+            of_card = telemetry.throttled(reading.reasons or 0, None, None)
+            self.last_telemetry = replace(reading, throttled=of_card) if products else reading
 
     def verify(self) -> Verified:
         """Verify the kept outputs of the last batch."""

@@ -12,6 +12,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
 from softbench.core.messages import TimeBatch, Timed, Verified, VerifyOutputs
 from softbench.core.outcome import Grade, Telemetry
+from softbench.ops.operation import Operation
 from softbench.ops.softmax import NUMERICS
 from softbench.plugins.source import origins
 from softbench.worker import serve, server
@@ -259,6 +260,15 @@ def test_a_batch_has_the_reading_taken_after_it(loaded, monkeypatch):
     for busy in (None, Telemetry(throttled="a thread waited")):
         monkeypatch.setattr(telemetry.Waiting, "telemetry", lambda self, busy=busy: busy)
         assert timed(loaded) == busy
+
+
+@pytest.mark.parametrize(("reasons", "throttled"), [(0x04, ""), (0x44, "hardware thermal slowdown")])
+def test_products_that_lower_the_clock_by_their_power_are_not_throttled(loaded, monkeypatch, reasons, throttled):
+    reading = Telemetry(reasons=reasons, throttled="SM clock 1400 of 1980 MHz")
+    loaded.telemetry = lambda: reading
+    assert timed(loaded) == reading
+    monkeypatch.setattr(Operation, "flops", lambda self, case: 2**40)
+    assert timed(loaded).throttled == throttled
 
 
 def test_telemetry_is_read_after_the_reply_to_a_batch_only(monkeypatch):
