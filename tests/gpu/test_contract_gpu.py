@@ -4,12 +4,15 @@ import contract
 import pytest
 import torch
 from softbench.kernels.automatic.choice import which
+from softbench.kernels.common import linear_cross_entropy as parts
 from softbench.kernels.cuda import losses as cuda_losses
 from torch.testing import assert_close
 
 from softbench import kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+DEVICE = "cuda"
 
 
 @contract.EACH
@@ -89,3 +92,36 @@ def test_rows_without_keys_may_be_zero():
     y = kernels.masked_softmax(x, mask=keep, without_keys="zero")
     assert_close(y, contract.masked_softmax_of_torch(x, mask=keep, without_keys="zero"))
     assert torch.autograd.grad(y.square().sum(), x)[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logprob_of_a_linear_layer_in_parts_is_that_of_whole_logits(monkeypatch, dtype):
+    monkeypatch.setattr(parts, "MOST_BYTES", 0)  # parts of 128 rows
+    parts.rows_of_part.cache_clear()
+    narrow = [torch.randn(size, device=DEVICE, dtype=dtype, requires_grad=True) for size in ((300, 256), (5003, 256))]
+    wide = [one.detach().double().requires_grad_() for one in narrow]
+    target = torch.randint(5003, (300,), device=DEVICE)
+    target[::7] = -100
+    tolerance = {"atol": 1e-3, "rtol": 1e-4} if dtype is torch.float32 else {"atol": 0.1, "rtol": 1e-2}  # logits are up to 60
+    expected = contract.logprob_of_torch(wide[0] @ wide[1].T, target, temperature=16.0)
+    upstream = [torch.randn_like(one) for one in expected]
+    exact = torch.autograd.grad(expected, wide, upstream)
+    for call in (kernels.linear_logprob, torch.compile(kernels.linear_logprob, fullgraph=True)):
+        found = call(*narrow, target, temperature=16.0)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one.double(), other, **tolerance)
+        for one, other in zip(torch.autograd.grad(found, narrow, [one.float() for one in upstream]), exact, strict=True):
+            assert one.dtype is dtype
+            assert (one.double() - other).norm() < tolerance["rtol"] * other.norm()
+    parts.rows_of_part.cache_clear()
+
+
+def test_logprob_of_a_linear_layer_stores_at_most_a_gigabyte_of_logits():
+    x, w = (torch.randn(size, 512, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for size in (8192, 128256))
+    target = torch.randint(len(w), (len(x),), device=DEVICE)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found, entropy = kernels.linear_logprob(x, w, target)
+    gradients = torch.autograd.grad(found.sum() + entropy.sum(), (x, w))
+    assert torch.cuda.max_memory_allocated() - before < sum(one.nbytes for one in gradients) + 10**9

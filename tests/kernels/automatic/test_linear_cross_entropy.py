@@ -1,4 +1,4 @@
-"""`softbench.kernels.linear_cross_entropy` on the CPU, where torch computes: parts of rows, gradients, compilers and errors."""
+"""`linear_cross_entropy` and `linear_logprob` of `softbench.kernels` on the CPU, where torch computes: parts, gradients, errors."""
 
 import math
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from softbench.kernels.common import linear_cross_entropy as parts
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
-from softbench.kernels import cross_entropy, linear_cross_entropy
+from softbench.kernels import cross_entropy, linear_cross_entropy, linear_logprob, logprob
 
 OPTIONS = {"label_smoothing": 0.1, "z_loss": 0.01, "softcap": 3.0}
 
@@ -29,16 +30,30 @@ def whole(x, w, target):
     return found + 0.01 * (z.logsumexp(-1).square() * (target != -100)).sum() / (target != -100).sum()
 
 
+LOSSES = {
+    "cross_entropy": (lambda *given: linear_cross_entropy(*given, **OPTIONS), whole),
+    "logprob": (lambda *given: linear_logprob(*given, temperature=0.7), lambda x, w, target: logprob(x @ w.T, target, temperature=0.7)),
+}
+
+
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_parts_give_the_loss_of_all_rows_and_its_gradients(given, compiled):
-    x, w, target = given
-    call = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager") if compiled else linear_cross_entropy
-    found, expected = call(x, w, target, **OPTIONS), whole(x, w, target)
+@pytest.mark.parametrize("name", LOSSES)
+def test_parts_give_what_the_whole_logits_give(given, name, compiled):
+    in_parts, of_all = LOSSES[name]
+    call = torch.compile(in_parts, fullgraph=True, backend="aot_eager") if compiled else in_parts
+    found, expected = tree_leaves(call(*given)), tree_leaves(of_all(*given))
     torch.testing.assert_close(found, expected)
-    both = [torch.autograd.grad(3 * loss, (x, w)) for loss in (found, expected)]
-    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-6)
+    upstream = [torch.randn_like(one) for one in found]
+    both = [torch.autograd.grad(results, given[:2], upstream) for results in (found, expected)]
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(linear_cross_entropy(x, w, target, **OPTIONS), expected)
+        torch.testing.assert_close(tree_leaves(in_parts(*given)), expected)
+
+
+def test_logprob_has_gradients_of_one_result_and_one_tensor(given):
+    x, w, target = given
+    both = [torch.autograd.grad(found[0].sum(), x) for found in (linear_logprob(*given), logprob(x @ w.T, target))]
+    torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
 
 
 def test_the_parts_of_torch_have_room_for_its_temporaries(given, monkeypatch):
@@ -63,24 +78,25 @@ def test_parts_keep_the_logits_below_a_gigabyte(M, H):
     assert -(-M // rows) <= 1.5 * M * 2 * 128256 / parts.MOST_BYTES + 1
 
 
-def test_tensors_that_do_not_fit_are_refused(given):
+@pytest.mark.parametrize("call", [linear_cross_entropy, linear_logprob])
+def test_tensors_that_do_not_fit_are_refused(given, call):
     x, w, target = given
     with pytest.raises(ValueError, match=r"hidden is \(300, 8\) and weight \(50, 7\)"):
-        linear_cross_entropy(x, w[:, 1:], target)
+        call(x, w[:, 1:], target)
     with pytest.raises(TypeError, match=r"one dtype .*: weight.to\(hidden.dtype\)"):
-        linear_cross_entropy(x, w.half(), target)
+        call(x, w.half(), target)
     with pytest.raises(ValueError, match=r"target is \(2, 149\)"):
-        linear_cross_entropy(x, w, target[:, 1:])
+        call(x, w, target[:, 1:])
     with pytest.raises(TypeError, match=r"int64 on cpu"):
-        linear_cross_entropy(x, w, target.to("meta"))
+        call(x, w, target.to("meta"))
     with pytest.raises(ValueError, match="a row for each class"):
-        linear_cross_entropy(x, w[:0], target)
+        call(x, w[:0], target)
     with pytest.raises(TypeError, match="weight is a NoneType"):
-        linear_cross_entropy(x, None, target)
+        call(x, None, target)
     with pytest.raises(NotImplementedError, match=r"no torch.func transforms"):
-        torch.func.grad(linear_cross_entropy)(x, w, target)
+        torch.func.grad(lambda x: tree_leaves(call(x, w, target))[0].sum())(x)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward mode"):
-        linear_cross_entropy(torch.autograd.forward_ad.make_dual(x.detach(), x.detach()), w, target)
+        call(torch.autograd.forward_ad.make_dual(x.detach(), x.detach()), w, target)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +113,11 @@ def test_tensors_that_do_not_fit_are_refused(given):
 def test_options_that_are_no_numbers_or_out_of_range_are_refused(given, option, error):
     with pytest.raises((TypeError, ValueError), match=error):
         linear_cross_entropy(*given, **option)
+
+
+def test_a_temperature_of_zero_is_refused(given):
+    with pytest.raises(ValueError, match=r"temperature 0: must be finite and positive"):
+        linear_logprob(*given, temperature=0)
 
 
 def test_logits_without_classes_and_rows_have_an_empty_gradient():
