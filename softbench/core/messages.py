@@ -317,6 +317,9 @@ class ShareOutputs(Request[Done], frozen=True, tag="share"):
 class QueueCalls(Request[Called], frozen=True, tag="queue_of_judge"):
     """Give the GPU calls of the next `MakeCalls`, as many as it takes. It starts them when that has mapped their inputs."""
 
+    at_once: bool = False
+    """As of the `MakeCalls` that follows."""
+
 
 class MakeCalls(Request[Called], frozen=True, tag="calls_of_judge"):
     """Call the backend once on each set of inputs in the memory whose descriptor comes with the request, but for calls that are queued.
@@ -328,6 +331,8 @@ class MakeCalls(Request[Called], frozen=True, tag="calls_of_judge"):
     bytes: int
     touch: bool = False
     """On a CPU such a request uses each page of inputs and outputs: what memory costs that is new to a process."""
+    at_once: bool = False
+    """Reply with copies of the outputs, each made on the caller's stream right after its call: what that stream reads without a wait."""
 
 
 class ReleaseOutputs(Request[Done], frozen=True, tag="release_of_judge"):

@@ -30,12 +30,13 @@ from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProces
 from softbench.ops.registry import is_whole, operation, path_of
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Pool
+from softbench.worker.checking import output_checks
 from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged import shared_memory
 from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
-"""Challenges whose time counts. One before them is checked only."""
+"""Challenges whose time counts. One before them is checked only, and so is one among them that reads each output at once."""
 TOUCHING = 3
 """Challenges that only touch the memory."""
 CALLS = {"cpu": 64, "cuda": 256}
@@ -56,6 +57,7 @@ CACHES = (
 )
 """Variables that get folders of the plugin's own, so that it poisons no other process's cache."""
 REFUSED = (Grade.WRONG, Grade.UNVERIFIED)
+READ_AT_ONCE = ", read right after its call: another thread or stream, for which the caller's stream does not wait, may write it later"
 
 
 @dataclass(slots=True)
@@ -191,20 +193,26 @@ class Judge:
 
         A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
         challenge more than `most_us`: the processes take turns on a GPU. `limit_of_empty` limits what a small kernel could still delay.
+
+        Work that the caller's stream does not wait for could overlap with other calls. So in one challenge, which no count foretells, that
+        stream copies each output right after its call. On a CPU outputs are always copied then, but for inputs that a call changes.
         """
-        for number in range(1 + self.challenges):
+        copied = plugin.case.device == "cpu" and all(form.becomes is None for form in output_checks.forms(plugin.case))
+        last = self.challenges + (not copied)
+        at_once = None if copied else SECRET.randint(1, last)
+        for number in range(1 + last):
             drawn = inputs.draw()
             with plugin.stopped():
                 empty, gpu_us = plain.empty(drawn)
             if gpu_us > most_us:
                 raise EndedError(Status.UNVERIFIED, "time: the GPU was busy between the calls of the judge")
-            us, accuracy = plugin.challenge(drawn)
+            us, accuracy = plugin.challenge(drawn, at_once=number == at_once)
             if not found.grade or accuracy.grade not in PASSES:
                 found.grade = accuracy.grade.value
             if accuracy.grade in REFUSED:
-                raise EndedError(Status(accuracy.grade.value), accuracy.detail)
+                raise EndedError(Status(accuracy.grade.value), accuracy.detail + (READ_AT_ONCE if number == at_once else ""))
             plugin.release()
-            if number:
+            if number not in (0, at_once):
                 found.empty_us.append(empty)
                 found.challenges_us.append(us)
                 found.processor_us.append(plugin.processor_us)

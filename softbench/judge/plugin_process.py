@@ -138,10 +138,13 @@ class PluginProcess:
         us, processor_us = map(statistics.median, zip(*found, strict=True))
         return us, processor_us
 
-    def challenge(self, drawn: Challenge) -> tuple[float, Accuracy]:
-        """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process."""
+    def challenge(self, drawn: Challenge, *, at_once: bool = False) -> tuple[float, Accuracy]:
+        """Microseconds of a challenge, and the accuracy of its outputs. Raises as `ask`, also for a plugin that started a process.
+
+        With `at_once` the outputs are what the caller's stream reads right after each call, and the time is of no use.
+        """
         self._require_alone()
-        us, called, outputs = self._timed(drawn)
+        us, called, outputs = self._timed(drawn, at_once=at_once)
         accuracy = drawn.verdict(outputs, self._reader().whole(called.places[drawn.chosen]))
         self._require_alone()
         return us, accuracy
@@ -150,18 +153,18 @@ class PluginProcess:
         """Let the process free the outputs, between challenges: the judge's clock does not run then. Raises as `ask`."""
         self.ask(ReleaseOutputs(), "time")
 
-    def _timed(self, drawn: Challenge, *, touch: bool = False) -> tuple[float, Called, list[Tensors]]:
+    def _timed(self, drawn: Challenge, *, touch: bool = False, at_once: bool = False) -> tuple[float, Called, list[Tensors]]:
         """Microseconds from the request to the end of the read, the reply with all places, and the chosen rows of the outputs."""
         gpu, reader = self.case.device == "cuda", self._reader()
         for _ in range(WAKING_REQUESTS):
             self.release()
         self._flush()
-        places = self.ask(QueueCalls(), "time", most=QUEUE_SECONDS).places if gpu else ()
+        places = self.ask(QueueCalls(at_once), "time", most=QUEUE_SECONDS).places if gpu else ()
         elements = reader.elements(places, drawn.rows) if reader.valid(places) else None
         self.worker.channel.outgoing = [drawn.inputs.descriptor]
         with paused():
             before, start = _processor_ns(self.worker.pid), CLOCK()
-            called = self.ask(MakeCalls(drawn.bytes, touch), "time", busy=gpu)
+            called = self.ask(MakeCalls(drawn.bytes, touch, at_once), "time", busy=gpu)
             if elements is None or called.places:
                 places = (*places, *called.places)
                 if not reader.valid(places):

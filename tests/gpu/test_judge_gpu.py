@@ -28,7 +28,7 @@ TRICKS = [(f"wrong/{file}.py", one.name) for file in ("tricks", "batch_tricks") 
 TRICKS += [("wrong/judge_attacks.py", name) for name in ("without-a-wait", "keeps-its-inputs-in-l2")]
 CAUGHT = (
     *("damages-its-input", "damages-when-unwatched", "stale-memory", "by-thread", "by-a-pool-of-threads", "half-when-unwatched"),
-    *("skips-when-unwatched", "normal-rows-only", "cached-by-shape", "lazy", "one-value-for-all", "patches-the-reference"),
+    *("side-stream", "skips-when-unwatched", "normal-rows-only", "cached-by-shape", "lazy", "one-value-for-all", "patches-the-reference"),
 )
 """Tricks whose outputs are wrong or of another form."""
 EVENTS = """
@@ -155,6 +155,13 @@ def test_a_reply_forged_before_the_inputs_gains_nothing(judge):
 def test_a_gpu_that_is_kept_busy_gains_nothing(judge):
     found = judged(judge, "keeps-the-gpu-busy", CASE, "wrong/judge_attacks.py")
     assert (found.status, "the GPU was busy" in found.reason) == ("unverified", True), found
+
+
+@pytest.mark.parametrize("M", [64, 4096])
+def test_work_for_which_the_caller_does_not_wait_is_wrong(judge, M):
+    """Small kernels on streams of their own would run side by side."""
+    found = judged(judge, "side-stream", Case(M, 512, "fp32", Direction.FORWARD, "cuda"), "wrong/tricks.py")
+    assert (found.status, "read right after its call" in found.reason) == ("wrong", True), found
 
 
 @confined

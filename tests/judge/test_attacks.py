@@ -4,12 +4,14 @@ import os
 
 import pytest
 import torch
+from problem_files import cases, problem
 from sampled import sampled
 from shared_harness import MOST, SECRET, measured
 from wrongs import CASE, PLUGINS, confined, judged, load
 
 from softbench.core.case import Case, Direction
-from softbench.plugins.source import origins
+from softbench.ops import registry
+from softbench.plugins.source import FILE, PluginSource, origins
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
 PORTS = [attack for attack in load(PLUGINS / "wrong" / "harness_attacks.py") if not attack.cuda]
@@ -97,6 +99,28 @@ def test_the_same_attack_fools_a_harness_in_its_process(judge, attack):
 def test_a_shared_harness_is_right_about_honest_code():
     assert measured(lambda: lambda x: torch.softmax(x, dim=-1)) == {"right": True, "us": pytest.approx(500, abs=500), "calls": MOST}
     assert not measured(lambda: torch.zeros_like)["right"]
+
+
+LATE = """
+import torch
+from softbench.worker.judged import calls
+later = []
+calls.synchronize = lambda device: [later.pop()() for _ in later.copy()]
+
+def solution(x):
+    later.append(lambda: x.mul_(2))
+"""
+
+
+def test_work_for_which_the_caller_does_not_wait_is_wrong(judge, tmp_path, monkeypatch):
+    """It plays a stream of a GPU: its work is done when the device is waited for. Challenges that are read later are right."""
+    monkeypatch.setattr(registry, "_added", {})
+    operation = problem(tmp_path, "def inputs(M=16, N=96):\n return torch.randn(M, N)\n\ndef reference(x):\n x.mul_(2)\n")
+    (file := tmp_path / "solution" / "late.py").parent.mkdir()
+    file.write_text(LATE)
+    files = [str(tmp_path / f"{operation.name}.py")]
+    found = judge.judge(PluginSource(FILE, "late", str(file), "late.py"), *cases(operation), None, files)
+    assert (found.status, "read right after its call" in found.reason, found.grade) == ("wrong", True, "wrong"), found
 
 
 def test_a_left_process_ends_with_its_judgement(judge, forked):

@@ -40,14 +40,14 @@ class Challenges:
         self.worker.descriptors.append(os.dup(block.descriptor))
         return block
 
-    def run(self):
+    def run(self, *, at_once=False):
         """The inputs of each call, and its outputs, of a new challenge."""
         self.worker.handle(ReleaseOutputs())
         block = self.block()
         block.bytes.view(torch.float32).normal_()
         layout, each = input_layout(self.case)
         given = [call[0].clone() for call in memory.tensors_of_calls(block.bytes, layout, each, self.case, CALLS)]
-        places = self.worker.handle(MakeCalls(self.size)).places
+        places = self.worker.handle(MakeCalls(self.size, at_once=at_once)).places
         found = [shared_memory.typed(self.outputs.bytes, at, given[0].shape, torch.float32).clone() for (at,) in places]
         block.close()
         return given, found
@@ -74,6 +74,21 @@ def test_an_input_that_a_call_changes_is_copied_to_where_the_judge_reads_it(tmp_
     challenges = Challenges(lambda x: x.mul_(2), *cases(problem(tmp_path, text)))
     given, found = challenges.run()
     assert all(torch.equal(2 * x, after) for x, after in zip(given, found, strict=True))
+
+
+def test_work_that_nothing_waits_for_is_missing_right_after_its_call(tmp_path, monkeypatch):
+    """As on another stream of a GPU: it is there when the device was waited for."""
+    monkeypatch.setattr(registry, "_added", {})
+    later, text = [], "def inputs(M=16, N=96):\n return torch.randn(M, N)\n\ndef reference(x):\n x.mul_(2)\n"
+    monkeypatch.setattr(judged_calls, "synchronize", lambda device: [later.pop()() for _ in later.copy()])
+    challenges = Challenges(lambda x: (later.append(lambda: x.mul_(2)), x)[1], *cases(problem(tmp_path, text)))
+
+    def right(*, at_once):
+        return all(torch.equal(2 * x, after) for x, after in zip(*challenges.run(at_once=at_once), strict=True))
+
+    assert [right(at_once=at_once) for at_once in (False, True, False)] == [True, False, True]
+    challenges.worker.server.call = lambda x: x.mul_(2)
+    assert right(at_once=True)
 
 
 @pytest.mark.parametrize("name", ["cached-by-address", "cached-by-version"])
@@ -368,6 +383,15 @@ def test_later_calls_are_queued_before_their_inputs_are_mapped(queued):
     assert events == ["hold", "call", "call", "map", "start", *["call"] * (CALLS - 2)]
     assert [place for (place,) in (*first, *rest)] == [call * output_layout(CASE)[1] for call in range(CALLS)]
     block.close()
+
+
+def test_half_of_the_queue_is_for_the_copies_of_outputs(queued):
+    challenges, events = queued
+    challenges.run()
+    challenges.worker.handle(ReleaseOutputs())
+    events.clear()
+    assert len(challenges.worker.handle(QueueCalls(at_once=True)).places) == 1
+    assert events == ["hold", "call"]
 
 
 def test_a_queued_call_that_fails_holds_nothing_back(queued):

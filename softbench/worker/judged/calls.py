@@ -49,6 +49,8 @@ class JudgedCalls:
         self.places: list[tuple[int, ...]] = []
         """Where the outputs of the calls that were issued lie."""
         self.touch = False
+        self.at_once = False
+        """True if the judge compares what the caller's stream reads right after each call."""
         self.apart = False
         """True if the calls of a challenge leave their outputs in different places, although the backend overwrites its output."""
         self.events: tuple[torch.cuda.Event, ...] = ()
@@ -68,11 +70,11 @@ class JudgedCalls:
                 self.window = shared_memory.window(input_layout(case)[1] * calls, case.device)
                 self.queue = CallQueue() if case.device == "cuda" else None
                 return Done()
-            case messages.QueueCalls():
-                self._queue()
+            case messages.QueueCalls(at_once):
+                self._queue(at_once)
                 return Called(tuple(self.places), 0.0)
-            case messages.MakeCalls(size, touch):
-                self.touch = touch
+            case messages.MakeCalls(size, touch, at_once):
+                self.touch, self.at_once = touch, at_once
                 return self._make_calls(self.descriptors.pop(0), size)
             case messages.ReleaseOutputs():
                 self.kept.clear()
@@ -81,11 +83,13 @@ class JudgedCalls:
                 return Done()
         raise TypeError(f"unknown request {request}")
 
-    def _queue(self) -> None:
+    def _queue(self, at_once: bool) -> None:
         """Issue as many calls as the GPU's queue holds, before the clock starts. A CPU has no queue."""
-        queue = self.queue
-        if self.case is None or queue is None or not (count := queue.room(self.server.call)):
+        queue, self.at_once = self.queue, at_once
+        if self.case is None or self.arena is None or queue is None or not (count := queue.room(self.server.call)):
             return
+        if at_once:  # each copy is a kernel in the queue, too
+            count = max(1, count // (1 + len(self.arena.forms)))
         self._begin()
         queue.hold()
         try:
@@ -216,8 +220,11 @@ class JudgedCalls:
         single, place, kept, places = len(arena.forms) == 1, arena.place, self.kept, self.places
         with nullcontext() if overwrites else arena.allocating():  # CUDA graphs allocate in a pool of their own
             for call, tensors in enumerate(given, first):
-                results = function(*arena.writable(call, tensors))
-                places.append(place(call, (results,) if single else results, kept, copied=overwrites and not self.apart))
+                results = function(*arena.writable(call, tensors, apart=self.at_once))
+                outputs = (results,) if single else results
+                if self.at_once and isinstance(outputs, tuple | list):
+                    outputs = [out.detach().clone() if type(out) is torch.Tensor else out for out in outputs]
+                places.append(place(call, outputs, kept, copied=overwrites and not self.apart))
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:

@@ -90,11 +90,14 @@ class OutputArena:
         with torch.cuda.use_mem_pool(self._pools[0]):
             yield
 
-    def writable(self, call: int, tensors: Tensors) -> Tensors:
-        """The tensors of a call: an input that it changes is copied to the slot where the judge reads what it becomes."""
+    def writable(self, call: int, tensors: Tensors, *, apart: bool = False) -> Tensors:
+        """The tensors of a call: an input that it changes is copied to the slot where the judge reads what it becomes.
+
+        With `apart` it is copied elsewhere, so that a later write does not reach the slot.
+        """
         found = list(tensors)
         for number, place in self.changed:
-            found[place] = self.slots[call][number].copy_(tensors[place])
+            found[place] = tensors[place].clone() if apart else self.slots[call][number].copy_(tensors[place])
         return tuple(found) if self.changed else tensors
 
     def place(self, call: int, outputs: Any, kept: list[torch.Tensor], *, copied: bool = False) -> tuple[int, ...]:
