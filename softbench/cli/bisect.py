@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json as as_json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +19,7 @@ from softbench import __version__
 from softbench.cli.actions import end, note, try_file, wrote_to_stdout
 from softbench.cli.options import GATE_EPILOG, Quiet, option
 from softbench.cli.panels import CONTEXT, OUTPUT, WHERE, PanelCommand
-from softbench.core.errors import UsageError
+from softbench.core.errors import Interrupted, UsageError
 from softbench.core.text import count, one_line, printable
 
 if TYPE_CHECKING:
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 MORE = 4
-"""An undecided comparison is repeated once, with so many times as many process pairs."""
+"""An undecided comparison is repeated once, with so many times as many process pairs, if that may decide it."""
+TOLD = re.compile(r"softbench: ((?:making|made) the environment .*|waiting .*|(\d+ of \d+ cells, .*))")
+"""Lines of the gate that are shown."""
+TELL_SECONDS = 30.0
+"""The least time between two lines on how far a comparison is."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,9 +49,8 @@ def bisect(
         option(WHERE, "A plugin file of the repository, in place of functions of a package.", metavar="FILE"),
     ] = None,
     backend: Annotated[str | None, option(WHERE, "The backend of the plugin, if it has several.")] = None,
-    output: Annotated[
-        Path, option(WHERE, "Folder of the measurements; those of an interrupted bisect are used again.", "-o", "--output")
-    ] = Path("results") / "bisect",
+    output: Annotated[Path, option(WHERE, "Folder of the measurements; decided ones are used again.", "-o", "--output")] = Path("results")
+    / "bisect",
     json: Annotated[Path | None, option(OUTPUT, "Write commits and comparisons as JSON; - is stdout.", metavar="FILE|-")] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -58,8 +63,9 @@ def bisect(
         softbench bisect v1.0 main --candidate rms_norm --dtype bf16
     """
     from softbench.cli import verbosity
+    from softbench.cli.output import interruptible
     from softbench.gate import commits
-    from softbench.gate.bisect import Decision, Search, steps_at_most
+    from softbench.gate.bisect import MOST_UNDECIDED, Search, steps_at_most
 
     verbosity.choose(quiet=quiet, verbose=False)
     words = list(CONTEXT.get().args)
@@ -69,30 +75,41 @@ def bisect(
     line = commits.line(good, bad)
     known = {one.name: one for one in line}
     most = steps_at_most(len(line) - 1)
-    note(f"{count(len(line) - 1, 'commit')} after {line[0].short}, at most {most} comparisons for each slowdown if all are decided")
-    with ExitStack() as stack:
-        comparison = _Gate(_sides(plugin, backend, stack), words, output)
+    after = f"{count(len(line) - 1, 'commit')} after {line[0].short}"
+    note(f"{after}: at most {most} comparisons for each slowdown, and {MOST_UNDECIDED} more that stay undecided")
+    found: list[Found] = []
+    try:
+        with interruptible(), ExitStack() as stack:
+            comparison = _Gate(_sides(plugin, backend, stack), words, output)
 
-        def compare(commit: str, against: str, cells: Collection[CellKey]) -> Step:
-            note(f"comparison {len(search.steps) + 1}: {known[commit].short} against {known[against].short}")
-            step = comparison.step(commit, against, cells, first=not search.steps)
-            note(f"  {step.text}")
-            return step
+            def compare(commit: str, against: str, cells: Collection[CellKey]) -> Step:
+                note(f"comparison {len(search.steps) + 1}: {known[commit].short} against {known[against].short}")
+                step = comparison.step(commit, against, cells, first=not search.steps)
+                note(f"  {step.text}")
+                return step
 
-        search = Search([one.name for one in line], compare)
-        found = []
-        for one in search.run():
-            found.append(one)
-            if str(json) != "-":
-                typer.echo(printable(_sentence(one, known)))
-    last = search.steps[-1]
+            search = Search([one.name for one in line], compare)
+            for one in search.run():
+                found.append(one)
+                if str(json) != "-":
+                    typer.echo(printable(_sentence(one, known)))
+    except Interrupted as stop:
+        end(stop.exit_code, f"interrupted; the same command goes on from here, with the measurements in {output}")
+    raise typer.Exit(_ended(line, found, search.steps, json))
+
+
+def _ended(line: Sequence[Commit], found: Sequence[Found], steps: Sequence[Step], json: Path | None) -> int:
+    """Tell how the search ended; returns the exit code."""
+    from softbench.gate.bisect import Decision
+
+    last, names = steps[-1], {one.name: one.short for one in line}
     code = 1 if found else 3 if last.decision is Decision.UNDECIDED else 0
-    if not wrote_to_stdout(lambda: _document(line, found, search.steps, code), json):
+    if not wrote_to_stdout(lambda: _document(line, found, steps, code), json):
         if not found:
-            typer.echo(printable(f"{known[last.commit].short} against {known[last.against].short}: {last.text}"))
+            typer.echo(printable(f"{names[last.commit]} against {names[last.against]}: {last.text}{_next(last)}"))
         elif last.decision is Decision.UNDECIDED:
-            note(f"what follows {known[last.against].short} is undecided: {last.text}")
-    raise typer.Exit(code)
+            note(f"what follows {names[last.against]} is undecided: {last.text}{_next(last)}")
+    return code
 
 
 def _document(line: Sequence[Commit], found: Sequence[Found], steps: Sequence[Step], code: int) -> dict[str, Any]:
@@ -113,11 +130,22 @@ def _sentence(one: Found, known: dict[str, Commit]) -> str:
     commit, before = known[one.commit], known[one.before]
     if one.undecided:
         cause = f"slower: one of {len(one.undecided) + 1} commits, {known[one.undecided[0]].short} to {commit.short}"
-        return f"{cause}, of which the others are undecided: {one.step.text}; see: git log {before.short}..{commit.short}"
+        return f"{cause}, of which only the last is decided: {one.step.text}; see: git log {before.short}..{commit.short}"
     named = f'{commit.short} "{commit.subject}" of {commit.date}'
     if one.step.decision is Decision.SLOWER:
         return f"{named} is {one.step.text}, against {before.short}; see: git show {commit.short}"
     return f"{named} is the first one beyond the margin, but not the only cause; against {before.short} it is {one.step.text}"
+
+
+def _next(step: Step) -> str:
+    """What to do about an undecided comparison."""
+    from softbench.gate.bisect import Decision
+
+    high = max((one.interval[1] for one in step.verdicts if one.interval and one.may_be_slower), default=0.0)
+    if step.decision is not Decision.UNDECIDED or not step.verdicts:
+        return ""
+    wider = f", or look for larger slowdowns: --margin {round(100 * (high - 1)) + 1}" if 1 < high < 2 else ""
+    return f"; next: repeat it on a machine that does nothing else{wider}"
 
 
 def _sides(plugin: str | None, backend: str | None, stack: ExitStack) -> Callable[[str, str], list[str]]:
@@ -147,7 +175,7 @@ def _sides(plugin: str | None, backend: str | None, stack: ExitStack) -> Callabl
 
 
 class _Gate:
-    """The gate in a process of its own for each comparison. A report that is there already is read."""
+    """The gate in a process of its own for each comparison. A report that is there already is read if it decides."""
 
     def __init__(self, sides: Callable[[str, str], list[str]], words: Sequence[str], output: Path) -> None:
         from softbench.gate import command_line, fresh_pairs
@@ -162,42 +190,58 @@ class _Gate:
         Raises:
             UsageError: the first comparison could not be made.
         """
-        from softbench.gate.bisect import Decision, Step, decided
+        from softbench.gate.bisect import Decision, Step, decided, more_may_decide
         from softbench.gate.run_files import read_report
 
         pairs = [self.pairs, *([str(MORE * int(self.pairs))] if self.pairs.isdecimal() else [])]
-        for number in pairs:
-            file, error = self._report(commit, against, number)
-            if file is None and first:
-                raise UsageError(error)
-            if file is None:
-                return Step(commit, against, Decision.UNDECIDED, error)
+        for file in (one for number in pairs if (one := self._file(commit, against, number)).is_file()):
             found = decided(read_report(file), commit, against, cells)
             if found.decision is not Decision.UNDECIDED:
+                note(f"  from {file}")
+                return found
+        for number in pairs:
+            file, error = self._file(commit, against, number), self._measured(commit, against, number)
+            if error and first:
+                raise UsageError(error)
+            if error:
+                return Step(commit, against, Decision.UNDECIDED, error)
+            found = decided(read_report(file), commit, against, cells)
+            if found.decision is not Decision.UNDECIDED or not more_may_decide(found, MORE):
                 break
         return found
 
-    def _report(self, commit: str, against: str, pairs: str) -> tuple[Path | None, str]:
-        """The report of a comparison, or why there is none."""
+    def _file(self, commit: str, against: str, pairs: str) -> Path:
+        """The report of a comparison."""
         key = hashlib.sha256(as_json.dumps([__version__, *self.words]).encode()).hexdigest()[:8]
-        file = self.output / f"{commit[:12]}-{against[:12]}-{pairs}-{key}.json"
-        if file.is_file():
-            note(f"  from {file}")
-            return file, ""
+        return self.output / f"{commit[:12]}-{against[:12]}-{pairs}-{key}.json"
+
+    def _measured(self, commit: str, against: str, pairs: str) -> str:
+        """Measure a comparison; returns why it has no report."""
         self.output.mkdir(parents=True, exist_ok=True)
+        file = self._file(commit, against, pairs)
         part = file.with_suffix(".part")
         options = [*self.sides(commit, against), *self.words, "--processes", pairs, "--output", str(self.output)]
-        error = run_gate([*options, "--json", str(part), "--quiet"])
-        if part.is_file() and part.stat().st_size:
-            part.rename(file)
-            return file, ""
-        return None, error
+        error = run_gate([*options, "--json", str(part)])
+        if not part.is_file() or not part.stat().st_size:
+            return error
+        part.rename(file)
+        return ""
 
 
 def run_gate(options: Sequence[str]) -> str:
-    """Run the gate in a process of its own; returns the last line that it wrote to stderr."""
-    done = subprocess.run([sys.executable, "-m", "softbench", "gate", *options], capture_output=True, text=True, check=False)
-    if done.returncode in (130, 143):
-        end(done.returncode, "interrupted; the same command goes on from here")
-    said = (done.stderr.strip().splitlines() or [f"the gate ended with exit code {done.returncode}"])[-1]
-    return one_line(said.removeprefix("softbench: "), 500)
+    """Run the gate in a process of its own, which ends with this one, and tell how far it is; returns the last line of its stderr."""
+    words, said, told = [sys.executable, "-m", "softbench", "gate", *options], "", -TELL_SECONDS
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace") as gate:
+        try:
+            for line in gate.stderr or ():
+                said = line.strip() or said
+                if (shown := TOLD.fullmatch(said)) and (not shown[2] or time.monotonic() - told > TELL_SECONDS):
+                    note(f"  {shown[1]}")
+                    told = time.monotonic()
+            code = gate.wait()
+        except BaseException:
+            gate.terminate()
+            raise
+    if code in (130, 143):
+        raise Interrupted(code - 128)
+    return one_line((said or f"the gate ended with exit code {code}").removeprefix("softbench: "), 500)

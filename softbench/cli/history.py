@@ -21,7 +21,7 @@ def register(app: typer.Typer) -> None:
 
 
 def history(
-    target: Annotated[str, typer.Argument(help="A backend, an operation, or the file or function of a plugin; or a shell pattern.")],
+    target: Annotated[str, typer.Argument(help="A backend, an operation, a function, or the file of a plugin; or a shell pattern.")],
     places: Annotated[
         list[Path] | None, typer.Argument(metavar="[DIR]...", help="Folders of results, or CSVs.", show_default="results")
     ] = None,

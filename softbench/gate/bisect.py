@@ -1,13 +1,14 @@
 """Finds the commits that made something slower, with the gate as the test of a commit.
 
 A commit is *bad* if a cell that is slower at the end is slower in it than at the start, and *good* if every such cell is within the margin.
-An undecided commit is neither, so the search never moves past it: it measures the next nearest commit instead. The ends of a range are
-always decided. When a bad commit follows a good one, the two are compared with each other, because a slowdown below the margin may have
-come before. The search then goes on from the bad commit, so it finds each slowdown.
+An undecided commit is neither, so the search never moves past it: it measures the next nearest commit instead, but no more after
+MOST_UNDECIDED of them. The ends of a range are always decided. When a bad commit follows a good one, the two are compared with each other,
+because a slowdown below the margin may have come before. The search then goes on from the bad commit, so it finds each slowdown.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -55,7 +56,7 @@ class Found:
     step: Step
     """The comparison of the two."""
     undecided: tuple[str, ...] = ()
-    """Commits between both that could not be decided: one of them may be the cause instead."""
+    """Commits between both, undecided or not measured: one of them may be the cause instead."""
     steps: int = 0
     """The comparisons that found it."""
 
@@ -97,26 +98,27 @@ class Search:
             if end.decision is not Decision.SLOWER:
                 return
             cells = [verdict.cell for verdict in end.verdicts]
-            good, bad, undecided = self._narrowed(start, last, cells)
+            good, bad = self._narrowed(start, last, cells)
             known = good == start and bad == last  # both were compared already
             found = end if known else self._step(bad, good, cells)
-            between = tuple(self.commits[place] for place in sorted(undecided) if good < place < bad)
-            yield Found(self.commits[bad], self.commits[good], found, between, len(self.steps) - before)
+            yield Found(self.commits[bad], self.commits[good], found, tuple(self.commits[good + 1 : bad]), len(self.steps) - before)
             start = bad
 
-    def _narrowed(self, start: int, last: int, cells: Sequence[CellKey]) -> tuple[int, int, set[int]]:
-        """The last good and the first bad commit with only undecided ones between them, and all undecided ones."""
-        good, bad, undecided = start, last, set[int]()
-        while places := [place for place in range(good + 1, bad) if place not in undecided]:
+    def _narrowed(self, start: int, last: int, cells: Sequence[CellKey]) -> tuple[int, int]:
+        """The last good and the first bad commit; those between them are undecided, or not measured after too many undecided ones."""
+        good, bad, undecided, measured = start, last, set[int](), 0
+        while measured < MOST_UNDECIDED and (places := [place for place in range(good + 1, bad) if place not in undecided]):
             place = min(places, key=lambda one: abs(2 * one - good - bad))
-            match self._step(place, start, cells).decision:
+            step = self._step(place, start, cells)
+            match step.decision:
                 case Decision.SLOWER:
                     bad = place
                 case Decision.WITHIN:
                     good = place
                 case Decision.UNDECIDED:
                     undecided.add(place)
-        return good, bad, undecided
+                    measured += bool(step.verdicts)
+        return good, bad
 
     def _step(self, place: int, against: int, cells: Sequence[CellKey] = ()) -> Step:
         step = self.compare(self.commits[place], self.commits[against], cells)
@@ -124,6 +126,8 @@ class Search:
         return step
 
 
+MOST_UNDECIDED = 3
+"""Commits that are measured and stay undecided in the search of one slowdown: then the machine is too noisy to decide others."""
 SETTLED = (State.SAME, State.FASTER, State.NEW, State.UNMEASURED)
 """The states of cells that are not slower."""
 
@@ -144,6 +148,17 @@ def decided(report: GateReport, commit: str, against: str, cells: Collection[Cel
         reason = open_ones[0].reason if open_ones else report.summary
         return Step(commit, against, Decision.UNDECIDED, reason, (*open_ones, *(one for one in tested if one not in open_ones)))
     return Step(commit, against, Decision.WITHIN, verdicts=tested)
+
+
+def more_may_decide(step: Step, times: float) -> bool:
+    """True if so many times the process pairs decide an undecided step, provided that ratios and spreads stay as they are."""
+    ends = []
+    for one in step.verdicts:
+        if one.state is State.AMBIGUOUS and one.ratio and one.interval and one.may_be_slower:
+            half = math.log(one.interval[1] / one.interval[0]) / 2 / math.sqrt(times)
+            beyond = math.log(one.ratio) - math.log1p(one.margin or 0.0)
+            ends.append((beyond - half > 0, beyond + half < 0))
+    return any(slower for slower, _ in ends) or (bool(ends) and all(within for _, within in ends))
 
 
 def figure(verdict: Verdict) -> str:

@@ -79,6 +79,8 @@ def checkouts(folder: Path) -> Iterator[dict[str, Path]]:
             def __missing__(self, commit: str) -> Path:
                 self[commit] = Path(place, commit[:SHORT])
                 git(folder, "worktree", "add", "--force", "--detach", str(self[commit]), commit)
+                if (self[commit] / ".gitmodules").is_file():
+                    git(self[commit], "submodule", "--quiet", "update", "--init", "--recursive")
                 return self[commit]
 
         found = Checkouts()

@@ -17,6 +17,9 @@ TENSORS = {
     **dict.fromkeys(("target", "targets", "labels", "label"), ":int64[M]<N"),
 }
 """The inputs of parameters with these names."""
+ON_GPU = 'M = 4096\nN = [1024, 8192]\ndtype = "bf16"'
+ON_CPU = 'M = 512\nN = [1024, 4096]\ndtype = "fp32"'
+"""Sizes of the inputs that take long enough to be judged."""
 KERNELS = ("triton", "cutlass", "cuda", "tilelang", "torch.utils.cpp_extension", "numba", "cupy", "pallas", "ctypes")
 """What a module imports that has or calls kernels; also a compiled module beside it, such as `._C`."""
 SKIPPED = ("test", "tests", "docs", "examples", "build", "dist", "setup.py", "conftest.py")
@@ -45,6 +48,7 @@ def targets_text(folder: Path = Path()) -> tuple[str, int]:
             f"gate init: no function in {folder.resolve().name} looks like a kernel or a benchmark; write softbench.toml by hand: "
             "[[target]], then function = 'MODULE:NAME' and inputs = 'x[M,N]'"
         )
+    gpu = any(file for name in ("nvidia[0-9]*", "kfd", "dxg") for file in Path("/dev").glob(name))
     ready = [one for one in found if not one.missing][:MOST]
     others = [one for one in found if one.missing]
     lines = [
@@ -52,11 +56,12 @@ def targets_text(folder: Path = Path()) -> tuple[str, int]:
         "# Check the inputs: softbench took them from the names of parameters. M and N are numbers, lists or ranges such as 1024:16384:*4.",
         '# build = ["pip install --no-build-isolation ."]',
         "margin = 3                      # percent that may be slower",
+        *(() if gpu else ("# Sizes for the CPU, as this machine has no GPU.",)),
     ]
     for one in ready:
         lines += ["", "[[target]]", f'function = "{one.function}"']
         if one.inputs:
-            lines += [f'inputs = "{one.inputs}"', "M = 4096", "N = [1024, 8192]", 'dtype = "bf16"']
+            lines += [f'inputs = "{one.inputs}"', ON_GPU if gpu else ON_CPU]
     if others:
         lines += ["", "# Without inputs, as softbench does not know the named parameter:"]
         lines += [f'# function = "{one.function}"    # {one.missing}' for one in others]

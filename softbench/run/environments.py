@@ -11,8 +11,8 @@ environment of softbench, which follows on their `sys.path`: so torch is not ins
 pip builds and installs the package, with its own configuration and variables, such as PIP_NO_INDEX. `build` replaces that for a ref or a
 working tree: commands of a shell in its folder, with the environment's `python` and `pip` first on PATH, such as `pip install -e .`.
 
-An environment is made once for a commit, a wheel or the files of a working tree, the build commands, and the packages of softbench's
-environment. One that was not used for KEEP_DAYS is removed when another one is made.
+An environment is made once for a commit, a wheel or the files of a working tree, the build commands, the variables that a build reads, and
+the packages of softbench's environment. One that was not used for KEEP_DAYS is removed when another one is made.
 """
 
 from __future__ import annotations
@@ -45,6 +45,11 @@ READY = "ready"
 LENT = "zz-softbench.pth"
 """The file that puts softbench's environment behind the packages of an environment. It comes after those of editable installs."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*(==|>=|<=|~=|!=|<|>|@)\s*\S.*")
+_VARIABLE = re.compile(
+    r"CC|CXX|CPP|LD|NVCC|CUDACXX|CUDAARCHS|CUDA_(HOME|PATH)|\w*FLAGS|\w*ARCH(S|ES|_LIST)?|\w*FORCE_(BUILD|CUDA)|USE_\w+"
+    r"|(CMAKE|SKBUILD|SETUPTOOLS_SCM)_\w+"
+)
+"""Names of variables that builds read; others change with each job of a CI."""
 _ERROR = re.compile(r"(^|[\s(])((fatal )?error:|\w*(Error|Exception)\b|ERROR\b|CMake Error|No module named)")
 _NO_CAUSE = re.compile(
     r"subprocess-exited-with-error|metadata-generation-failed|Failed building wheel|Failed to build|legacy-install|CalledProcess"
@@ -105,7 +110,7 @@ def environment(
         return _made(where, spec, ("wheel", path.name, _digest([path])), lambda one: one.install(str(path.resolve())), tell)
     if commit := commit_of(spec, repository):
         prefix = _git(repository, "rev-parse", "--show-prefix")
-        key = ("commit", commit, prefix, *build)
+        key = ("commit", commit, prefix, *build, *_variables(build, repository))
 
         def from_commit(one: _Making) -> None:
             one.build(one.checkout(repository, commit) / prefix, build)
@@ -114,7 +119,8 @@ def environment(
         return Environment(spec, made.python, commit, made.folder / "source" / prefix, made=True)
     if _is_project(path):
         project = path.resolve()
-        key = ("folder", str(project), _git(project, "rev-parse", "HEAD"), _digest(_files(project), project), *build)
+        state = _git(project, "rev-parse", "HEAD"), _digest(_files(project), project)
+        key = ("folder", str(project), *state, *build, *_variables(build, project))
         made = _made(where, spec, key, lambda one: one.build(one.copy(project), build), tell)
         shown = "the working tree" if project == Path.cwd() else spec
         return Environment(shown, made.python, source=made.folder / "source", made=True)
@@ -180,6 +186,15 @@ def _digest(files: Iterable[Path], folder: Path = Path()) -> str:
             content = file.read_bytes() if file.is_file() else str(file.readlink()).encode()
             found.update(os.path.relpath(file, folder).encode() + b"\0" + hashlib.sha256(content).digest())
     return found.hexdigest()
+
+
+def _variables(build: Sequence[str], project: Path) -> list[str]:
+    """The variables that the build of a project may read, with their values: those of compilers, of its commands, and with its name."""
+    file = project / "pyproject.toml"
+    named = re.search(r"^name\s*=\s*[\"']([\w.-]+)", file.read_text("utf-8", "replace"), re.MULTILINE) if file.is_file() else None
+    own = re.sub(r"\W", "_", named[1]).upper() + "_" if named else "\0"
+    used = set(re.findall(r"\$\{?(\w+)", " ".join(build)))
+    return [f"{key}={value}" for key, value in sorted(os.environ.items()) if key in used or key.startswith(own) or _VARIABLE.fullmatch(key)]
 
 
 def _lenders() -> list[str]:

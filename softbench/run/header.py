@@ -42,7 +42,7 @@ def header(plan: Plan, request: RunRequest) -> JsonObject:
         "backends": [info.name for info in plan.infos],
         "origins": {info.name: info.origin.shown for info in plan.infos},
         "sources": {info.name: info.source for info in plan.infos},
-        "commits": _plugin_commits(plan.infos),
+        **_of_plugins(plan.infos),
         "yardstick": YARDSTICK,
         "relative_to": settings.relative_to,
         **({"problems": problems, **_formats(plan.cases)} if (problems := _problems(plan.cases)) else {}),
@@ -101,8 +101,8 @@ def _own_commit() -> str | None:
     return _git_commit(here) if (here / ".git").exists() else None
 
 
-def _plugin_commits(infos: Sequence[BackendInfo]) -> dict[str, str | None]:
-    """The commit of the checkout that each plugin file lies in, by backend; None for files outside a checkout.
+def _of_plugins(infos: Sequence[BackendInfo]) -> JsonObject:
+    """The commit of the checkout that each plugin file lies in, by backend, None outside one; and functions of packages, by operation.
 
     Of the functions of a package it is the commit of their environment, or the wheel or version that it was made from.
     """
@@ -110,7 +110,9 @@ def _plugin_commits(infos: Sequence[BackendInfo]) -> dict[str, str | None]:
     packages = {name: json.loads(file.read_text("utf-8")) for name, file in files.items() if file.suffix == targets.SUFFIX}
     folders = {name: Path(packages[name]["source"] or file.parent) if name in packages else file.parent for name, file in files.items()}
     commits = {folder: _git_commit(folder) for folder in {*folders.values()}}
-    return {name: packages.get(name, {}).get("version") or commits[folder] for name, folder in folders.items()}
+    found = {name: packages.get(name, {}).get("version") or commits[folder] for name, folder in folders.items()}
+    functions = {op: function for package in packages.values() for op, function in package["functions"].items()}
+    return {"commits": found, **({"functions": functions} if functions else {})}
 
 
 def _git_commit(folder: Path) -> str | None:

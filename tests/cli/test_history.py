@@ -41,3 +41,13 @@ def test_a_target_that_no_run_has_is_one_line(main, stored):
     code, out, err = main("history", "other.py")
     assert (code, out) == (2, "")
     assert err.endswith("other.py: no run in results has a time of it; the targets there are new, old, softmax, softmax.py\n")
+
+
+def test_a_function_of_a_package_is_found_by_its_name(main, tmp_path):
+    """The operation has the package's name too, where softbench has an operation of that name."""
+    (tmp_path / "results").mkdir()
+    run = interleaved(dice(1), 1, processes=6)
+    stored_run(tmp_path / "results", run, functions={"softmax": "fast.norms:rms_norm"}, origins={"new": "new=/x/new.targets"})
+    for name in ("rms_norm", "fast.norms:rms_norm", "softmax"):
+        assert main("history", name)[0] == 0
+    assert "the targets there are fast.norms:rms_norm, new, old, rms_norm, softmax" in main("history", "other")[2]

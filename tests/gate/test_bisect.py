@@ -58,6 +58,30 @@ def test_undecided_commits_are_walked_around():
     assert (one.commit, one.before, one.undecided, one.named) == ("c21", "c18", ("c19", "c20"), False)
 
 
+def test_a_machine_too_noisy_to_decide_ends_the_search_after_a_few_commits():
+    """The ends differ by enough; what lies between is measured at most MOST_UNDECIDED times, and the rest is in the range."""
+
+    def compare(commit, against, cells):
+        if (commit, against) == ("c30", "c0"):
+            return step(verdict(1, State.SLOWER, 1.2, 1.15))
+        return step(verdict(1, State.SAME), verdict(2, State.AMBIGUOUS, 1.2, 1.02))
+
+    search = Search(COMMITS, compare)
+    (one,) = list(search.run())[:1]
+    assert (one.commit, one.before, len(one.undecided), one.named) == ("c30", "c0", 29, False)
+    assert one.steps == 1 + bisect.MOST_UNDECIDED
+
+
+def test_more_process_pairs_are_measured_only_if_they_may_decide():
+    def open_step(ratio, high):
+        return step(verdict(1, State.SAME), Verdict(key("new", 2), State.AMBIGUOUS, "why", ratio, (ratio**2 / high, high), margin=0.03))
+
+    assert bisect.more_may_decide(open_step(1.06, 1.10), 4)  # 1.04 is beyond the margin
+    assert bisect.more_may_decide(open_step(1.00, 1.05), 4)
+    assert not bisect.more_may_decide(open_step(1.02, 1.2), 4)
+    assert not bisect.more_may_decide(Step("b", "a", Decision.UNDECIDED, "it does not build"), 4)
+
+
 def test_noise_never_leads_the_wrong_way():
     """Processes differ so much that many comparisons decide nothing. What is named is right, or a range has it."""
     for seed in range(6):

@@ -169,7 +169,10 @@ def test_a_target_is_named_alone_and_a_subfolder_names_the_folder_of_the_file(ma
         assert (code, str(tmp_path) in err) == (2, True), err
 
 
-def test_init_finds_kernels_and_benchmarks(tmp_path):
+@pytest.mark.parametrize("gpu", [True, False])
+def test_init_finds_kernels_and_benchmarks(tmp_path, monkeypatch, gpu):
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, name: iter([path] if gpu else []) if path == Path("/dev") else glob(path, name))
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "__init__.py").write_text("")
     (tmp_path / "toy" / "ops.py").write_text(
@@ -187,7 +190,9 @@ def test_init_finds_kernels_and_benchmarks(tmp_path):
         "toy.ops:Norm.apply": "x[M,N]",
     }
     (tmp_path / "softbench.toml").write_text(scan.targets_text(tmp_path)[0])
-    assert len(targets.read(tmp_path / "softbench.toml").targets) == 4
+    found = targets.read(tmp_path / "softbench.toml").targets
+    assert len(found) == 4
+    assert {"bf16" if gpu else "fp32"} == {dtype for one in found for dtype in one.axes.get("dtype", ())}
 
 
 def test_the_base_is_where_the_branch_began(tmp_path):

@@ -55,6 +55,19 @@ def test_a_ref_and_the_working_tree_have_their_own_versions_and_are_made_once(re
     assert environment(str(old.folder)).python == old.python, "a virtual environment is used as it is"
 
 
+def test_variables_that_a_build_reads_make_another_environment(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> Path:
+        return environment("v1", build=["true $EXTRA"]).folder
+
+    seen = {made()}
+    monkeypatch.setenv("GITHUB_RUN_ID", "7")
+    assert made() in seen
+    for name in ("TORCH_CUDA_ARCH_LIST", "TOY_FORCE", "EXTRA"):
+        monkeypatch.setenv(name, "9.0")
+        assert made() not in seen
+        seen.add(made())
+
+
 def test_files_of_a_submodule_are_those_of_the_working_tree(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"COUNT": "1", "KEY_0": "protocol.file.allow", "VALUE_0": "always"}.items():
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)

@@ -169,10 +169,12 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
 
 
 def _names(row: Row, header: JsonObject) -> set[str]:
-    """What a target may be called: the backend, the operation, and the file or function that the backend comes from."""
-    origin = str((header.get("origins") or {}).get(row.backend) or "")
-    file = origin.rpartition("=")[2].rpartition("/")[2]
-    return {name for name in (row.backend, parse_op(row.op)[0], "" if file.endswith(".targets") else file) if name}
+    """What a target may be called: the backend, the operation, and the function or the file that the backend comes from."""
+    op = parse_op(row.op)[0]
+    file = str((header.get("origins") or {}).get(row.backend) or "").rpartition("=")[2].rpartition("/")[2]
+    function = str((header.get("functions") or {}).get(op) or "")
+    own = function.rpartition("/")[2], function.partition(":")[2]
+    return {name for name in (row.backend, op, *(own if function else [file])) if name}
 
 
 def _ordered(first: Mapping[str, str], repository: Path) -> list[Commit]:
