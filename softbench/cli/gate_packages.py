@@ -16,6 +16,7 @@ import typer
 from softbench.cli.actions import measure, note, typed_command, write_text
 from softbench.core.errors import UsageError
 from softbench.core.text import count as counted
+from softbench.core.toolchain import FRESH_CACHES
 
 if TYPE_CHECKING:
     from softbench.gate.targets import Target, TargetFile
@@ -62,7 +63,7 @@ class Packages:
             adjusted = ab_run.ab_request(request, packages.CANDIDATE, packages.REFERENCE)
             adjusted = replace(adjusted, flags={**adjusted.flags, **({"profile": "every"} if chosen else {})})
             if "compile" in chosen:
-                os.environ["SOFTBENCH_FRESH_CACHES"] = str(Path(folder) / "caches")
+                os.environ[FRESH_CACHES] = str(Path(folder) / "caches")
             notes: list[str] = []
 
             def announced(plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""The compilers that Triton and Inductor need: what is there, and what to install."""
+"""The compilers that Triton and Inductor need: what is there, and what to install. The caches of all compilers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
+
+FRESH_CACHES = "SOFTBENCH_FRESH_CACHES"
+"""The variable of a folder in which each worker has caches of compilers of its own, so that its builds compile."""
+CACHES = (
+    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "SOFTBENCH_CACHE", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR"),
+    *("NUMBA_CACHE_DIR", "TILELANG_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "CUDA_TILE_CACHE_DIR", "QUACK_CACHE_DIR", "TVM_FFI_CACHE_DIR"),
+    *("FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"),
+)
+"""Variables of the folders in which compilers and packages keep what they compiled."""
+
+
+def fresh_caches(folder: str) -> dict[str, str]:
+    """The variables of a worker whose caches are in this folder; FRESH_CACHES is then the folder."""
+    return {FRESH_CACHES: folder, **{name: f"{folder}/{name}" for name in CACHES}}
 
 
 def c_compiler() -> str | None:

@@ -40,6 +40,8 @@ UNITS = {"s": 1, "m": 60, "h": 3600}
 """Seconds of each unit of a duration."""
 WORKER = "worker"
 """The setting `judge` of a run without the judge's process."""
+KEPT = "kept"
+"""The setting `caches` of a run whose builds may find compiled code."""
 QUICK_SHAPES = 6
 """The largest number of N in a `--quick` run without `--N`."""
 
@@ -241,6 +243,12 @@ class Settings:
         commands=RUN,
         affects=True,
     )
+    caches: str = setting(
+        KEPT,
+        "`empty` gives each worker empty caches of compilers, so that builds take as long as the first ones on a machine; `kept` does not.",
+        (KEPT, "empty"),
+        affects=True,
+    )
     yardstick: bool = True
     """Measure the yardstick too. A run always does; an A/B run does not need it. No source sets this."""
     memory_share: float = setting(0.9, "The fraction of the free device memory that all workers may hold together.", number(1e-6, 1))
@@ -255,7 +263,8 @@ class Settings:
 
     def measuring(self) -> dict[str, object]:
         """The settings that affect a measurement. A resumed run must have the same ones."""
-        keys = {key for key, one in KEYS.items() if one.affects} - ({"judge"} if self.judge == WORKER else set())
+        plain = {key for key, value in (("judge", WORKER), ("caches", KEPT)) if getattr(self, key) == value}
+        keys = {key for key, one in KEYS.items() if one.affects} - plain
         return {key: value for key, value in asdict(self).items() if key in keys}
 
     @classmethod

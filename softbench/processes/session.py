@@ -8,6 +8,7 @@ from types import TracebackType
 from softbench.core.errors import UsageError, WorkersError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.messages import Failure, ProbeMachine
+from softbench.core.toolchain import FRESH_CACHES
 from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
@@ -34,9 +35,11 @@ class Session:
         threads: int | None = None,
         activity: Activity | None = None,
         sanitizer: Sanitizer | None = None,
+        *,
+        fresh_caches: bool = False,
     ) -> None:
         """`device` is `auto`, `cpu`, `cuda` or `cuda:K`; `import_seconds` is the deadline of the probe and of each load;
-        `threads`, `activity` and `sanitizer`: as in `Pool`.
+        `threads`, `activity` and `sanitizer`: as in `Pool`. With `fresh_caches` each worker has empty caches of compilers.
 
         Raises:
             UsageError: that GPU does not exist.
@@ -45,6 +48,7 @@ class Session:
         self.import_seconds, self.sources = import_seconds, sources
         self._begun: Loading | None = None
         pythons = [source.python for source in sources if source.python]
+        self._fresh_caches = fresh_caches
         own = opened(activity, threads, sanitizer) if not pythons else None
         self.pool = own or Pool(activity=activity, threads=threads, sanitizer=sanitizer, pythons=pythons).__enter__()
         try:
@@ -68,7 +72,7 @@ class Session:
     @property
     def environment(self) -> dict[str, str]:
         """Variables for every worker, so that it sees its device as the only one."""
-        return environment(self.gpu, self.machine)
+        return environment(self.gpu, self.machine) | ({FRESH_CACHES: f"{self.pool.folder}/caches"} if self._fresh_caches else {})
 
     def begin(self, names: Sequence[str] | None) -> Loading:
         """Load the plugin sources that can hold these backends, and do not wait for them. `open_for` of the same names waits.

@@ -141,6 +141,11 @@ class Pool:
         return self
 
     @property
+    def folder(self) -> str:
+        """A folder for temporary files, which goes when the pool is closed."""
+        return self._folder.name
+
+    @property
     def restarts(self) -> int:
         """Forkservers that died and were replaced."""
         return self._restarts + sum(pool.restarts for pool in self._elsewhere.values())

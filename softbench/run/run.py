@@ -24,7 +24,7 @@ from softbench.core.machine import free_memory
 from softbench.core.messages import ListUnsupported, Unsupported
 from softbench.core.outcome import FAILURES, Record, Status
 from softbench.plan.plan import Plan, cases_of
-from softbench.plan.settings import Settings
+from softbench.plan.settings import KEPT, Settings
 from softbench.plugins import static_scan
 from softbench.plugins.info import BackendInfo
 from softbench.plugins.select import select, unknown_names
@@ -126,7 +126,8 @@ def open_session(settings: Settings, activity: Activity | None = None) -> Sessio
     sources = operations.sources(_operations(settings), origins(settings.plugins))
     if (known := _known(settings, sources)) and (names := unknown_names(known.infos, settings.backends)):
         select(known.infos, names)
-    return Session(settings.device, settings.timeout["import"], sources, settings.threads, activity)
+    fresh = settings.caches != KEPT
+    return Session(settings.device, settings.timeout["import"], sources, settings.threads, activity, fresh_caches=fresh)
 
 
 def _known(settings: Settings, sources: Sequence[PluginSource]) -> info_cache.Known | None:

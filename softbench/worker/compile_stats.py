@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from softbench.core.toolchain import FRESH_CACHES
 from softbench.kernels.common.cuda_toolkit import READ_CACHE, cache_folder
 
 if TYPE_CHECKING:
@@ -78,6 +80,9 @@ def _inductor() -> tuple[int, int]:
 
 
 def _libraries() -> int:
+    """The number of built CUDA libraries, or of all files of this worker's fresh caches."""
+    if folder := os.environ.get(FRESH_CACHES):
+        return sum(len(files) for *_, files in os.walk(folder))
     with suppress(OSError):  # this user may not read the folder
         return sum(1 for _ in cache_folder().glob("*/*.so"))
     return 0

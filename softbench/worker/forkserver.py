@@ -31,13 +31,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from softbench.core.toolchain import FRESH_CACHES, fresh_caches
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 16
 OOM_SCORE = "500"
 """If memory runs out, Linux kills a worker rather than the forkserver or the parent, which have the default of 0."""
-FRESH_CACHES = "SOFTBENCH_FRESH_CACHES"
-"""The variable of a folder in which each worker has caches of compilers of its own, so that its builds compile."""
 OF_JOBS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that Slurm sends to all processes of a job. The parent ends the workers then; one that ended before would be a failed cell."""
 
@@ -154,7 +154,7 @@ def _become_worker(control: socket.socket, order: dict[str, Any], pipe: int, log
     faulthandler.register(signal.SIGUSR1)  # the parent signals a hanging worker to get its stack
     os.environ.update(order["env"])
     if folder := os.environ.get(FRESH_CACHES):
-        os.environ |= {name: f"{folder}/{os.getpid()}" for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")}
+        os.environ |= fresh_caches(f"{folder}/{os.getpid()}")
     tempfile.tempdir = None  # torch's import made it that of the forkserver's TMPDIR; a judged plugin may write only in its own
     from softbench.core.channel import Channel
     from softbench.worker.serve import serve

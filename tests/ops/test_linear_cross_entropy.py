@@ -7,12 +7,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from softbench.backends import naive, torch_eager
+from softbench.backends import copy, naive, torch_eager
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
 from softbench.ops import linear_cross_entropy
 from softbench.ops.registry import numerics, operation
 from softbench.plan import plan
+from softbench.worker.checking import output_checks
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck
 
@@ -136,6 +137,13 @@ def test_a_check_holds_no_more_memory_than_the_plan_of_a_run_expects(monkeypatch
         assert numerics(case.op).check(case, given, outputs).grade is Grade.PASS
     doubles = 8 * case.N * 96
     assert 3 * doubles < held.peak < plan.WHOLE_TEMPORARIES * doubles
+
+
+def test_copy_is_the_yardstick_where_the_reference_takes_long(monkeypatch):
+    monkeypatch.setattr(output_checks, "LONG_REFERENCE", 0)
+    case, backend = case_of(), copy.Copy()
+    call, given = backend.prepare(case), numerics(case.op).make(case, 0, CPU)
+    assert PreCheck(case, call, given, backend, None).run(1).grade is Grade.YARDSTICK
 
 
 def test_gradients_of_the_call_before_are_found():

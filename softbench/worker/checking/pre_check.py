@@ -73,7 +73,7 @@ class PreCheck:
         normal = self._compared(self.given, second, seed)
         if normal.grade is not Grade.WRONG and not reuses_output(self.backend) and output_checks.shared((*first, *second)):
             return Accuracy.wrong(output_checks.SHARED)
-        return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(hard, normal, key=lambda found: found.rank)
+        return normal if normal.grade in (Grade.WRONG, Grade.UNVERIFIED) else max(normal, hard, key=lambda found: found.rank)
 
     def structured(self, seed: int, dealt: Sequence[Sequence[str]] = ()) -> tuple[Tensors, Accuracy]:
         """The first call's outputs, and the verdict on structured rows. A case of few rows gets several calls, so that it has each kind.
