@@ -85,9 +85,10 @@ class Section:
 
     @cached_property
     def unit(self) -> tuple[str, float]:
-        """The unit of the bandwidths and its factor; `time` if all tensors fit L2."""
+        """The unit of the bandwidths and its factor; `time` and 0 if all tensors fit L2, or matrix products take longer than the bytes."""
         shown = [row.gbps for row in self.rows if row.gbps and not row.in_l2]
-        return units.bandwidth_unit(shown) if shown or not any(row.in_l2 for row in self.rows) else ("time", 1.0)
+        by_time = any(row.compute_bound for row in self.rows) or (not shown and any(row.in_l2 for row in self.rows))
+        return ("time", 0.0) if by_time else units.bandwidth_unit(shown)
 
     def places(self, shape: Extent) -> dict[str, str]:
         """The sign of each backend that is the fastest of a shape, or ties with it."""
@@ -310,7 +311,7 @@ def _cell(row: Row | None, detail: int, place: str, factor: float) -> _Cell:
     signs = "!" * row.doubtful
     if IMPLAUSIBLE in row.labels:
         return _Cell((IMPLAUSIBLE,), signs, "red", word=True)
-    numbers = [units.three_digits(factor * row.gbps) if row.gbps and not row.in_l2 else units.micros(row.median_us or 0)]
+    numbers = [units.three_digits(factor * row.gbps) if factor and row.gbps and not row.in_l2 else units.micros(row.median_us or 0)]
     if row.grade == Grade.YARDSTICK:
         return _Cell(tuple(numbers), signs, "dim")
     speedup = row.speedup if row.backend != row.relative_to else None  # its own is 1

@@ -239,6 +239,14 @@ def test_slow_backends_are_measured_in_megabytes(cell):
     assert "M=4096: GB/s, % of copy" in shown([cell("copy", 90), cell("torch", 3.12)])
 
 
+def test_calls_of_matrix_products_show_times(cell):
+    products = replace(cell("torch", 60, of_copy=0.9, speedup=1.0), median_us=38_000.0, labels="compute-bound")
+    text = shown([replace(cell("copy", 4000), median_us=580.0), products])
+    assert "M=4096: time, % of the roof" in text
+    assert "580 us" in text
+    assert "38 ms 90%" in text
+
+
 def many(cell, Ns):
     rows = [cell("copy", 4000, N=N) for N in Ns]
     return rows + [cell(f"b{i:02}", 100 + i, of_copy=0.5, N=N) for N in Ns for i in range(44)]
