@@ -166,6 +166,12 @@ def test_threads_are_one_to_the_processors_here(monkeypatch):
         assert not isinstance(raised.value, ConfigError)
 
 
+def test_a_run_records_empty_caches(tmp_path):
+    assert "caches" not in Settings().measuring()
+    given = load_config(write(tmp_path, 'caches = "empty"\n[[sweep]]\nM = 8\nN = 8\n'))
+    assert Settings.from_sources(given, {}).measuring()["caches"] == "empty"
+
+
 def test_threads_are_refused_on_a_gpu():
     settings = Settings.from_sources({"sweep": (Sweep((8,), (8,)),)}, from_flags({"threads": 1}))
     assert len(cases_of(settings, "cpu")) == 1

@@ -17,6 +17,7 @@ from softbench.core.errors import WorkersError
 from softbench.core.json import to_json
 from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
+from softbench.core.toolchain import FRESH_CACHES
 from softbench.plugins.source import PluginSource
 from softbench.processes import worker_pool
 from softbench.processes.launch import END_SECONDS
@@ -59,6 +60,13 @@ def test_workers_have_their_own_process_group_and_environment(pool, tmp_path):
     code = "import os\nraise RuntimeError(f\"{os.environ['SOFTBENCH_X']} {os.getpid()} {os.getpgrp()} {os.getsid(0)}\")"
     reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
     assert reply.reason.startswith(f"RuntimeError: 7 {worker.pid} {worker.pid} {worker.pid} (in <module>, plug.py:")
+
+
+def test_each_worker_has_fresh_caches_of_compilers_below_a_folder(pool, tmp_path):
+    code = "import os\nraise RuntimeError(os.environ['CUPY_CACHE_DIR'])"
+    for worker in [pool.spawn("x", {FRESH_CACHES: f"{pool.folder}/caches"}) for _ in range(2)]:
+        reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
+        assert reply.reason.startswith(f"RuntimeError: {pool.folder}/caches/{worker.pid}/CUPY_CACHE_DIR")
 
 
 def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):

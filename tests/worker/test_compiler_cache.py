@@ -1,11 +1,13 @@
-"""A killed compiler leaves nothing that later runs take for a library."""
+"""A killed compiler leaves nothing that later runs take for a library. Builds with fresh caches are cold."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from softbench.core.toolchain import FRESH_CACHES
 from softbench.worker import compiler_cache
+from softbench.worker.compile_stats import CompilerCounts
 
 LIBRARY = Path(msgspec._core.__file__)
 
@@ -36,3 +38,13 @@ def test_a_torn_precompiled_header_is_removed_and_its_compilation_repeated(tmp_p
     assert header.exists()
     assert compiler_cache.removed_headers(RuntimeError(f"fatal error: cannot read {header}: No such file or directory"))
     assert not header.exists()
+
+
+def test_a_build_that_leaves_a_file_in_fresh_caches_is_cold(tmp_path, monkeypatch):
+    monkeypatch.setenv(FRESH_CACHES, str(tmp_path))
+    before = CompilerCounts()
+    assert before.state() == "cached"
+    (tmp_path / "CUDA_TILE_CACHE_DIR").mkdir()
+    (tmp_path / "CUDA_TILE_CACHE_DIR" / "row.cubin").touch()
+    assert before.state() == "cold"
+    assert CompilerCounts().state() == "cached"
