@@ -178,6 +178,8 @@ def check(
     dtype: Words = None,
     direction: Words = None,
     sanitize: bool = False,
+    invariance: bool = False,
+    quick: bool = False,
     **options: Unpack[CheckKeywords],
 ) -> CheckReport:
     """Check backends on difficult shapes, layouts, values and gradients, as `softbench check` does. Nothing is timed.
@@ -189,6 +191,8 @@ def check(
         dtype: one or several; None for all that the operation has.
         direction: one or several; None for all that the operation has, or for `forward` if a backend is a function.
         sanitize: run the backends under compute-sanitizer, which finds accesses out of bounds.
+        invariance: compare the bits of rows in different batches instead; `case` then takes lengths, such as `N=4096`.
+        quick: with `invariance`, fewer lengths and numbers of rows.
         options: `set`, `device`, `seed`, `timeout` and `plugins`, as in `compare`.
 
     Returns:
@@ -197,7 +201,7 @@ def check(
     Raises:
         UsageError, WorkersError, KeyboardInterrupt: as `compare`.
     """
-    return checked(backends, op, case, dtype, direction, options, sanitize=sanitize)[0]
+    return checked(backends, op, case, dtype, direction, options, sanitize=sanitize, invariance=invariance, quick=quick)[0]
 
 
 def checked(
@@ -207,8 +211,7 @@ def checked(
     dtype: Words,
     direction: Words,
     options: Mapping[str, Any],
-    *,
-    sanitize: bool = False,
+    **what: Any,
 ) -> tuple[CheckReport, list[str]]:
     """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
     from softbench.plan.settings import from_flags
@@ -222,10 +225,10 @@ def checked(
         if direction is None and any(split_function(split_alias(plugin)[1])[1] for plugin in chosen.plugins):
             direction = "forward"
         found = texts({**options, "dtype": dtype, "direction": direction})
-        axes = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
+        axes: dict[str, Any] = {name: [found.pop(name)] if name in found else None for name in ("dtype", "direction")}
         parameters = found.pop("set", None)
         patterns, op = [case] if isinstance(case, str) else case, ",".join(operations(op) or (OPERATION,))
         flags = from_flags(given_settings(chosen, None, found))
-        asked = CheckRequest.of(flags, op, patterns=patterns, set=parameters, sanitize=sanitize, **axes)
+        asked = CheckRequest.of(flags, op, patterns=patterns, set=parameters, **axes, **what)
         report = run_check(asked, lambda done, total, now: None)
     return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]

@@ -47,6 +47,16 @@ Sanitize = Annotated[
     bool,
     option(WHAT, "Run the backends under compute-sanitizer's memcheck: it finds accesses out of bounds.", "--sanitize", default=False),
 ]
+Invariance = Annotated[
+    bool,
+    option(
+        WHAT,
+        "Compare the bits of rows instead: do they depend on the number of rows, the position, or the run? --case takes lengths: N=4096.",
+        "--invariance",
+        default=False,
+    ),
+]
+Quick = Annotated[bool, option(WHAT, "With --invariance: 4 lengths and 8 numbers of rows, not 12 and 64.", "--quick", default=False)]
 Json = Annotated[Path | None, option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
 Junit = Annotated[Path | None, option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 Long = Annotated[
@@ -75,6 +85,8 @@ def check(
     direction: Direction = None,
     op: options.Operation = OPERATION,
     sanitize: Sanitize = False,
+    invariance: Invariance = False,
+    quick: Quick = False,
     json: Json = None,
     junit: Junit = None,
     long: Long = False,
@@ -94,7 +106,8 @@ def check(
     flags = from_flags(given)
     try_file(json)
     try_file(junit, flag="--junit")
-    request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, sanitize=sanitize)
+    what = {"sanitize": sanitize, "invariance": invariance, "quick": quick}
+    request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, **what)
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
     if junit is not None:
@@ -119,7 +132,8 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
     if str(json) == "-":
         wrote_to_stdout(report.document, json)
     elif not verbosity.quiet():
-        table = check_report.lines(report.findings) if long else check_report.table(report.findings)
+        shown = check_report.invariance if report.invariance else check_report.table
+        table = (check_report.lines if long else shown)(report.findings)
         output.show(table, output.console())
     for text in report.broken if verbosity.quiet() else report.notes:
         note(text, error=True)
@@ -128,11 +142,12 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
     repeats = report.to_repeat(plugins)
     for backend in dict.fromkeys(finding.backend for finding, _ in repeats):
         own = [pair for pair in repeats if pair[0].backend == backend]
-        for finding, command in own if long else _first(own):
-            verdict = "failed" if finding.verdict == FAILED else f"is {finding.verdict}"
+        most = 1 if report.invariance else TOLD
+        for finding, command in own if long else _first(own)[:most]:
+            verdict = "failed" if finding.verdict == FAILED else f"{'depends on' if report.invariance else 'is'} {finding.verdict}"
             note(f"{backend} {verdict}: {finding.reason}\n  {command}", error=True)
-        if not long and len(own) > TOLD:
-            others = count(len(own) - TOLD, "more wrong or failed finding")
+        if not long and len(own) > most:
+            others = count(len(own) - most, "more such finding" if report.invariance else "more wrong or failed finding")
             note(f"{backend}: {others}; --junit FILE has the commands of all, and --long prints them", error=True)
 
 

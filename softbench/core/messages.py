@@ -102,6 +102,16 @@ class CheckCaseGraded(Reply, frozen=True):
     """None if nothing was compared."""
 
 
+class RowsCompared(Reply, frozen=True):
+    """What the bits of a row depend on, beside its own values."""
+
+    tried: Annotated[tuple[Annotated[int, Meta(ge=1)], ...], Meta(min_length=1)]
+    """The numbers of rows that were compared."""
+    differences: list[tuple[Annotated[str, Meta(pattern=r"^(run|M|position)\Z")], Count, Count, Count]]
+    """What they depend on; the rows of the smallest batch in which they differ; the rows of the other batch, or the place of the row; and
+    the largest distance in ULP."""
+
+
 class Inspected(Reply, frozen=True):
     """The code and facts of a case."""
 
@@ -232,6 +242,25 @@ class RunCheckCase(Request[CheckCaseGraded | Skip], frozen=True, tag="run_check_
     direction: Direction
     dtype: str
     seed: int
+
+
+class CompareRows(Request[RowsCompared | Skip], frozen=True, tag="compare_rows"):
+    """Compare the bits of rows in batches of different numbers of rows (`softbench.worker.checking.invariance`)."""
+
+    operation: str
+    N: int
+    direction: Direction
+    dtype: str
+    seed: int
+    counts: tuple[int, ...]
+    """Numbers of rows, in the order in which they are tried."""
+    seconds: float
+    """After so many no further number is tried."""
+
+    @property
+    def name(self) -> str:
+        """The name of the case."""
+        return f"N={self.N}"
 
 
 class InspectCase(Request[Inspected | Skip], frozen=True, tag="inspect"):

@@ -13,7 +13,8 @@ from softbench.core.text import count
 from softbench.report import rich_tables
 from softbench.report.markup import TestSuite, outcome
 from softbench.results.columns import grouped
-from softbench.run.check import BAD, FAILED, SKIPPED, CheckReport, Finding
+from softbench.run.check import FAILED, SKIPPED, CheckReport, Finding
+from softbench.run.invariance import DEPENDS
 
 SIGNS = {
     "pass": ".",
@@ -85,6 +86,26 @@ def _reasons(findings: Sequence[Finding]) -> list[Text]:
     return lines
 
 
+def invariance(findings: Sequence[Finding]) -> RenderableType:
+    """A row per backend and pass: what the bits of a row depend on, in how many lengths and dtypes, and the first example."""
+    grid = rich_tables.table(("backend", "pass", "invariant", "differ", "ULP", "example"), numbers=(3, 4), folded=(5,))
+    for (backend, of_pass), own in grouped(findings, lambda finding: (finding.backend, finding.of_pass)).items():
+        compared = [finding for finding in own if finding.compared]
+        differ = [finding for finding in compared if finding.bad]
+        kinds = [kind for kind in DEPENDS if any(kind in finding.verdict.split(", ") for finding in differ)]
+        failed = next((finding for finding in own if finding.verdict == FAILED), None)
+        first = failed or next(iter(differ or own))
+        verdict = "no: " + ", ".join(kinds) if kinds else "yes" if compared else first.verdict
+        grid.add_row(
+            *(Text(text) for text in (backend, of_pass)),
+            Text(verdict if not failed else f"{verdict}, failed" if compared else FAILED, style="bold red" if differ or failed else ""),
+            f"{len(differ)} of {len(compared)}" if compared else "",
+            f"{max(finding.ulp or 0 for finding in differ):.0f}" if differ else "",
+            Text(f"{first.dtype} {first.item}: {first.reason}" if differ or failed else first.reason),
+        )
+    return grid
+
+
 def lines(findings: Sequence[Finding]) -> RenderableType:
     """One line per finding, with its error over bound and the other error metrics."""
     head = ("backend", "direction", "dtype", "case", "verdict", "error/bound", "ULP", "row sum", "Frobenius", "why")
@@ -114,7 +135,7 @@ def junit(report: CheckReport, plugins: Sequence[str]) -> str:
     suite = TestSuite("softbench check")
     for finding in report.findings:
         case = suite.case(finding.backend, f"{finding.of_pass} {finding.dtype} {finding.item}")
-        if finding.verdict in BAD:
+        if finding.bad:
             kind = "error" if finding.verdict == FAILED else "failure"
             outcome(case, kind, finding.reason, type=finding.verdict, text=commands[finding])
         elif finding.verdict in (SKIPPED, Grade.UNVERIFIED):

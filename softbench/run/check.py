@@ -13,7 +13,7 @@ from itertools import product
 from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import Interrupted, UsageError, WorkersError
 from softbench.core.json import JsonObject
-from softbench.core.messages import CheckCaseGraded, Failure, ListCheckCases, RunCheckCase, Skip
+from softbench.core.messages import CheckCaseGraded, CompareRows, Failure, ListCheckCases, RowsCompared, RunCheckCase, Skip
 from softbench.core.outcome import ErrorMetrics, Grade
 from softbench.core.text import did_you_mean, few, split_exclusions
 from softbench.ops import registry
@@ -26,7 +26,7 @@ from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.session import Session
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
 from softbench.processes.worker_pool import Lost, Pool
-from softbench.run import operations
+from softbench.run import invariance as rows, operations
 
 FAILED = "failed"
 SKIPPED = "skipped"
@@ -48,13 +48,15 @@ class Finding:
     dtype: str
     """`fp32`, `fp16` or `bf16`."""
     verdict: str
-    """The class of the output, such as `pass` or `wrong`, or `skipped` or `failed`."""
+    """The class of the output, such as `pass` or `wrong`, or `skipped` or `failed`. Of `--invariance`: `invariant`, or what a row's bits
+    depend on, such as `M, position`."""
     worst: float | None
     """The worst error over its bound; None if nothing was compared."""
     reason: str
     """Why it does not pass. For a pass: a trait that matters, or empty."""
     ulp: float | None = None
-    """The largest error in units in the last place of the output's dtype. It decides nothing, like the next two: other tools print them."""
+    """The largest error in units in the last place of the output's dtype. It decides nothing, like the next two: other tools print them.
+    Of `--invariance`: the largest distance of two results of a row."""
     row_sum: float | None = None
     """The largest difference between the sum of a row of the output and that of the reference."""
     frobenius: float | None = None
@@ -66,6 +68,17 @@ class Finding:
     def of_pass(self) -> str:
         """The operation and the direction, as in `log_softmax forward`; the direction alone for the default operation."""
         return pass_name(self.op, self.direction)
+
+    @property
+    def bad(self) -> bool:
+        """True if it makes the exit code 1."""
+        return self.verdict in BAD or self.verdict.partition(",")[0] in rows.DEPENDS
+
+    @property
+    def compared(self) -> bool:
+        """True if an output was compared."""
+        of_rows = self.verdict.partition(",")[0] in (rows.INVARIANT, *rows.DEPENDS)
+        return of_rows or (self.worst is not None and self.verdict != Grade.UNVERIFIED)
 
 
 METRICS = tuple(field.name for field in fields(ErrorMetrics))
@@ -85,6 +98,10 @@ class CheckRequest:
     """The operation as the user wrote it: its name, or its file."""
     sanitize: bool = False
     """True to run the backends under compute-sanitizer, one at a time."""
+    invariance: bool = False
+    """True to compare the bits of rows in different batches, in place of the check cases."""
+    quick: bool = False
+    """True for fewer lengths and numbers of rows."""
 
     @classmethod
     def of(
@@ -97,6 +114,8 @@ class CheckRequest:
         direction: Sequence[str] | None = None,
         set: Sequence[str] | None = None,
         sanitize: bool = False,
+        invariance: bool = False,
+        quick: bool = False,
     ) -> CheckRequest:
         """A request from the texts of options; without dtypes and directions those that the operation has.
 
@@ -112,7 +131,14 @@ class CheckRequest:
         sweep.require_passes(of, directions)
         sweep.require_dtypes(of, dtypes)
         dtypes = tuple(one for one in dtypes if one in registry.operation(of).dtypes)
-        return cls(Settings.from_sources({}, flags), ("*",) if patterns is None else tuple(patterns), dtypes, directions, of, op, sanitize)
+        patterns = ("*",) if patterns is None else tuple(patterns)
+        if quick and not invariance:
+            raise UsageError("--quick is for --invariance; --case, --dtype and --direction choose a part of the check cases")
+        if sanitize and invariance:
+            raise UsageError("--sanitize runs check cases, and --invariance compares rows: give one of them")
+        if invariance:
+            directions = rows.directions_of(of, direction, directions)
+        return cls(Settings.from_sources({}, flags), patterns, dtypes, directions, of, op, sanitize, invariance, quick)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +159,8 @@ class CheckReport:
     """The operation as the user wrote it: its name, or its file."""
     sanitized: bool = False
     """True if the backends ran under compute-sanitizer."""
+    invariance: bool = False
+    """True if the bits of rows were compared, in place of the check cases."""
     left: int = 0
     """Check cases that an interruption left out; each dtype of a case counts."""
     interrupted: int = 0
@@ -141,7 +169,7 @@ class CheckReport:
     @property
     def nothing(self) -> str:
         """Why no output was compared; empty if one was."""
-        if any(finding.worst is not None and finding.verdict != Grade.UNVERIFIED for finding in self.findings):
+        if any(finding.compared for finding in self.findings):
             return ""
         if any(finding.verdict in BAD for finding in self.findings):
             return "no output was compared"  # each of these is told with its command
@@ -153,7 +181,7 @@ class CheckReport:
         """0 if an output was compared and no backend is wrong, failed or broken, else 1; that of an interruption if there was one."""
         if self.interrupted:
             return self.interrupted
-        return 1 if self.broken or self.nothing or any(finding.verdict in BAD for finding in self.findings) else 0
+        return 1 if self.broken or self.nothing or any(finding.bad for finding in self.findings) else 0
 
     def document(self) -> JsonObject:
         """The report as JSON; infinities and NaN are texts."""
@@ -166,16 +194,17 @@ class CheckReport:
 
     def to_repeat(self, plugins: Sequence[str]) -> list[tuple[Finding, str]]:
         """Each wrong or failed finding with the command line that repeats it."""
-        return [(finding, self._command(finding, plugins)) for finding in self.findings if finding.verdict in BAD]
+        return [(finding, self._command(finding, plugins)) for finding in self.findings if finding.bad]
 
     def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
         words = [
             "softbench",
             "check",
             *(["--sanitize"] if self.sanitized else []),
+            *(["--invariance"] if self.invariance else []),
             "--backends",
             finding.backend,
-            f"--case={escape(finding.item)}",
+            f"--case={finding.item if self.invariance else escape(finding.item)}",
             "--direction",
             finding.direction,
         ]
@@ -224,7 +253,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             total = len(steps)
             for dtype, (name, direction, alone, _) in steps:
                 advance(done, total, f"{name}, {direction} {dtype}")
-                findings += checker.run(able, RunCheckCase(request.op, name, direction, dtype, settings.seed), alone=alone)
+                findings += checker.run(able, _asked(request, name, direction, dtype), alone=alone)
                 done += 1
     except Interrupted as stop:
         if not findings:
@@ -239,9 +268,18 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         settings.seed,
         request.op_given,
         request.sanitize,
+        request.invariance,
         total - done,
         interrupted,
     )
+
+
+def _asked(request: CheckRequest, name: str, direction: Direction, dtype: str) -> RunCheckCase | CompareRows:
+    """What is asked of each backend."""
+    if not request.invariance:
+        return RunCheckCase(request.op, name, direction, dtype, request.settings.seed)
+    counts, seconds = (rows.QUICK_COUNTS, rows.QUICK_SECONDS) if request.quick else (rows.COUNTS, rows.SECONDS)
+    return CompareRows(request.op, rows.length(name), direction, dtype, request.settings.seed, counts, seconds)
 
 
 def _steps(request: CheckRequest, cases: Sequence[tuple[str, Direction, bool, str]]) -> list[tuple[str, tuple[str, Direction, bool, str]]]:
@@ -261,6 +299,8 @@ def _sanitizer() -> Sanitizer:
 
 def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool, str]]:
     """Name, direction, whether it needs the device alone, and the only dtype if it has one, of each check case that the request selects."""
+    if request.invariance:
+        return rows.cases(request.patterns, request.directions, quick=request.quick)
     worker = pool.spawn("check cases")
     reply = pool.ask(worker, ListCheckCases(request.op, registry.files()), request.settings.timeout["import"], "import")
     pool.discard(worker)
@@ -295,7 +335,7 @@ class _Checker:
         self.sanitizer = sanitizer
         self.together = not session.exclusive and self.sanitizer is None
 
-    def run(self, slots: Sequence[WorkerSlot], request: RunCheckCase, *, alone: bool) -> list[Finding]:
+    def run(self, slots: Sequence[WorkerSlot], request: RunCheckCase | CompareRows, *, alone: bool) -> list[Finding]:
         deadline = self.settings.timeout["build"]  # a check case may compile
         findings: list[Finding] = []
         for batch in [[slot] for slot in slots] if alone or not self.together else [slots]:
@@ -323,7 +363,9 @@ class _Checker:
             return f"not tried: {MAX_DEATHS} cases in a row ended its worker"
         return self.session.revive([slot]).get(slot, "")
 
-    def _read(self, slot: WorkerSlot, reply: CheckCaseGraded | Skip | Failure | Lost, request: RunCheckCase) -> Finding:
+    def _read(
+        self, slot: WorkerSlot, reply: CheckCaseGraded | RowsCompared | Skip | Failure | Lost, request: RunCheckCase | CompareRows
+    ) -> Finding:
         if isinstance(reply, Lost):
             slot.worker = None
             slot.deaths = 0 if reply.invalid else slot.deaths + 1  # after an invalid reply the next cases are tried
@@ -336,6 +378,9 @@ class _Checker:
         slot.deaths = 0
         if isinstance(reply, Skip):
             return _finding(slot, request, SKIPPED, reply.reason)
+        if isinstance(reply, RowsCompared):
+            verdict, reason, ulp = rows.told(reply)
+            return replace(_finding(slot, request, verdict, reason), ulp=ulp)
         accuracy, metrics = reply.accuracy, reply.metrics
         found = replace(_finding(slot, request, accuracy.grade.value, accuracy.detail), worst=accuracy.worst)
         if metrics is None:
@@ -343,5 +388,5 @@ class _Checker:
         return replace(found, ulp=metrics.ulp, row_sum=metrics.row_sum, frobenius=metrics.frobenius)
 
 
-def _finding(slot: WorkerSlot, request: RunCheckCase, verdict: str, reason: str) -> Finding:
+def _finding(slot: WorkerSlot, request: RunCheckCase | CompareRows, verdict: str, reason: str) -> Finding:
     return Finding(slot.name, request.name, request.direction, request.dtype, verdict, None, reason, op=request.operation)

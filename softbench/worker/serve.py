@@ -72,6 +72,8 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             )
         case messages.RunCheckCase(operation, name, direction, dtype, seed):
             return server.run_check_case(operation, name, direction, dtype, seed)
+        case messages.CompareRows():
+            return server.compare_rows(request)
         case messages.InspectCase(case, seed):
             return server.inspect(case, seed)
         case messages.RenewInputs(l2):

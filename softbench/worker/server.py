@@ -15,7 +15,21 @@ import torch
 
 from softbench.core import text
 from softbench.core.case import DO_BENCH, Case, Direction
-from softbench.core.messages import Built, CheckCaseGraded, Done, Graded, Inspected, Loaded, Profiled, Skip, Timed, Unsupported, Verified
+from softbench.core.messages import (
+    Built,
+    CheckCaseGraded,
+    CompareRows,
+    Done,
+    Graded,
+    Inspected,
+    Loaded,
+    Profiled,
+    RowsCompared,
+    Skip,
+    Timed,
+    Unsupported,
+    Verified,
+)
 from softbench.core.outcome import Accuracy, Build, Grade, Profile, Telemetry
 from softbench.core.text import one_line
 from softbench.ops.dtypes import DTYPES
@@ -27,7 +41,7 @@ from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output, user_call
 from softbench.problems.load import load as load_file
 from softbench.worker import callables, compiler_cache, triton_on_cpu
-from softbench.worker.checking import any_dim
+from softbench.worker.checking import any_dim, invariance
 from softbench.worker.checking.check_case import CheckCaseRunner
 from softbench.worker.checking.pre_check import PreCheck, verify_outputs
 from softbench.worker.compile_stats import CompilerCounts, Graphs
@@ -175,6 +189,13 @@ class Server:
         found = self.check_cases.run(name, direction, dtype, seed)
         self._empty()
         return Skip(one_line(found)) if isinstance(found, str) else CheckCaseGraded(found, self.check_cases.metrics())
+
+    def compare_rows(self, asked: CompareRows) -> RowsCompared | Skip:
+        """Compare the bits of rows in different batches (`softbench.worker.checking.invariance`)."""
+        case = Case(1, asked.N, asked.dtype, asked.direction, self.device, asked.operation)
+        found = invariance.compare_rows(self.backend, case, asked.counts, asked.seconds, asked.seed)
+        self._empty()
+        return Skip(one_line(found)) if isinstance(found, str) else found
 
     def inspect(self, case: Case, seed: int) -> Inspected | Skip:
         """Collect the code generated for a case (`softbench.worker.code_capture`)."""

@@ -1,0 +1,170 @@
+"""Whether a row's bits depend on the other rows of its batch: on how many they are, on its position among them, or on the run.
+
+FIXED rows stand in batches of different numbers of rows, beside other rows. Each of them takes each place of a batch in turn. The bits of
+its outputs are compared with those at place 0, with those of the first batch, and with those of the same call again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from softbench.core.case import Case, Direction
+from softbench.core.messages import RowsCompared
+from softbench.ops.registry import operation
+from softbench.plugins.backend import Backend, Call
+from softbench.plugins.traits import interpreted
+from softbench.worker.callables import prepared, refused
+from softbench.worker.checking import any_dim, output_checks
+
+Tensors = tuple[torch.Tensor, ...]
+
+FIXED = 8
+"""Rows with the same bits in all batches."""
+REPEATS = 2
+MAX_ELEMENTS = {"cuda": 2**30, "cpu": 2**20}
+"""Elements of a tensor of the largest batch, unless FIXED rows have more."""
+FREE_BYTES = 32
+"""Free bytes of a GPU for each element: a call has several tensors, and other workers too."""
+INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+LOUDER = 8.0
+"""Factor of every third neighbour's values; as many are smaller by it."""
+
+
+def compare_rows(backend: Backend, case: Case, counts: Sequence[int], seconds: float, seed: int) -> RowsCompared | str:
+    """What a row's bits depend on, or why the backend is skipped.
+
+    Args:
+        backend: the backend.
+        case: dtype, direction, device, operation and N; its M does not matter.
+        counts: numbers of rows in the order in which they are tried. Those that memory has no room for are left out.
+        seconds: after so many no further number is tried.
+        seed: of the rows.
+    """
+    if only := interpreted(backend):
+        return f"{only[0]}, which adds in another order"
+    if reason := refused(backend, of_rows(case, FIXED)):
+        return reason
+    ends, rows, tried = time.monotonic() + seconds, _Rows(case, max(counts), seed), list[int]()
+    most, found = rows.most, _Found()
+    for M in counts:
+        if most < M or refused(backend, of_rows(case, M)):
+            continue
+        try:
+            call = prepared(backend, of_rows(case, M))
+            found.add(M, rows.bits(call, M), rows.dtypes)
+        except torch.OutOfMemoryError:
+            if not tried:
+                raise
+            most = M - 1
+            continue
+        tried.append(M)
+        if time.monotonic() > ends and len(tried) > 1:
+            break
+    return RowsCompared(tuple(tried), found.differences()) if tried else "it takes none of these numbers of rows"
+
+
+def of_rows(case: Case, M: int) -> Case:
+    """The case with so many rows: attention scores have a batch for each."""
+    return replace(case, M=M, shape=f"{M}x1x1x{case.N}" if operation(case.op).scores else "")
+
+
+class _Rows:
+    """The inputs of all batches: a batch has the first rows of the same memory."""
+
+    def __init__(self, case: Case, most: int, seed: int) -> None:
+        room = MAX_ELEMENTS[case.device]
+        if case.device == "cuda":
+            room = min(room, torch.cuda.mem_get_info()[0] // FREE_BYTES)
+        self.case, self.most = case, min(most, max(1, room // case.N))
+        full = of_rows(case, max(self.most, FIXED))
+        op = operation(case.op)
+        self.given = tuple(tensor.detach() for tensor in any_dim.make(full, seed, torch.device(case.device)))
+        specs = [op.tensors[name] for name in op.passes[case.direction].inputs]  # of a whole case too, whose tensors have sizes for axes
+        self.outputs = [op.tensors[name] for name in op.passes[case.direction].outputs]
+        self.with_rows = [spec.has_rows and len(tensor) == full.M for spec, tensor in zip(specs, self.given, strict=True)]
+        self.fixed = tuple(tensor[:FIXED].clone() for tensor in self._own(self.given))
+        self.dtypes: list[torch.dtype] = []
+        """Those of the outputs that have rows."""
+        for spec, free, tensor in zip(specs, op.free(full), self.given, strict=True):
+            if free and spec.has_columns and tensor.is_floating_point():
+                tensor[1::3] *= LOUDER
+                tensor[2::3] /= LOUDER
+
+    def _own(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The tensors that have rows of their own."""
+        return [tensor for tensor, own in zip(tensors, self.with_rows, strict=True) if own]
+
+    def bits(self, call: Call, M: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The outputs as integers: (FIXED, places, columns) of each turn, and (REPEATS, places, columns) of the last turn again."""
+        case, places = of_rows(self.case, M), torch.tensor(places_of(M), device=self.given[0].device)
+        batch = [tensor[:M] if own else tensor for tensor, own in zip(self.given, self.with_rows, strict=True)]
+        if case.direction is Direction.BOTH:
+            batch[0].requires_grad_()
+        turns = [self._turn(call, case, batch, places, min(turn, FIXED - 1)) for turn in range(FIXED + REPEATS)]
+        every = [torch.stack(outputs) for outputs in zip(*turns, strict=True)]
+        return [one[:FIXED] for one in every], [one[FIXED:] for one in every]
+
+    def _turn(self, call: Call, case: Case, batch: Sequence[torch.Tensor], places: torch.Tensor, turn: int) -> list[torch.Tensor]:
+        """The outputs of the rows at these places, where row number `turn` is the first."""
+        which = (torch.arange(len(places), device=places.device) + turn) % FIXED
+        for tensor, rows in zip(self._own(batch), self.fixed, strict=True):
+            tensor.data[places] = rows[which]
+        outputs, found = output_checks.as_tuple(call(*batch), output_checks.forms(case)), list[torch.Tensor]()
+        self.dtypes = []
+        for spec, out in zip(self.outputs, outputs, strict=True):
+            if spec.has_rows and len(out) == case.M:
+                self.dtypes.append(out.dtype)
+                taken = out.detach()[places].reshape(len(places), -1)
+                found.append(taken.view(INTEGERS[taken.element_size()]))
+        return found
+
+
+class _Found:
+    """The differences of all batches."""
+
+    def __init__(self) -> None:
+        self.first: tuple[int, list[torch.Tensor]] | None = None
+        """The first number of rows, and the bits of its fixed rows at place 0."""
+        self.seen: dict[str, list[tuple[int, int, int]]] = {"run": [], "M": [], "position": []}
+        """By what they depend on: the rows of the batch, those of the other batch or the place of the row, and the ULP between."""
+
+    def add(self, M: int, bits: tuple[list[torch.Tensor], list[torch.Tensor]], dtypes: Sequence[torch.dtype]) -> None:
+        """The bits of a batch."""
+        turns, again = bits
+        own = [one[:, 0] for one in turns]
+        self.first = self.first or (M, own)
+        for mine, repeated, place_0, other, dtype in zip(turns, again, own, self.first[1], dtypes, strict=True):
+            self._compare("run", M, M, repeated, mine[-1].expand_as(repeated), dtype)
+            self._compare("M", M, self.first[0], place_0, other, dtype)
+            for place, number in enumerate(places_of(M)):
+                self._compare("position", M, number, mine[:, place], place_0.roll(-place, 0), dtype)
+
+    def _compare(self, kind: str, M: int, other: int, mine: torch.Tensor, its: torch.Tensor, dtype: torch.dtype) -> None:
+        if not torch.equal(mine, its):
+            self.seen[kind].append((M, other, ulps(mine, its) if dtype.is_floating_point else 0))
+
+    def differences(self) -> list[tuple[str, int, int, int]]:
+        """Of each kind the smallest example, and the worst ULP of all. Where runs differ, nothing is said of the others."""
+        kinds = ["run"] if self.seen["run"] else ["M", "position"]
+        found = [(kind, min(self.seen[kind]), max(ulp for *_, ulp in self.seen[kind])) for kind in kinds if self.seen[kind]]
+        return [(kind, M, other, worst) for kind, (M, other, _), worst in found]
+
+
+def places_of(M: int) -> list[int]:
+    """Up to eight places among M rows. Of rows of an odd length each begins at another distance from a vector."""
+    return sorted({min(max(0, place), M - 1) for place in (0, 1, 2, 5, M // 3, M // 2 + 1, M - 2, M - 1)})
+
+
+def ulps(mine: torch.Tensor, its: torch.Tensor) -> int:
+    """The largest distance of two floats in units in the last place, from their bits."""
+
+    def ordered(bits: torch.Tensor) -> Any:
+        wide = bits.long()
+        return torch.where(wide < 0, torch.iinfo(bits.dtype).min - wide, wide)
+
+    return int((ordered(mine) - ordered(its)).abs().max())
