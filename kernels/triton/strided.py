@@ -21,13 +21,15 @@ from .generic import CONTRACTION, dot_terms
 from .interpreter import INTERPRETED, interpreted_number
 from .launch_plan import WARP
 from .packed_io import larger, pack, padding, rounded, unpack_high, unpack_low
-from .softmax_ops import exp_fast, finite_or_zero, gradient, norm_of, normalized
+from .softmax_ops import LOG2E, finite_or_zero, gradient, norm_of, normalized
 from .stable_key import with_stable_key
 
 VECTOR_BYTES = 16
 SECTOR_BYTES = 32
 THREAD_BYTES = 256  # of a tile: half of the 128 registers with which an SM has 512 threads
 MAX_CACHED = 4096  # launches
+LN2, HUGE, SMALL_FACTOR = tl.constexpr(0.6931471805599453), tl.constexpr(2.0**100), tl.constexpr(2.0**-20)
+MOST_SCALE = 2.0**26  # HUGE times it is finite
 
 
 class Tile(NamedTuple):
@@ -39,12 +41,14 @@ class Tile(NamedTuple):
     threads: int
     keep: bool = True
     """Whether exponentials are computed once, and kept in registers: of 16 bits these take twice the registers of the elements."""
+    parts: int = 1
+    """Tiles of a program of the forward, one after the other."""
 
 
 @triton.jit
-def _columns(columns, inner, COLUMNS: tl.constexpr):
-    """A program's columns (1, C): their outers, their places there, and whether they exist."""
-    column = tl.program_id(0).to(columns.dtype) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+def _columns(columns, inner, COLUMNS: tl.constexpr, PARTS: tl.constexpr = 1, part: tl.constexpr = 0):
+    """Columns (1, C) of a program, which has PARTS of them: their outers, their places there, and whether they exist."""
+    column = (tl.program_id(0) * PARTS + part).to(columns.dtype) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     return (column // inner).to(tl.int64), (column % inner).to(tl.int64), column < columns
 
 
@@ -63,8 +67,12 @@ def _half(tile, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
 def _load(
     x_ptr, outer, column, strides, inside, first, last,
     ROWS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr, MINUS_INFINITY: tl.constexpr,
+    PART: tl.constexpr = False,
 ):  # fmt: skip
-    """Rows `first` to `last` of the columns. Behind the last one, elements are 0 or -infinity."""
+    """Rows `first` to `last` of the columns. Behind the last one, elements are 0 or -infinity.
+
+    PART: `last` may be in any tile, or far behind them, instead of in the last one.
+    """
     at, step = _address(x_ptr, outer, column, strides, first, ROWS, PAIRS, ALIGN)
     row = first + tl.arange(0, ROWS)[:, None]
     if MINUS_INFINITY:
@@ -73,7 +81,7 @@ def _load(
         other = 0
     tiles = ()
     for k in tl.static_range(TILES):
-        mask = inside if k < TILES - 1 else inside & (row + k * ROWS < last)
+        mask = inside if k < TILES - 1 and not PART else inside & (row + k * ROWS < last)
         tiles = tiles + (tl.load(at + k * step, mask=mask, other=other),)
     return tiles
 
@@ -131,12 +139,40 @@ def _maxima(tiles, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _exponentials(tiles, base, scale, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
-    """exp((x - base) * scale) of each tile, and their sum."""
-    out = (exp_fast(_half(tiles[0], HIGH, PAIRS, DTYPE) - base, scale),)
+def _exponent(m, scale):
+    """(factor, base) of columns with these maxima: exp((x - m) * scale) is exp2(x * factor - base), by one fused operation.
+
+    All terms of a column share the rounding of `base`, so it is in no result of softmax. With a maximum that could overflow, the factor is
+    smaller: elements that differ from it are so far away there that exp2 is 0.
+    """
+    factor = LOG2E
+    if scale is not None:
+        factor = scale * LOG2E
+    factor = tl.where(tl.abs(m) > HUGE, tl.minimum(factor, SMALL_FACTOR), factor)
+    return factor, finite_or_zero(m) * factor
+
+
+@triton.jit
+def _exponential(x, factor, base):
+    return tl.exp2(tl.fma(x, factor, -base))
+
+
+@triton.jit
+def _norm(s, m, factor, base, LOG: tl.constexpr):
+    """`norm_of` the exponentials' sum s. For a logarithm it is corrected by the rounding of `base`."""
+    if LOG:
+        return norm_of(s, True) - tl.fma(m, factor, -base) * LN2
+    else:
+        return norm_of(s, False)
+
+
+@triton.jit
+def _exponentials(tiles, factor, base, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYPE: tl.constexpr):
+    """The exponentials of each tile, and their sum."""
+    out = (_exponential(_half(tiles[0], HIGH, PAIRS, DTYPE), factor, base),)
     s = out[0]
     for k in tl.static_range(1, len(tiles)):
-        out = out + (exp_fast(_half(tiles[k], HIGH, PAIRS, DTYPE) - base, scale),)
+        out = out + (_exponential(_half(tiles[k], HIGH, PAIRS, DTYPE), factor, base),)
         s += out[k]
     return out, s
 
@@ -152,34 +188,57 @@ def _dot(dy, y, LOG: tl.constexpr, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYP
 @triton.jit(do_not_specialize=["x_outer", "x_row", "y_outer", "y_row", "R", "inner", "columns", "scale"])
 def forward_tile(
     x_ptr, y_ptr, x_outer, x_row, x_column, y_outer, y_row, y_column, R, inner, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
     KEEP: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """Strides of outers and rows, `inner` and `columns`, count units of ALIGN columns: so the compiler knows alignments that no 16 divides.
-    With PAIRS a column is a pair of them."""
+    With PAIRS a column is a pair of them. The next one of PARTS tiles is read before a tile is computed."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS, PARTS, 0)
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
+    for part in tl.static_range(PARTS):
+        here = (outer, column, inside)
+        following = x
+        if part + 1 < PARTS:
+            outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS, PARTS, part + 1)
+            following = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
+        _forward(x, y_ptr, here, (y_outer, y_row, y_column), R, ROWS, TILES, PAIRS, ALIGN, KEEP, LOG, scale, DTYPE)
+        x = following
+
+
+@triton.jit
+def _forward(
+    x, y_ptr, here, strides, R, ROWS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr, KEEP: tl.constexpr,
+    LOG: tl.constexpr, scale, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The results of the columns `here`, whose elements are x."""
     m, high_m = _maxima(x, PAIRS, DTYPE)
     again = x if KEEP else _again(x, m, high_m, PAIRS)
-    lows, s = _exponentials(again, finite_or_zero(m), scale, False, PAIRS, DTYPE)
+    factor, base = _exponent(m, scale)
+    high_factor, high_base = factor, base
+    lows, s = _exponentials(again, factor, base, False, PAIRS, DTYPE)
     highs, high_s = lows, s
     if PAIRS:
-        highs, high_s = _exponentials(again, finite_or_zero(high_m), scale, True, PAIRS, DTYPE)
+        high_factor, high_base = _exponent(high_m, scale)
+        highs, high_s = _exponentials(again, high_factor, high_base, True, PAIRS, DTYPE)
     s, high_s = _over_rows(s, high_s, False, PAIRS)
-    norm = norm_of(s, LOG)
-    high_norm = norm_of(high_s, LOG) if PAIRS else norm
+    norm = _norm(s, m, factor, base, LOG)
+    high_norm = _norm(high_s, high_m, high_factor, high_base, LOG) if PAIRS else norm
     if not KEEP:
         x = _again(x, s, high_s, PAIRS)
-    at, step = _address(y_ptr, outer, column, (y_outer, y_row, y_column), 0, ROWS, PAIRS, ALIGN)
+    outer, column, inside = here
+    at, step = _address(y_ptr, outer, column, strides, 0, ROWS, PAIRS, ALIGN)
     row = tl.arange(0, ROWS)[:, None]
     for k in tl.static_range(TILES):
-        if LOG or not KEEP:
-            lower = normalized(_half(x[k], False, PAIRS, DTYPE), m, norm, scale, LOG)
-            upper = normalized(_half(x[k], True, PAIRS, DTYPE), high_m, high_norm, scale, LOG) if PAIRS else lower
-        else:
+        if LOG:
+            lower = normalized(_half(x[k], False, PAIRS, DTYPE), m, norm, scale, True)
+            upper = normalized(_half(x[k], True, PAIRS, DTYPE), high_m, high_norm, scale, True) if PAIRS else lower
+        elif KEEP:
             lower = lows[k] * norm
             upper = highs[k] * high_norm
+        else:
+            lower = _exponential(_half(x[k], False, PAIRS, DTYPE), factor, base) * norm
+            upper = _exponential(_half(x[k], True, PAIRS, DTYPE), high_factor, high_base) * high_norm if PAIRS else lower
         _store(at + k * step, lower, upper, inside if k < TILES - 1 else inside & (row + k * ROWS < R), PAIRS, DTYPE)
 
 
@@ -229,29 +288,44 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
 
-def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | None = None) -> Launch | None:
-    """The launch on (outer, R, inner) tensors, x and y or dy, y and dx; None if R is too long. `tile` replaces the rule's."""
-    first = tensors[0]
-    outers, R, inner = first.shape
-    size = max(tensor.element_size() for tensor in tensors)
-    align = VECTOR_BYTES // size if outers * inner < 2**31 else 1  # units are multiplied in the type of `columns`
+def unit_of(tensors: tuple[torch.Tensor, ...]) -> int:
+    """The columns of (outer, R, inner) tensors that the kernels count as a unit: a vector, or what divides all sizes and addresses."""
+    outers, _, inner = tensors[0].shape
+    # Units are multiplied in the type of `columns`.
+    align = VECTOR_BYTES // max(tensor.element_size() for tensor in tensors) if outers * inner < 2**31 else 1
     for tensor in tensors:
         for number in (inner, tensor.stride(0), tensor.stride(1), tensor.data_ptr() // tensor.element_size()):
             align = min(align, number & -number or align)
         if tensor.stride(2) != 1:
             align = 1
+    return align
+
+
+def strides_in_units(tensors: tuple[torch.Tensor, ...], unit: int) -> list[int]:
+    """The strides of outers and rows in units, and those of columns in elements."""
+    return [number // (1 if axis == 2 else unit) for tensor in tensors for axis, number in enumerate(tensor.stride())]
+
+
+def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | None = None) -> Launch | None:
+    """The launch on (outer, R, inner) tensors, x and y or dy, y and dx; None if R is too long. `tile` replaces the rule's."""
+    first = tensors[0]
+    outers, R, inner = first.shape
+    size, align = max(tensor.element_size() for tensor in tensors), unit_of(tensors)
     pairs = size == 2 and align >= 2 and torch.version.hip is None and all(tensor.dtype == first.dtype for tensor in tensors)
     unit = 2 if pairs else 1
     tile = tile or tile_of(R, size * unit, len(tensors) - 1)
     if tile is None:
         return None
     columns = outers * inner // unit
-    strides = [number // (1 if axis == 2 else align) for tensor in tensors for axis, number in enumerate(tensor.stride())]
+    strides = strides_in_units(tensors, align)
     forward = len(tensors) == 2
-    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit, *((tile.keep and not log,) if forward else ()), log
+    parts, keep = ((tile.parts,), (tile.keep and not log,)) if forward else ((), ())
+    constants = tile.rows, tile.columns, tile.tiles, *parts, pairs, align // unit, *keep, log
     options = {"num_warps": tile.threads // WARP, **CONTRACTION}
     kernel = forward_tile if forward else backward_tile
-    return Launch(kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, outers * inner // align, *constants), options)
+    return Launch(
+        kernel, triton.cdiv(columns, tile.columns * tile.parts), (*strides, R, inner // align, outers * inner // align, *constants), options
+    )
 
 
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}
@@ -260,7 +334,7 @@ _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], tuple[Any, ...]]
 def launch(*tensors: torch.Tensor, log: bool = False, scale: Scale | None = None) -> bool:
     """y of x, or dx of dy and y, which are (outer, R, inner) tensors of any strides; the last one is written.
 
-    False, with nothing written, if R is too long, if `scale` is a tensor, or for float64.
+    False, with nothing written, if R is too long, if `scale` is a tensor or above MOST_SCALE, or for float64.
     """
     device = tensors[0].device
     if isinstance(scale, torch.Tensor) or tensors[0].dtype is torch.float64:
@@ -269,6 +343,8 @@ def launch(*tensors: torch.Tensor, log: bool = False, scale: Scale | None = None
         with torch.cuda.device(device):
             return launch(*tensors, log=log, scale=scale)
     given = None if scale is None else float(scale)
+    if given is not None and given > MOST_SCALE:
+        return False
     key: list[Hashable] = [tensors[0].shape, device, log, given is None]
     for tensor in tensors:
         key += (tensor.dtype, tensor.stride(), tensor.data_ptr() % VECTOR_BYTES)

@@ -29,7 +29,7 @@ for dtype, result, shape, dim, scale, log in (
 assert strided.launch(torch.ones(1, 5000, 2), torch.ones(1, 5000, 2)) is False  # no program holds so many rows
 for dtype, count in ((F, 2**31), (B, 2**32), (F, 2**31 - 4)):  # the kernel multiplies columns by their unit, in their type
     x = torch.empty(1, 2, count, dtype=dtype, device="meta")
-    columns, unit = (strided.prepare((x, x)).arguments[at] for at in (8, 13))
+    columns, unit = (strided.prepare((x, x)).arguments[at] for at in (8, 14))
     assert columns >= 2**31 or columns * unit < 2**31, (dtype, count)
 print("fine")
 """
