@@ -55,6 +55,7 @@ class Packages:
         build = self.build or (file.build if file else ())
         sides = self._sides(reference, build)
         rules: Rules = rules_of((file and file.margin) or paired.MARGIN)
+        note(f"calling {counted(len(targets), 'target')} once, to see what they return ...")
         with TemporaryDirectory(prefix="softbench-gate-") as folder, packages.operations_of(Path(folder)):
             request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
             given_margin = rules_of(math.inf).margin < math.inf  # --margin is that of all targets

@@ -109,7 +109,7 @@ def request_of(
     by_op: dict[str, Target] = {}
     sweeps: list[Sweep] = []
     flags: Layer = {}
-    declared = _declared(targets, sides, folder)
+    declared = _declared(targets, sides, folder, given.get("threads"))
     for target in targets:
         op, sweep = _operation(target, declared)
         if op in by_op:
@@ -153,7 +153,7 @@ def _operation(target: Target, declared: Mapping[Target, Operation]) -> tuple[st
     return found.name, Sweep(**axes, dtype=dtypes, op=(found.name,))
 
 
-def _declared(targets: Sequence[Target], sides: Sides, folder: Path) -> dict[Target, Operation]:
+def _declared(targets: Sequence[Target], sides: Sides, folder: Path, threads: int | None) -> dict[Target, Operation]:
     """The operations of targets that have inputs or are benchmarks: as the reference declares them, or the candidate if that lacks it.
 
     Raises:
@@ -165,12 +165,13 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path) -> dict[Tar
             continue
         file = folder / f"{target.label}.target"
         known = {"name": target.label, "function": _absolute(target.function), "inputs": target.inputs, "tolerance": target.tolerance}
-        file.write_text(json.dumps({**known, "recorder": REFERENCE}), "utf-8")
+        file.write_text(json.dumps({**known, "dtypes": target.axes.get("dtype") or (), "recorder": REFERENCE}), "utf-8")
         files[file] = target
     found: dict[Target, Operation] = {}
+    pythons = [str(one.python) for one in (sides.candidate, sides.reference)]
     for environment in dict.fromkeys((sides.reference, sides.candidate)):
         left = {file: target.cases for file, target in files.items() if target not in found}
-        for file, one in (operations.read_in(str(environment.python), left) if left else {}).items():
+        for file, one in (operations.read_in(str(environment.python), left, pythons, threads) if left else {}).items():
             if not isinstance(one, UsageError):
                 found[files[file]] = one
                 if environment is not sides.reference:  # a new function, whose outputs nothing else knows

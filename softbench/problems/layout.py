@@ -222,8 +222,8 @@ def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
     Raises:
         UsageError: the problem has no such inputs or outputs. Exceptions of its own code pass through.
     """
-    found = _traced(problem, values, torch.float32)
-    other = _traced(problem, values, torch.bfloat16) if problem.takes_dtype else found
+    found, *others = (_traced(problem, values, TENSOR_DTYPES[dtype]) for dtype in problem.traced[: 1 + problem.takes_dtype])
+    other = next(iter(others), found)
     specs = {name: _spec(name, one, two) for (name, one), two in zip(found.named.items(), other.named.values(), strict=True)}
     dtype = next((NAMES[one.dtype] for one in found.named.values() if NAMES.get(one.dtype) in CASE_DTYPES), "fp32")
     M, N, shape = _extent(values, next(iter(found.named.values())).shape)
@@ -252,10 +252,11 @@ class _Traced:
 
 
 def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -> _Traced:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    if not problem.recorded:  # a function of a package launches kernels, which need memory
+        from torch._subclasses.fake_tensor import FakeTensorMode  # imports Dynamo, for seconds
 
-    with suppress(Exception):  # whose cause the call with values shows
-        return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
+        with suppress(Exception):  # whose cause the call with values shows
+            return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
     return _trace(problem, values, dtype, nullcontext(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 

@@ -50,6 +50,8 @@ class Problem(ABC):
     """True if the inputs have the dtype of `--dtype`."""
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
     """Those of `--dtype`, the default first."""
+    traced: tuple[str, ...] = ("fp32", "bf16")
+    """Dtypes of the calls that show which tensors have the dtype of the case."""
     on_cpu = False
     """True if inputs are drawn on the CPU and then moved."""
     destination = False

@@ -124,6 +124,7 @@ class Target(Problem):
         if not isinstance(self._function, Benchmark) and not self.specs and (needed := _required(self._function)):
             raise UsageError(f"takes ({', '.join(needed)}), but has no inputs; write them: --inputs 'x[M,N], w[N]'")
         self.takes_dtype = any(one.dims is not None and not one.dtype for one in self.specs)
+        self.traced = tuple(given["dtypes"] or self.traced)
         self.summary = given["function"]
         names = dict.fromkeys(size for one in self.specs for size in (*(one.dims or ()), one.bound) if size and not size.isdigit())
         self.parameters = self.benchmark.cases[0] if self.benchmark else dict.fromkeys(names, DEFAULT_SIZE)

@@ -47,10 +47,8 @@ class Session:
         """
         self.import_seconds, self.sources = import_seconds, sources
         self._begun: Loading | None = None
-        pythons = [source.python for source in sources if source.python]
         self._fresh_caches = fresh_caches
-        own = opened(activity, threads, sanitizer) if not pythons else None
-        self.pool = own or Pool(activity=activity, threads=threads, sanitizer=sanitizer, pythons=pythons).__enter__()
+        self.pool = opened(activity, threads, sanitizer, [source.python for source in sources if source.python])
         try:
             self.machine = probe(self.pool, import_seconds)
             self.device, self.gpu = choose_device(device, self.machine)
@@ -124,7 +122,7 @@ def probe(pool: Pool, deadline: float) -> Machine:
     Raises:
         WorkersError: the worker died or did not reply.
     """
-    worker = pool.spawn("probe")
+    worker = pool.spawn("probe", python=next(iter(pool.pythons), ""))  # of an environment, whose torch is measured
     reply = pool.ask(worker, ProbeMachine(), deadline, "probe")
     if isinstance(reply, Lost | Failure):
         raise WorkersError(

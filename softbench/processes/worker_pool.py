@@ -150,6 +150,11 @@ class Pool:
         """Forkservers that died and were replaced."""
         return self._restarts + sum(pool.restarts for pool in self._elsewhere.values())
 
+    @property
+    def started(self) -> list[Pool]:
+        """The pools of this one whose forkserver was started."""
+        return [one for one in (self, *self._elsewhere.values()) if one._started]
+
     def _pool_of(self, python: str) -> Pool:
         """The pool of an environment."""
         if python == self.python:
@@ -477,19 +482,24 @@ _kept: list[tuple[Pool, object]] = []
 """At most one open pool without workers, and the surroundings in which its forkserver started."""
 
 
-def opened(activity: Activity | None = None, threads: int | None = None, sanitizer: Sanitizer | None = None) -> Pool:
-    """An open pool; arguments as of `Pool`. It is the one that was kept, if its forkserver would start in the same way now.
+def opened(
+    activity: Activity | None = None, threads: int | None = None, sanitizer: Sanitizer | None = None, pythons: Sequence[str] = ()
+) -> Pool:
+    """An open pool; arguments as of `Pool`. It is the one that was kept, if its forkservers would start in the same way now.
 
     So a command that reads a problem before its session imports torch once.
     """
     while _kept:
         pool, before = _kept.pop()
-        if before == _surroundings(threads, sanitizer) and state(pool._forkserver.pid) not in ENDED:
-            given, pool.activity = pool.activity, activity or Activity()
-            pool.activity.continue_after(given)
+        alive = all(state(one._forkserver.pid) not in ENDED for one in pool.started)
+        if alive and before == _surroundings(threads, sanitizer) and set(pool.pythons) == {*pythons}:
+            activity = activity or Activity()
+            activity.continue_after(pool.activity)
+            for one in (pool, *pool.started):
+                one.activity = activity
             return pool
         pool.close(gently=False)
-    return Pool(activity=activity, threads=threads, sanitizer=sanitizer).__enter__()
+    return Pool(activity=activity, threads=threads, sanitizer=sanitizer, pythons=pythons).__enter__()
 
 
 def keep(pool: Pool) -> None:
@@ -499,9 +509,10 @@ def keep(pool: Pool) -> None:
 
 @atexit.register
 def _close_kept() -> None:
-    for pool, _ in _kept:  # without a wait: the forkserver ends when its socket closes
-        pool._control.close()
-        pool._folder.cleanup()
+    for pool, _ in _kept:  # without a wait: a forkserver ends when its socket closes
+        for one in pool.started:
+            one._control.close()
+            one._folder.cleanup()
 
 
 def _surroundings(threads: int | None, sanitizer: Sanitizer | None) -> object:

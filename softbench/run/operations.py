@@ -19,7 +19,7 @@ from softbench.ops.operation import Operation
 from softbench.plan.grammar import DEFAULTS, parse_axis, parse_operation, parse_parameters, split
 from softbench.plan.settings import PHASES
 from softbench.plugins.source import PluginSource, source_of
-from softbench.processes.worker_pool import Lost, Pool, keep, opened
+from softbench.processes.worker_pool import Lost, Pool, Worker, keep, opened
 
 FORMATS = ("kernelbench", "kernelbot", "flashinfer", "backendbench")
 """The formats of problems that a word may name in front."""
@@ -80,18 +80,31 @@ def names(
     return ops
 
 
-def read_in(python: str, files: Mapping[Path, Cases], seconds: float = PHASES["import"]) -> dict[Path, Operation | UsageError]:
-    """Read files of operations or problems in workers of another environment, and make them known here; an error for each that is invalid.
+def read_in(
+    python: str, files: Mapping[Path, Cases], pythons: Sequence[str], threads: int | None = None, seconds: float = PHASES["import"]
+) -> dict[Path, Operation | UsageError]:
+    """Read files of operations or problems in a worker of another environment, and make them known here; an error for each that is invalid.
 
-    `files` has the cases of each.
+    `files` has the cases of each. `pythons` are the interpreters of the session that follows, and `threads` is as of that.
     """
     found: dict[Path, Operation | UsageError] = {}
-    with Pool(pythons=[python]) as pool:
+    pool = opened(threads=threads, pythons=pythons)
+    try:
+        worker: Worker | None = None
         for file, cases in files.items():
+            worker = worker or pool.spawn("operation", python=python)
             try:
-                found[file] = registry.declared(_read(pool, str(file), "", seconds, cases, python))
+                found[file] = registry.declared(_asked(pool, worker, str(file), "", seconds, cases))
             except UsageError as error:
                 found[file] = error
+                pool.discard(worker)  # the next file gets another one, as the error may have cost this one its device
+                worker = None
+        if worker:
+            pool.discard(worker)
+    except BaseException:
+        pool.close(gently=False)
+        raise
+    keep(pool)
     return found
 
 
@@ -231,13 +244,20 @@ def sources(ops: Collection[str], every: Sequence[PluginSource]) -> tuple[Plugin
     return tuple(source for source in found if not source.own or source.label in (YARDSTICK, REFERENCE))
 
 
-def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = (), python: str = "") -> str:
-    path = Path(file)
-    if registry.path_of(file) is None and not path.is_dir():
+def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:
+    if registry.path_of(file) is None and not Path(file).is_dir():
         raise UsageError(f"{at} {file}: no such file")
-    worker = pool.spawn("operation", python=python)
+    worker = pool.spawn("operation")
+    try:
+        return _asked(pool, worker, file, at, seconds, cases)
+    finally:
+        pool.discard(worker)
+
+
+def _asked(pool: Pool, worker: Worker, file: str, at: str, seconds: float, cases: Cases) -> str:
+    """Have a worker read a file, and make its operation known here; returns its name. Raises UsageError."""
+    path = Path(file)
     reply = pool.ask(worker, LoadOperation(str(path.resolve()), tuple(map(dict, cases))), seconds, "import")
-    pool.discard(worker)
     if isinstance(reply, Failure | Lost):
         raise UsageError(f"{at} {file}: {reply.reason}")
     try:

@@ -10,7 +10,8 @@ import pytest
 
 from softbench.core.errors import ConfigError, UsageError
 from softbench.gate import fresh_pairs, packages, scan, targets
-from softbench.problems.target import Target
+from softbench.problems.load import declared
+from softbench.problems.target import Target, TargetValues
 from softbench.results.document import load_header
 
 OLD = "def scale(x, factor=2.0):\n    return x * factor\n"
@@ -95,6 +96,18 @@ def test_a_function_without_inputs_says_what_it_takes(tmp_path, monkeypatch):
     file.write_text(json.dumps({"name": "scale", "function": "toy.py:scale", "inputs": "", "tolerance": None, "recorder": "base"}))
     with pytest.raises(UsageError, match=r"takes \(x\), but has no inputs"):
         Target(file)
+
+
+def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text("def half(x):\n    assert x.dtype.itemsize == 2\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "half.target"
+    known = {"name": "half", "function": "toy.py:half", "inputs": "x[M,N]", "tolerance": None, "recorder": "base"}
+    file.write_text(json.dumps({**known, "dtypes": ["bf16"]}))
+    assert declared(TargetValues(Target(file)), [{"M": 4, "N": 8}]).cases
+    file.write_text(json.dumps({**known, "dtypes": []}))
+    with pytest.raises(AssertionError):
+        declared(TargetValues(Target(file)), [{"M": 4, "N": 8}])
 
 
 def test_an_added_parameter_with_a_default_changes_no_call():
