@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
+from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -34,6 +38,7 @@ from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
+DYNAMO, SETTINGS = "torch._dynamo", "torch._dynamo.config"
 IMPORTING = ("__enum__", "default_factory_module")
 """Keys by which torch's trees in JSON import a module."""
 
@@ -253,11 +258,45 @@ class _Traced:
 
 def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -> _Traced:
     if not problem.recorded:  # a function of a package launches kernels, which need memory
-        from torch._subclasses.fake_tensor import FakeTensorMode  # imports Dynamo, for seconds
+        from torch._subclasses.fake_tensor import FakeTensorMode
 
-        with suppress(Exception):  # whose cause the call with values shows
-            return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
+        for around in (nullcontext,) if DYNAMO in sys.modules else (_without_dynamo, nullcontext):
+            with suppress(Exception), around():  # the call with values shows the cause
+                return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
     return _trace(problem, values, dtype, nullcontext(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+@contextmanager
+def _without_dynamo() -> Iterator[None]:
+    """A stand-in for Dynamo, whose import takes seconds. Modes of torch read its settings, and ask it to leave their functions alone."""
+    asked: list[Any] = []
+
+    def disable(function: Any, *_: object, **__: object) -> Any:
+        asked.append(function)
+        return function
+
+    (stand_in := ModuleType(DYNAMO)).__dict__.update(config=_settings(), disable=disable)
+    sys.modules |= {DYNAMO: stand_in, SETTINGS: _settings()}
+    try:
+        yield
+    finally:
+        for function in asked:
+            vars(function).pop("__dynamo_disable", None)  # the answer, which torch keeps
+        del sys.modules[DYNAMO], sys.modules[SETTINGS]
+
+
+@cache
+def _settings() -> ModuleType:
+    """Dynamo's settings, without its package."""
+    spec = spec_from_file_location(SETTINGS, f"{torch.__path__[0]}/_dynamo/config.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(SETTINGS)
+    sys.modules[SETTINGS] = found = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(found)
+    finally:
+        del sys.modules[SETTINGS]
+    return found
 
 
 def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mode: Any, device: torch.device) -> _Traced:

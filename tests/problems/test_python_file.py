@@ -1,6 +1,8 @@
 """Problems in plain Python: right, wrong and cheating solutions, trees, dtypes, calls in place, and what is refused."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -111,6 +113,29 @@ def test_calls_are_checked_as_on_a_gpu_too(tmp_path, monkeypatch):
     assert judged(operation, right, timed_on="cuda") == ("sampled", "")
     grade, detail = judged(operation, cached([]), timed_on="cuda")
     assert (grade, "in a timed call" in detail) == ("wrong", True)
+
+
+READS = """
+import sys
+from softbench.ops import registry
+from softbench.problems.load import load
+for file in sys.argv[1:]:
+    assert [len(one.outputs) for one in registry.numerics(load(file).name).layouts.values()][0] == 2
+assert "torch._dynamo" not in sys.modules
+import torch
+assert torch.compile(torch.sin, backend="eager")(torch.zeros(2)).tolist() == [0, 0]
+"""
+
+
+@pytest.mark.slow
+def test_shapes_are_followed_without_dynamo(tmp_path):
+    """Its import takes seconds. What stands in for it has no other module, and is gone afterwards."""
+    asks = "try:\n  import torch._dynamo.utils\n except ImportError:\n  return x, x.sum()\n return x"
+    (tmp_path / "norm.py").write_text(NORM)
+    (tmp_path / "asks.py").write_text(f"import torch\n\ndef inputs(M=4, N=8):\n return torch.randn(M, N)\n\ndef reference(x):\n {asks}\n")
+    files = [str(tmp_path / name) for name in ("norm.py", "asks.py")]
+    done = subprocess.run([sys.executable, "-c", READS, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_another_tree_is_named(tmp_path):
