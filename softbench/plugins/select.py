@@ -16,16 +16,16 @@ from softbench.plugins.source import ALL, PluginSource
 WILDCARDS = frozenset("*?[")
 
 
-def needed(sources: Sequence[PluginSource], names: Sequence[str] | None) -> tuple[PluginSource, ...]:
+def needed(sources: Sequence[PluginSource], names: Sequence[str] | None, *, yardstick: bool = True) -> tuple[PluginSource, ...]:
     """The plugin sources to load first for these backends: files, and entry points named as a backend or its part before the colon.
 
-    `all` and patterns need every source. A `missing` backend may be in any other source.
+    `all` and patterns need every source. A `missing` backend may be in any other source. `yardstick`: that of copy, too.
     """
     wanted, excluded = split_exclusions(names or ())
     every = (*wanted, *excluded)
     if not wanted or any(name == ALL or WILDCARDS & set(name) for name in every):
         return tuple(sources)
-    labels = {YARDSTICK, *every, *(name.partition(":")[0] for name in every)}
+    labels = {*([YARDSTICK] if yardstick else []), *every, *(name.partition(":")[0] for name in every)}
     return tuple(source for source in sources if source.given or source.label in labels)
 
 

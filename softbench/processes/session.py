@@ -87,9 +87,9 @@ class Session:
             return distinct(begun.slots())
         return discover(self.pool, sources, self.device, self.environment, self.import_seconds, together=not self.exclusive)
 
-    def open_for(self, names: Sequence[str] | None) -> list[WorkerSlot]:
+    def open_for(self, names: Sequence[str] | None, *, yardstick: bool = True) -> list[WorkerSlot]:
         """Load the session's plugin sources that can hold these backends (None: all), as some sources import for seconds."""
-        first = needed(self.sources, names)
+        first = needed(self.sources, names, yardstick=yardstick)
         slots = self.open(first)
         rest = [source for source in self.sources if source not in first]
         if rest and missing([slot.info for slot in slots], names):

@@ -165,7 +165,7 @@ def _planned(session: Session, request: RunRequest) -> tuple[Plan, list[WorkerSl
     """The plan of a run, and the slots of the plugin sources that it loaded. Raises as `prepare`."""
     settings = request.settings(session.device)
     cases_of(settings, session.device, request.shard)  # an error of the sweep comes before any plugin is imported
-    opened = session.open_for(settings.backends)
+    opened = session.open_for(settings.backends, yardstick=settings.yardstick)
     infos = [slot.info for slot in opened]
     if not operations.baselines():
         info_cache.write(settings.device, session.machine, session.sources, infos)

@@ -124,6 +124,7 @@ def test_a_broken_backend_is_no_row_beside_others():
 def test_only_the_doors_that_are_needed_are_opened():
     doors = [PluginSource("entry point", name, f"{name}:b", "x") for name in ("copy", "torch", "naive")]
     assert [door.label for door in select.needed(doors, ["torch"])] == ["copy", "torch"]
+    assert [door.label for door in select.needed(doors, ["torch"], yardstick=False)] == ["torch"]
     assert select.needed(doors, None) == tuple(doors)
     assert select.needed(doors, ["all", "torch"]) == select.needed(doors, ["t*"]) == tuple(doors)
     assert [door.label for door in select.needed(doors, ["torch:variant", "mine"])] == ["copy", "torch"]
