@@ -15,7 +15,7 @@ from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
 from ..common.rows import DTYPES, check_no_transform
 from .choice import Calls, choice, without_triton
-from .losses import _cross_entropy, _cross_entropy_backward
+from .loss_operators import _cross_entropy, _cross_entropy_backward
 
 NAMES = ("ignore_index", "label_smoothing", "z_loss", "softcap")
 
@@ -117,8 +117,8 @@ def _(x: Tensor, weight: Tensor, target: Tensor, of_x: bool, of_weight: bool, *_
 
 
 def _forward(x: Tensor, target: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    loss, lse, _ = _cross_entropy(x, target, *(options[name] for name in NAMES))
-    return loss, lse
+    loss, statistics, _ = _cross_entropy(x, target, *(options[name] for name in NAMES))
+    return loss, statistics
 
 
 def _backward(x: Tensor, target: Tensor, lse: Tensor, dloss: Tensor, *, out: Tensor, **options: Any) -> Tensor:

@@ -18,7 +18,7 @@ from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
 from ..common.rows import check_no_transform
 from .linear_cross_entropy import OF_TORCH, _as_autocast
-from .losses import _kernels, _logprob, _logprob_backward
+from .loss_operators import _kernels, _logprob, _logprob_backward
 
 
 def linear_logprob(

@@ -1,38 +1,47 @@
 """`cross_entropy` and `logprob` of logits whose vocabulary is split across the processes of a group.
 
 Each rank has logits (M, V_r) of its part of the classes, and all ranks have the same targets, which number the classes of all parts. A rank
-reads its logits once, by the kernels that `choice.py` names. One `all_gather` of three or four numbers a row follows, from which each rank
+reads its logits once, by the kernels that `choice.py` names. One `all_gather` of a few numbers a row follows, from which each rank
 computes the results of all classes. The gradient of a rank's logits needs no exchange.
 
-The numbers of a row are a logit of the part, the distance of the part's lse from it, lse itself, and the target's logit. Of the first three
-those are taken that were rounded less, and float64 adds the parts up. So nothing is rounded at the size of the row's maximum.
+In cross entropy the numbers of a row are its loss and its statistics in the part. The loss is NaN where the target is elsewhere, and the
+backward of the kernels then gets the target ELSEWHERE.
 
-The kernels know no row whose target is elsewhere. They get a class of the part in its place, and that column of the gradient is written
-again: `softmax - 1` becomes `softmax`, with one rounding.
+In logprob they are a logit of the part, the distance of the part's lse from it, lse itself, the target's logit, and the entropy. Of the
+first three those are taken that were rounded less, and float64 adds the parts up. Neither rounds anything at the size of the row's maximum.
+The kernels of logprob know no row whose target is elsewhere. They get a class of the part in its place, and that column of the gradient is
+written again.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..common.losses import NO_CLASS, check_arguments
+from ..common.losses import ELSEWHERE, NO_CLASS, check_arguments
 from ..common.rows import DTYPES, check_no_transform
-from . import losses
 from .choice import without_triton
-from .losses import MEAN, NONE, REDUCTIONS, SUM, _kernels, _wide
+from .loss_operators import (
+    NONE,
+    REDUCTIONS,
+    SUM,
+    _cross_entropy,
+    _cross_entropy_backward,
+    _kernels,
+    _logits as _logits_of,
+    _rows,
+    _statistics,
+    aten,
+)
 
-aten = torch.ops.aten
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before PyTorch 2.13
-NOBODY = -1
-"""An ignore_index that no class of a part has."""
-WHOLE: dict[str, Any] = {"dim": -1, "dtype": torch.float32}
-"""The arguments of `cross_entropy` for logits (..., V) and a float32 loss."""
+IGNORED, NO_RANKS = -100, -1
+"""Targets for the backward: of a row that is ignored, and of one whose target no rank has, which becomes NaN."""
 
 
 class Shard(NamedTuple):
@@ -59,13 +68,13 @@ class Options(NamedTuple):
 
 
 def loss_of(
-    logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, reduction: str, *, dim: int,
-    refused: str = "", **options: Any,
+    logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, reduction: str, whole: Callable[..., Any],
+    *, dim: int, refused: str = "", **options: Any,
 ) -> Tensor | None:  # fmt: skip
     """The cross entropy of logits (..., V_r, ...) of the ranks of `group`, or of a DTensor (..., V, ...) without one, in float32.
 
-    `options` are those of `Options`. None for a DTensor whose vocabulary is whole, if an argument is named in `refused`, or the targets
-    are probabilities.
+    `options` are those of `Options`. `whole` gives the float32 loss of each row of logits (..., V) with all classes. None for a DTensor
+    whose vocabulary is whole, if an argument is named in `refused`, or the targets are probabilities.
 
     Raises:
         ValueError: `refused` names an argument, the shapes do not fit, or an option is out of range.
@@ -85,7 +94,7 @@ def loss_of(
     if parts is None:
         return _loss(logits, target, group, shard, Options(**options), number)
     if parts.group is None:
-        of_rows = losses.cross_entropy(parts.logits, parts.target, reduction="none", **WHOLE, **options)
+        of_rows = whole(parts.logits, parts.target, **options)
     else:
         of_rows = _loss(parts.logits, parts.target, parts.group, parts.shard, Options(**options), NONE)
     return _reduced(parts.whole(of_rows), parts.whole(parts.target), options["ignore_index"], number)
@@ -94,28 +103,29 @@ def loss_of(
 def _loss(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | None, options: Options, reduction: int) -> Tensor:
     numbers = options._asdict()
     check_arguments({}, numbers.pop("ignore_index"), **numbers)
-    rows, classes = losses._rows(logits, target)
+    rows, classes = _rows(logits, target)
     loss: Tensor = _CrossEntropy.apply(rows, classes, group, _place(rows, group, shard), options, reduction)
     return loss.view(target.shape) if reduction == NONE else loss
 
 
 def logprob_of(
-    logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, ignore_index: int, temperature: float
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, whole: Callable[..., Any],
+    ignore_index: int, temperature: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(logprob, entropy) as `loss_of`, each of target's shape. Raises as it."""
     check_arguments({"logits": logits, "target": target}, ignore_index, temperature=temperature)
     parts, options = None if group is not None else Parts.of(logits, target), Options(ignore_index, logit_scale=1 / temperature)
     if parts is None:
         return _log_probability(logits, target, group, shard, options)
     if parts.group is None:
-        found = losses.logprob(parts.logits, parts.target, ignore_index=ignore_index, temperature=temperature)
+        found = whole(parts.logits, parts.target, ignore_index=ignore_index, temperature=temperature)
     else:
         found = _log_probability(parts.logits, parts.target, parts.group, parts.shard, options)
     return parts.whole(found[0]), parts.whole(found[1])
 
 
 def _log_probability(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | None, options: Options) -> tuple[Tensor, Tensor]:
-    rows, classes = losses._rows(logits, target)
+    rows, classes = _rows(logits, target)
     found: tuple[Tensor, Tensor] = _Logprob.apply(rows, classes, group, _place(rows, group, shard), options)
     return found[0].view(target.shape), found[1].view(target.shape)
 
@@ -206,8 +216,7 @@ class _Rows(NamedTuple):
 
 
 def _logits(x: Tensor, options: Options) -> Tensor:
-    z = _wide(x) if options.logit_scale == 1.0 else _wide(x) * options.logit_scale
-    return options.softcap * torch.tanh(z / options.softcap) if options.softcap else z
+    return _logits_of(x, options.softcap, options.logit_scale)
 
 
 def _exchanged(payload: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -223,8 +232,8 @@ def _lse_of_parts(z: Tensor, above: Tensor, lse: Tensor) -> Tensor:
 
 
 def _small_kernels(x: Tensor, options: Options) -> Any:
-    """The module whose Triton kernels do the small steps, each in one launch; None: torch."""
-    if not x.is_cuda or x.dtype not in DTYPES or options.label_smoothing or options.of_logits or without_triton():
+    """The module whose Triton kernel adds up the parts in one launch; None: torch."""
+    if not x.is_cuda or x.dtype not in DTYPES or options.label_smoothing or without_triton():
         return None
     return importlib.import_module("..triton.vocabulary_parallel", __package__)
 
@@ -235,43 +244,48 @@ def _counted(target: Tensor, of_row: Tensor, shard: Shard, options: Options) -> 
     return torch.where(target.eq(options.ignore_index), 0.0, torch.where(valid, of_row, torch.nan))
 
 
-def _statistics(x: Tensor, at: Tensor, options: Options, smoothing: float) -> tuple[Tensor, Tensor]:
-    """(lse - z_at, lse) of a part, or with a smoothing of 1 (lse - mean(z), lse)."""
-    if (kernels := _kernels("cross_entropy", x)) is not None:
-        found: tuple[Tensor, Tensor] = kernels.cross_entropy_forward(
-            x, at, ignore_index=NOBODY, label_smoothing=smoothing, **options.of_logits
-        )
-        return found
+def _of_part(x: Tensor, local: Tensor, options: Options, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+    """(loss, statistics) of the rows of a part, the loss without z-loss. It is NaN where the target is elsewhere."""
+    if _kernels("cross_entropy", x) is not None:
+        loss, statistics, _ = _cross_entropy(x, local, NO_CLASS, smoothing, 0.0, options.softcap, NONE, options.logit_scale)
+        return loss, statistics
     z = _logits(x, options)
-    y = aten.log_softmax.int(z, -1)
-    return -(y.mean(1) if smoothing else y.gather(1, at[:, None])[:, 0]), aten.logsumexp(z, [1])
+    statistics, at = _statistics(z), local.clamp(0, x.shape[1] - 1)
+    of_target = z.mean(1) if smoothing else torch.where(at == local, z.gather(1, at[:, None])[:, 0], torch.nan)
+    return (statistics[:, 0] - of_target) + statistics[:, 1].log(), statistics
 
 
-def _merged(of_ranks: Tensor, target: Tensor, shard: Shard, options: Options) -> tuple[Tensor, Tensor]:
-    """(loss, lse) of rows, in the dtype of the numbers of all ranks."""
-    z, above, lse, z_target, *of_mean = of_ranks.double().unbind(1)
-    of_parts, e = _lse_of_parts(z, above, lse), options.label_smoothing
-    whole = aten.logsumexp(of_parts, [0])
-    loss = whole - z_target.sum(0)
+def _merged(
+    of_ranks: Tensor, target: Tensor, shard: Shard, size: int, options: Options, reduction: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What all classes have, from the statistics, the loss, and with smoothing two more numbers of each part, (ranks, 3 or 5, M).
+
+    The loss of each row, or reduced; the statistics of rows (M, 2); the targets of this part for the backward, which may be ELSEWHERE,
+    IGNORED or NO_RANKS (M,); and the number of rows that are not ignored, (1,), or (0,) without a reduction.
+    """
+    of_parts, total, losses, *of_mean = of_ranks.double().unbind(1)
+    of_parts = torch.where(total == 0, -torch.inf, of_parts)  # a part of -inf alone has no maximum
+    highest = of_parts.amax(0).clamp(min=torch.finfo(of_ranks.dtype).min)
+    sums = torch.exp(of_parts - highest) * total
+    whole = torch.where(total == 0, 0.0, sums).sum(0)
+    apart = (highest - of_parts) + (whole.log() - total.log())  # lse of all classes over that of the part
+    loss, e = torch.where(losses.isnan(), 0.0, losses + apart).sum(0), options.label_smoothing
+    loss = torch.where(losses.isnan().all(0), torch.inf, loss)  # the target's part has -inf alone
+    loss = torch.where((whole > 0) & whole.isfinite(), loss, torch.nan)
     if e:
-        below, sizes = of_mean  # sum of lse - z in the part, and its number of classes
-        of_classes = torch.where(of_parts.isneginf(), torch.inf, below + sizes * (whole - of_parts))
-        loss = (1 - e) * loss + e * of_classes.sum(0) / sizes.sum(0)
+        below, sizes = of_mean
+        below = torch.where(total == 0, torch.inf, below)  # (lse - mean(z)) of the part
+        loss = (1 - e) * loss + e * ((below + apart) * sizes).sum(0) / sizes.sum(0)
     if options.z_loss:
-        loss = loss + options.z_loss * whole.square()
-    return _counted(target, loss, shard, options).to(of_ranks.dtype), whole.to(of_ranks.dtype)
-
-
-def _of_gradient(
-    target: Tensor, lse: Tensor, dloss: Tensor, counted: Tensor | None, rows: _Rows, shard: Shard, options: Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The classes for the kernel of the gradient, dloss of each row, and the column of dx at these classes."""
-    of_row, ignored = dloss if counted is None else dloss / counted, target.eq(options.ignore_index)
-    of_row = _counted(target, of_row, shard, options).to(lse.dtype)
-    e = options.label_smoothing / int(shard.total) if options.label_smoothing else 0.0
-    dz = torch.exp(rows.z - lse) * (1 + 2 * options.z_loss * lse) - e - (1 - options.label_smoothing) * rows.inside
-    column = torch.where(ignored, 0.0, _of_x(dz, rows.z, options) * of_row)
-    return torch.where(ignored, NOBODY, rows.at), of_row, column
+        loss = loss + options.z_loss * (highest + whole.log()).square()
+    loss, ignored, local = _counted(target, loss, shard, options), target.eq(options.ignore_index), target - shard.first
+    classes = torch.where((local >= 0) & (local < size), local, ELSEWHERE)
+    classes = torch.where(ignored, IGNORED, torch.where((target < 0) | (target >= shard.total), NO_RANKS, classes))
+    counted = loss.new_empty(0) if reduction == NONE else ignored.logical_not().sum(dtype=of_ranks.dtype).view(1)
+    if reduction != NONE:
+        loss = loss.sum() if reduction == SUM else loss.sum() / counted[0]
+    statistics = torch.stack([highest, whole], 1)
+    return loss.to(of_ranks.dtype), statistics.to(of_ranks.dtype), classes, counted.to(of_ranks.dtype)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -280,28 +294,26 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options, reduction: int) -> Tensor:
         small = _small_kernels(x, options)
-        rows, z_target = _Rows.of(x, target, shard, options) if small is None else small.begin(x, target, *shard)
-        payload = [rows.z, *_statistics(x, rows.at, options, 0.0), z_target]
+        of_rows, statistics = _of_part(x, target if shard.first == 0 else target - shard.first, options)
+        payload = [statistics.T, of_rows[None]]
         if options.label_smoothing:
-            below = _statistics(x, rows.at, options, 1.0)[0]
-            below = torch.where(rows.z.isneginf(), torch.inf, below)  # where a kernel multiplies 0 by the distance to this logit
-            payload += [x.shape[1] * below, torch.full_like(below, x.shape[1])]
-        of_ranks = _exchanged(torch.stack(payload), group)
-        loss, lse = (_merged if small is None else small.merged)(of_ranks, target, shard, options)
-        counted = target.ne(options.ignore_index).sum() if reduction == MEAN else None
-        ctx.save_for_backward(x, target, lse, *rows)
-        ctx.small, ctx.shard, ctx.options, ctx.counted = small, shard, options, counted
-        return loss if reduction == NONE else loss.sum() if counted is None else loss.sum() / counted
+            below, _ = _of_part(x, torch.zeros_like(target), options, 1.0)
+            below = torch.where(below.isnan() & x[:, 0].isneginf(), torch.inf, below)  # a kernel multiplies 0 by the distance to this logit
+            payload += [below[None], torch.full_like(below, x.shape[1])[None]]
+        of_ranks = _exchanged(torch.cat(payload), group)
+        merge = _merged if small is None else small.merged
+        loss, statistics, classes, counted = merge(of_ranks, target, shard, x.shape[1], options, reduction)
+        ctx.save_for_backward(x, classes, statistics, counted)
+        ctx.options, ctx.reduction, ctx.classes = options, reduction, int(shard.total) if options.label_smoothing else 0
+        return loss
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        x, target, lse, *of_rows = ctx.saved_tensors
-        rows, options, small = _Rows(*of_rows), ctx.options, ctx.small
-        make = _of_gradient if small is None else small.of_gradient
-        at, of_row, column = make(target, lse, dloss, ctx.counted, rows, ctx.shard, options)
-        smoothing = options.label_smoothing * x.shape[1] / int(ctx.shard.total) if options.label_smoothing else 0.0
-        return _rewritten(_gradient(x, at, lse, of_row, options, smoothing), rows, column), *[None] * 5
+        x, classes, statistics, counted = ctx.saved_tensors
+        _, *options, logit_scale = ctx.options
+        dx = _cross_entropy_backward(x, classes, statistics, dloss, counted, IGNORED, *options, ctx.reduction, logit_scale, ctx.classes)
+        return dx, *[None] * 5
 
 
 class _Logprob(torch.autograd.Function):
@@ -346,17 +358,6 @@ def _of_x(dz: Tensor, z: Tensor, options: Options) -> Tensor:
 
 def _rewritten(dx: Tensor, rows: _Rows, column: Tensor) -> Tensor:
     return dx.scatter_(1, rows.at[:, None], column.to(dx.dtype)[:, None])
-
-
-def _gradient(x: Tensor, at: Tensor, lse: Tensor, dloss: Tensor, options: Options, smoothing: float) -> Tensor:
-    """dx of a part, whose column `at` is written again. `smoothing` is the part's own."""
-    if (kernels := _kernels("cross_entropy", x)) is not None:
-        given = {"label_smoothing": smoothing, "z_loss": options.z_loss, **options.of_logits}
-        found: Tensor = kernels.cross_entropy_backward(x, at, lse, dloss, ignore_index=NOBODY, **given)
-        return found
-    z = _logits(x, options)
-    dz = torch.exp(z - lse[:, None]) * (1 + 2 * options.z_loss * lse)[:, None] - smoothing / x.shape[1]
-    return torch.where((at == NOBODY)[:, None], 0.0, _of_x(dz, z, options) * dloss[:, None]).to(x.dtype)
 
 
 def _log_probabilities(x: Tensor, at: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:

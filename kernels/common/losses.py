@@ -10,7 +10,11 @@ e = label_smoothing:
     dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2) logit_scale
 
 Where the target is `ignore_index`, loss and dx are 0; of logprob, the log-probability is 0 and the entropy stays. Another target out of
-range makes the results of its row NaN. Nothing is read or written out of range, and there is no device assertion.
+range makes the results of its row NaN, but for dx of cross entropy where the target is ELSEWHERE. Nothing is read or written out of range,
+and there is no device assertion.
+
+The statistics of a row, float32 of (M, 2), are the maximum of z and the sum of exp(z - maximum). An lse is rounded at the size of the
+maximum, and p with it, so a gradient takes the statistics if there are some.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from .rows import DTYPES
 
 NO_CLASS = -(2**63)
 """An ignore_index that no target has."""
+ELSEWHERE = -(2**62)
+"""A target that is a class of another part of the vocabulary: no element of the row has it."""
 MOST_COLUMNS = 2**31 - 4096
 """The longest row, in elements: an index within a row has 32 bits."""
 
@@ -64,6 +70,21 @@ def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Ten
     """`given`, a float32 number for each row of x, contiguous. Raises TypeError, with its name, if it is something else."""
     _require(given, x, name, torch.float32)
     return given.contiguous()
+
+
+def base_of_rows(given: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """(lse, None), or (None, statistics) if `given` has two numbers a row, contiguous. Raises TypeError if it is something else."""
+    if given.dim() != 2:
+        return number_of_rows(given, x, "lse"), None
+    if given.shape[1] != 2 or given.dtype is not torch.float32 or len(given) != len(x) or given.device != x.device:
+        got = f"{tuple(given.shape)} {given.dtype} on {given.device}"
+        raise TypeError(f"lse is {got}; statistics of rows must be ({len(x)}, 2) float32 on {x.device}")
+    return None, given.contiguous()
+
+
+def statistics_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """Empty statistics of the rows of x."""
+    return x.new_empty((x.shape[0], 2), dtype=torch.float32)
 
 
 def check_output_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> None:

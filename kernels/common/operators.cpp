@@ -157,34 +157,36 @@ Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore
   if (!launch.function) return {};
   const int64_t M = x.size(0);
   const int dtype = number_of(x.scalar_type());
-  Tensor lse = fresh({M}, c10::kFloat, x), rows = fresh({M}, c10::kFloat, x);
-  if (!launch(read(x), read(target), written(rows), written(lse), (void*)nullptr, ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
+  Tensor statistics = fresh({M, 2}, c10::kFloat, x), rows = fresh({M}, c10::kFloat, x);
+  if (!launch(read(x), read(target), written(rows), (void*)nullptr, written(statistics), ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
               float(arguments[5].toDouble()), float(arguments[7].toDouble()), x.stride(0), M, x.size(1), dtype, dtype))
     return {};
-  if (reduction == NONE) return {std::move(rows), std::move(lse), fresh({0}, c10::kFloat, x)};
+  if (reduction == NONE) return {std::move(rows), std::move(statistics), fresh({0}, c10::kFloat, x)};
   using Reduce = int64_t(const void* loss, const void* target, void* result, void* counted, int64_t, int mean, int64_t M, void* stream);
   auto* const reduce = reinterpret_cast<Reduce*>(addresses[function][REDUCE][index_of(x)].load(std::memory_order_acquire));
   Tensor loss = fresh({}, c10::kFloat, x), counted = fresh({1}, c10::kFloat, x);
   if (!reduce || reduce(read(rows), read(target), written(loss), written(counted), ignore_index, reduction == MEAN, M, launch.stream)) return {};
-  return {std::move(loss), std::move(lse), std::move(counted)};
+  return {std::move(loss), std::move(statistics), std::move(counted)};
 }
 
-Results cross_entropy_backward(int function, Arguments arguments) {  // x, target, lse, dloss, counted, and the options of cross_entropy
-  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &lse = arguments[2].toTensor(), &dloss = arguments[3].toTensor();
+Results cross_entropy_backward(int function, Arguments arguments) {  // x, target, statistics, dloss, counted, the options of cross_entropy, classes
+  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &statistics = arguments[2].toTensor(), &dloss = arguments[3].toTensor();
   const Tensor& counted = arguments[4].toTensor();
   const int64_t reduction = arguments[9].toInt();
   if (!logits_fit(function, x, target)) return {};
   const int64_t M = x.size(0);
   const bool one = reduction != NONE, divides = reduction == MEAN;
   const bool fits = one ? dloss.dim() == 0 && dloss.scalar_type() == c10::kFloat && dloss.device() == x.device() : has_numbers(dloss, M, x);
-  if (!fits || !has_contiguous_numbers(lse, M, x) || (divides && !has_contiguous_numbers(counted, 1, x))) return {};
+  const bool two = statistics.scalar_type() == c10::kFloat && statistics.sizes() == c10::IntArrayRef{M, 2} && statistics.device() == x.device() && statistics.is_contiguous();
+  if (!fits || !two || (divides && !has_contiguous_numbers(counted, 1, x))) return {};
+  const int64_t classes = arguments[11].toInt();
   const Launch launch(function, BACKWARD, x);
   if (!launch.function) return {};
   const int dtype = number_of(x.scalar_type());
   Tensor dx = fresh_like(x);
-  if (!launch(read(x), read(target), read(lse), (const void*)nullptr, read(dloss), divides ? read(counted) : nullptr, written(dx), arguments[5].toInt(),
+  if (!launch(read(x), read(target), (const void*)nullptr, read(statistics), read(dloss), divides ? read(counted) : nullptr, written(dx), arguments[5].toInt(),
               float(arguments[6].toDouble()), float(arguments[7].toDouble()), float(arguments[8].toDouble()), float(arguments[10].toDouble()), x.stride(0), x.size(1),
-              one ? int64_t(0) : dloss.stride(0), M, x.size(1), dtype, dtype))
+              one ? int64_t(0) : dloss.stride(0), classes ? classes : x.size(1), M, x.size(1), dtype, dtype))
     return {};
   return {std::move(dx)};
 }
@@ -326,7 +328,7 @@ struct Gradient : torch::autograd::Node {
     const auto incoming = [&](size_t index) { return index < grads.size() && grads[index].defined() ? IValue(grads[index]) : IValue(); };
     if (incoming(0).isNone() && (function != LOGPROB || incoming(1).isNone())) return results;
     Stack stack;
-    stack.reserve(10);
+    stack.reserve(12);
     const auto add_saved = [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) stack.emplace_back(saved[i].unpack(getptr()));
     };
@@ -348,6 +350,7 @@ struct Gradient : torch::autograd::Node {
     }
     stack.insert(stack.end(), options.begin(), options.end());
     if (function <= LOG_SOFTMAX) stack.emplace_back(dtype);
+    if (function == CROSS_ENTROPY) stack.emplace_back(int64_t(0));  // the row has all classes
     operators[FUNCTIONS + function].handle->callBoxed(stack);
     results[0] = stack[0].toTensor();
     if (function == MASKED_SOFTMAX && dtype) results[1] = stack[1].toTensor().sum(c10::IntArrayRef{0, 2}).to(*dtype);

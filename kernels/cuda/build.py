@@ -117,7 +117,7 @@ def _arguments(function: str) -> dict[str, list[Any]]:
         options = [number, real, real, real, real]
         return {
             "forward": [pointer] * 5 + options + [number] + launch,
-            "backward": [pointer] * 7 + options + [number] * 3 + launch,
+            "backward": [pointer] * 7 + options + [number] * 4 + launch,
             "fused": [pointer] * 5 + [number, real] + [number] * 2 + launch,
             "reduce": [pointer] * 4 + [number, ctypes.c_int, number, pointer],
         }

@@ -101,7 +101,8 @@ SOFTBENCH_BACKWARD(__nv_bfloat16);
 
 // All launch on `stream` of the current device and return as softbench_forward of softmax.cu: 0, a cudaError_t, or the missing bytes of workspace. The
 // workspace of softbench_fused is that of softmax. softbench_forward needs one of its own. softbench_backward ignores it.
-// `target` is int64. `lse`, `statistics`, `dloss` and `counted` may be null where loss_ops.cuh says so. `cap` 0: no softcap. `scale` is positive. dtype: 0 float32, 1 float16, 2 bfloat16.
+// `target` is int64. `lse`, `statistics`, `dloss` and `counted` may be null where loss_ops.cuh says so. `cap` 0: no softcap. `scale` is positive.
+// `classes`: N, or all classes of a vocabulary of which x has a part. dtype: 0 float32, 1 float16, 2 bfloat16.
 // softbench_fused returns cudaErrorNotSupported where only the two other functions can do the work.
 
 extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float* loss, float* lse, void* statistics, int64_t ignore_index, float smoothing,
@@ -115,10 +116,10 @@ extern "C" int64_t softbench_forward(const void* x, const int64_t* target, float
 
 extern "C" int64_t softbench_backward(const void* x, const int64_t* target, const float* lse, const float* statistics, const float* dloss,
                                       const float* counted, void* dx, int64_t ignore_index, float smoothing, float z_loss, float cap, float scale, int64_t x_stride,
-                                      int64_t dx_stride, int64_t dloss_stride, int64_t M, int64_t N, int dtype, int, void*, int64_t, cudaStream_t stream,
+                                      int64_t dx_stride, int64_t dloss_stride, int64_t classes, int64_t M, int64_t N, int dtype, int, void*, int64_t, cudaStream_t stream,
                                       SoftbenchPlan* p) {
     const softbench::CrossEntropyGradients given{
-        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(N), z_loss, softbench::softcap_of(cap, scale), scale, dloss_stride, counted};
+        target, lse, statistics, dloss, ignore_index, smoothing, smoothing / float(classes), z_loss, softbench::softcap_of(cap, scale), scale, dloss_stride, counted};
     if (N > softbench::MAX_N) return cudaErrorNotSupported;
     auto with = [&](auto call) { return call(given, x, dx, x_stride, dx_stride, M, N, p, stream); };
     SOFTBENCH_WITH_DTYPE(backward);

@@ -17,6 +17,7 @@ namespace softbench {
 
 // The largest distance below a maximum. There an exponential is 0, and its product with the distance also is; 0 * infinity would be NaN.
 constexpr float FAR_BELOW = -1000.0f;
+constexpr int64_t ELSEWHERE = -(int64_t(1) << 62);  // a target in another part of the vocabulary
 constexpr float NOT_A_NUMBER = __builtin_nanf("");
 
 __device__ __forceinline__ float max_or_nan(float a, float b) {  // fmaxf takes the number of a number and a NaN
@@ -246,7 +247,7 @@ struct CrossEntropyGradients {
     const float* statistics;  // then the maximum and the sum of each row
     const float* dloss;       // of each row, `dloss_stride` apart; null: 1
     int64_t ignore_index;
-    float smoothing, even_smoothing, z_loss;  // even: for each column
+    float smoothing, even_smoothing, z_loss;  // even: for each column of the vocabulary
     Softcap softcap;
     float scale;  // of the logits, which softcap has too
     int64_t dloss_stride = 1;
@@ -281,7 +282,7 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
         hot = -loaded.g * (1.0f - given.smoothing);
         ignored = loaded.target == given.ignore_index;
         const bool outside = loaded.target < 0 || loaded.target >= N;
-        if (outside) factor = NOT_A_NUMBER;
+        if (outside && loaded.target != ELSEWHERE) factor = NOT_A_NUMBER;
         target = ignored || outside ? -1 : int(loaded.target);
     }
     __device__ __forceinline__ float with(float x, float more) const {

@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 
 from ..common.linear_cross_entropy import Losses
-from ..common.losses import NO_CLASS, check_output_of_rows, logits_and_targets, number_of_rows, result_of_rows
+from ..common.losses import (
+    NO_CLASS,
+    base_of_rows,
+    check_output_of_rows,
+    logits_and_targets,
+    number_of_rows,
+    result_of_rows,
+    statistics_of_rows,
+)
 from .launch import Plan, launch_function
 
 NOT_SUPPORTED = 801
@@ -58,6 +66,23 @@ def cross_entropy_forward(
     return loss, lse
 
 
+def cross_entropy_statistics(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, statistics), as `cross_entropy_forward`."""
+    x, target = logits_and_targets(x, target)
+    loss, statistics = result_of_rows(x), statistics_of_rows(x)
+    _forward(x, target, loss, None, statistics, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), None)
+    return loss, statistics
+
+
 def cross_entropy_backward(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -69,14 +94,18 @@ def cross_entropy_backward(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     logit_scale: float = 1.0,
+    classes: int = 0,
     out: torch.Tensor | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """dx from the forward's lse and the gradient of the loss. x is read once and dx is written once."""
+    """dx from the forward's lse or statistics and the gradient of the loss. x is read once and dx is written once.
+
+    `classes`: of the whole vocabulary, over which labels are smoothed, if x has a part of it.
+    """
     x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
-    lse, dloss = number_of_rows(lse, x, "lse"), number_of_rows(dloss, x, "dloss")
-    _backward(x, target, lse, None, dloss, dx, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
+    dloss = number_of_rows(dloss, x, "dloss")
+    _backward(x, target, *base_of_rows(lse, x), dloss, dx, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan, classes)
     return dx
 
 
@@ -108,7 +137,7 @@ def cross_entropy_fused(
         if _launch("cross_entropy", "fused", tensors, x, plan) != NOT_SUPPORTED:
             return loss, dx
     options = ignore_index, label_smoothing, z_loss, softcap, logit_scale
-    statistics = torch.empty((x.shape[0], 2), dtype=torch.float32, device=x.device)
+    statistics = statistics_of_rows(x)
     _forward(x, target, loss, lse, statistics, options, None)
     _backward(x, target, None, statistics, None, dx, options, None)
     return loss, dx
@@ -161,7 +190,7 @@ def _forward(
     options: tuple[int, float, float, float, float],
     plan: Plan | None,
 ) -> None:
-    """Writes the loss, and lse or the maximum and the sum of exp(z - maximum) of each row, (M, 2)."""
+    """Writes the loss, and lse or the statistics of each row."""
     tensors = x.data_ptr(), target.data_ptr(), loss.data_ptr(), _pointer(lse), _pointer(statistics), *options, x.stride(0)
     _launch("cross_entropy", "forward", tensors, x, plan)
 
@@ -175,10 +204,11 @@ def _backward(
     dx: torch.Tensor,
     options: tuple[int, float, float, float, float],
     plan: Plan | None,
+    classes: int = 0,
 ) -> None:
     """Writes dx from lse or from the statistics of `_forward`; without dloss, for a dloss of 1."""
     pointers = x.data_ptr(), target.data_ptr(), _pointer(lse), _pointer(statistics), _pointer(dloss), None, dx.data_ptr()
-    _launch("cross_entropy", "backward", (*pointers, *options, x.stride(0), dx.stride(0), 1), x, plan)
+    _launch("cross_entropy", "backward", (*pointers, *options, x.stride(0), dx.stride(0), 1, classes or x.shape[1]), x, plan)
 
 
 def _launch(function: str, which: str, tensors: tuple[Any, ...], x: torch.Tensor, plan: Plan | None) -> int:

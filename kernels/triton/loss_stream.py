@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..common import losses
 from .loss_ops import (
     accumulate,
     add_edges,
@@ -39,6 +40,7 @@ from .packed_io import (
 from .softmax_ops import MINUS_INFINITY, barrier_zero, block_reduce, finite_or_zero
 
 FIELDS = tl.constexpr(4)  # of a partial result
+ELSEWHERE = tl.constexpr(losses.ELSEWHERE)
 
 
 @triton.jit(do_not_specialize=["x_stride", "N", "parts", "chunk", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
@@ -48,7 +50,7 @@ def reduce_row(
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, MAX_PARTS: tl.constexpr,
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
-    """Stores loss and lse, or loss, maximum and sum if there is a third pointer, or logprob, entropy and lse.
+    """Stores loss and lse, or loss and statistics if there is a third pointer, or logprob, entropy and lse.
 
     partials: FIELDS float32 for each part of each row. counters: an int64 for each row, 0 before and after. MAX_PARTS = 1: `parts` is 1.
     """
@@ -149,8 +151,8 @@ def store_results(
         if third_ptr is None:
             store_value(second_ptr + at, lse)
         else:
-            store_value(second_ptr + at, m)
-            store_value(third_ptr + at, s)
+            store_value(second_ptr + 2 * at, m)
+            store_value(third_ptr + 2 * at, s)
 
 
 @triton.jit
@@ -179,7 +181,7 @@ def gradient_of_row(
 ):  # fmt: skip
     """dfirst is dloss or dlogprob, and a dfirst of None is 1. dsecond is dentropy of logprob, and extra its entropy.
 
-    For cross entropy with an extra, lse is the maximum and extra the sum, so that nothing is rounded at the size of the maximum.
+    For cross entropy with an extra, lse is the maximum and extra the sum, both of statistics (M, 2).
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
@@ -225,9 +227,13 @@ def row_factors(
 ):  # fmt: skip
     """(column of the target, kept, base, norm, g, dentropy) of rows, for `gradients`. `row` is a number, or a tensor of any shape.
 
-    The column is -1 if the target is out of range. The row is NaN then, unless the target is ignored. g is dlogprob or dloss.
+    The column is -1 if the target is out of range. The row is NaN then, unless the target is ignored, or for
+    cross entropy ELSEWHERE. g is dlogprob or dloss.
     """
-    base = tl.load(lse_ptr + row, mask=mask)
+    if LOGPROB or extra_ptr is None:
+        base = tl.load(lse_ptr + row, mask=mask)
+    else:
+        base = tl.load(lse_ptr + 2 * row, mask=mask)
     if dfirst_ptr is None:
         g = tl.where(base == base, 1.0, 1.0)
     else:
@@ -245,10 +251,11 @@ def row_factors(
         norm = g
         lse = base
         if extra_ptr is not None:
-            s = tl.load(extra_ptr + row, mask=mask)
+            s = tl.load(extra_ptr + 2 * row, mask=mask)
             lse = base + tl.log(s)
             norm = norm / s
         if z_loss is not None:
             norm = norm * (1.0 + 2.0 * z_loss * lse)
         kept = target != ignore_index
+        valid = valid | (target == ELSEWHERE)
     return column, kept, base, tl.where(valid, norm, float("nan")), g, dentropy

@@ -21,7 +21,7 @@ def tile_of_losses(
     ignore_index, hot, share, z_loss, softcap, inverse, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
-    """Loss, and lse if there is a second pointer, and dx if there is a pointer to it; or logprob, entropy and lse."""
+    """Loss, lse if there is a second pointer or statistics if there is a third, and dx if there is one; or logprob, entropy and lse."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)[None, :]
     N *= UNIT
@@ -49,7 +49,10 @@ def tile_of_losses(
             d = tl.sum(tl.where(mask, base - z, 0.0), 1)
         loss, lse = row_loss(m, s, d, z_target, N, target, ignore_index, hot, share, z_loss)
         tl.store(first_ptr + rows, loss, mask=there)
-        if second_ptr is not None:
+        if third_ptr is not None:
+            tl.store(second_ptr + 2 * rows, m, mask=there)
+            tl.store(third_ptr + 2 * rows, s, mask=there)
+        elif second_ptr is not None:
             tl.store(second_ptr + rows, lse, mask=there)
         if dx_ptr is not None:
             dloss = gradient_of_losses(dloss_ptr)

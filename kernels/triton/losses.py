@@ -17,7 +17,15 @@ import torch
 import triton
 
 from ..common.linear_cross_entropy import Losses
-from ..common.losses import NO_CLASS, check_output_of_rows, logits_and_targets, number_of_rows, result_of_rows
+from ..common.losses import (
+    NO_CLASS,
+    base_of_rows,
+    check_output_of_rows,
+    logits_and_targets,
+    number_of_rows,
+    result_of_rows,
+    statistics_of_rows,
+)
 from . import dispatch, loss_plans
 from .dispatch import DEVICE_TYPES, with_stable_key
 from .generic import CONTRACTION, block_m, block_n, warps
@@ -52,6 +60,24 @@ def cross_entropy_forward(
     return loss, lse
 
 
+def cross_entropy_statistics(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, statistics), as `cross_entropy_forward`."""
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    loss, statistics = result_of_rows(x), statistics_of_rows(x)
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    launch("reduction", (x, target, loss, *statistics.unbind(1)), options)
+    return loss, statistics
+
+
 def cross_entropy_backward(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -63,13 +89,19 @@ def cross_entropy_backward(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     logit_scale: float = 1.0,
+    classes: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """dx from the forward's lse and the gradient of the loss. x is read once and dx is written once."""
+    """dx from the forward's lse or statistics and the gradient of the loss. x is read once and dx is written once.
+
+    `classes`: of the whole vocabulary, over which labels are smoothed, if x has a part of it.
+    """
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
-    given = (x, target, number_of_rows(lse, x, "lse"), None, _scaled(number_of_rows(dloss, x, "dloss"), logit_scale), None, dx)
-    launch("gradient", given, Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale))
+    of_rows, statistics = base_of_rows(lse, x)
+    base: Operands = (of_rows, None) if statistics is None else statistics.unbind(1)
+    given = (x, target, *base, _scaled(number_of_rows(dloss, x, "dloss"), logit_scale), None, dx)
+    launch("gradient", given, Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, classes=classes))
     return _result(dx, out)
 
 
@@ -101,7 +133,7 @@ def cross_entropy_fused(
     if logit_scale != 1.0:
         dloss = x.new_full((1,), logit_scale, dtype=torch.float32) if dloss is None else dloss * logit_scale
     if lse is not None or not launch("fused", (x, target, dx, loss, dloss), options):
-        maximum, total = (result_of_rows(x), result_of_rows(x)) if lse is None else (lse, None)
+        maximum, total = statistics_of_rows(x).unbind(1) if lse is None else (lse, None)
         launch("reduction", (x, target, loss, maximum, total), options)
         of_rows = None if dloss is None else dloss.expand(len(x)).contiguous()
         launch("gradient", (x, target, maximum, total, of_rows, None, dx), options)
@@ -184,11 +216,13 @@ class Options(NamedTuple):
     softcap: float = 0.0
     logit_scale: float = 1.0
     logprob: bool = False
+    classes: int = 0
+    """Of the whole vocabulary, if the rows have a part of it."""
 
     def numbers(self, N: int) -> tuple[int | float | None, ...]:
         """As the kernels take them: ignore_index, hot, share, z_loss, softcap, inverse. None where it has no effect."""
         e, z_loss, of_logits = self.label_smoothing, self.z_loss, _with_inverse(self.softcap, self.logit_scale)
-        return self.ignore_index, float(1 - e), e / N if e else None, float(z_loss) if z_loss else None, *of_logits
+        return self.ignore_index, float(1 - e), e / (self.classes or N) if e else None, float(z_loss) if z_loss else None, *of_logits
 
 
 def _with_inverse(cap: float, scale: float) -> tuple[float | None, float | None]:

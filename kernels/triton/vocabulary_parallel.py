@@ -1,63 +1,48 @@
-"""The small steps of cross entropy over a split vocabulary, each in one launch: `softbench.kernels.automatic.vocabulary_parallel`.
-
-Rows are elements here: the tensors are (M,), but for the logits and the numbers of all ranks.
-"""
+"""The results of a split vocabulary from the numbers of all ranks, in one launch: `softbench.kernels.automatic.vocabulary_parallel`."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 256
-"""Rows of a program."""
-NOBODY = -1
+from ..common import losses
+from .dispatch import with_stable_key
+
+ROWS = 1024
+"""Rows of a program at a time."""
+ELSEWHERE = tl.constexpr(losses.ELSEWHERE)
+IGNORED, NO_RANKS = tl.constexpr(-100), tl.constexpr(-1)
+_cache: dict[tuple[Hashable, ...], Callable[..., object]] = {}
 
 
-class Rows(NamedTuple):
-    """A class of the part for each row, whether it is the target, and its logit in float32."""
-
-    at: Tensor
-    inside: Tensor
-    z: Tensor
-
-
-def begin(x: Tensor, target: Tensor, first: int | Tensor, total: int | Tensor) -> tuple[Rows, Tensor]:
-    """The rows as this part sees them, and the target's logit, 0 where the target is elsewhere. `first`: the part's first class."""
-    M, N = x.shape
-    at, inside, z = torch.empty_like(target), torch.empty(M, dtype=torch.bool, device=x.device), x.new_empty(M, dtype=torch.float32)
-    z_target = torch.empty_like(z)
-    _launch(_begin, M, (x, target.contiguous(), first, at, inside, z, z_target, *x.stride(), M, N))
-    return Rows(at, inside, z), z_target
-
-
-def merged(of_ranks: Tensor, target: Tensor, shard: tuple[int | Tensor, int | Tensor], options: Any) -> tuple[Tensor, Tensor]:
-    """(loss, lse) of rows, from the numbers of all ranks, (ranks, 4, M): a logit, lse above it, lse, and the target's logit."""
+def merged(
+    of_ranks: Tensor, target: Tensor, shard: tuple[int | Tensor, int | Tensor], size: int, options: Any, reduction: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(loss, statistics, classes, counted), as `automatic/vocabulary_parallel.py` has them, from (ranks, 3, M)."""
     ranks, _, M = of_ranks.shape
-    loss, lse = of_ranks.new_empty(M), of_ranks.new_empty(M)
-    given = of_ranks, target.contiguous(), shard[1], loss, lse, M, options.ignore_index, options.z_loss
-    _launch(_merge, M, given, RANKS=ranks)
-    return loss, lse
-
-
-def of_gradient(
-    target: Tensor, lse: Tensor, dloss: Tensor, counted: Tensor | None, rows: Rows, shard: tuple[int | Tensor, int | Tensor], options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The classes for the kernel of the gradient, dloss of each row, and the column of dx at these classes."""
-    at, of_row, column = torch.empty_like(rows.at), torch.empty_like(lse), torch.empty_like(lse)
-    step = dloss.stride(0) if dloss.dim() else 0
-    given = target.contiguous(), lse, dloss, step, counted, *rows, shard[1], at, of_row, column, len(lse)
-    _launch(_gradient, len(lse), (*given, options.ignore_index, options.z_loss))
-    return at, of_row, column
-
-
-def _launch(kernel: Any, M: int, given: tuple[Any, ...], **constants: int) -> None:
-    if M:
-        with torch.cuda.device_of(given[0]):  # Triton launches on the current device
-            kernel[(triton.cdiv(M, ROWS),)](*given, **constants, ROWS=ROWS)
+    loss, statistics = of_ranks.new_empty(() if reduction else M), of_ranks.new_empty((M, 2))
+    classes, counted = torch.empty_like(target), of_ranks.new_empty(1 if reduction else 0)
+    if not M:
+        return loss.fill_(torch.nan if reduction == 1 else 0.0), statistics, classes, counted.zero_()
+    tensors = of_ranks, target.contiguous(), *shard, loss, statistics, classes, counted
+    numbers = size, M, options.ignore_index, float(options.z_loss), ranks, reduction, ROWS
+    programs = 1 if reduction else triton.cdiv(M, ROWS)  # one adds up all losses, in an order that does not change
+    given = [one.data_ptr() if isinstance(one, Tensor) else one for one in tensors]
+    with torch.cuda.device_of(of_ranks):  # Triton launches on the current device
+        kinds = [one % 16 if isinstance(of, Tensor) else "number" for of, one in zip(tensors, given, strict=True)]
+        key = of_ranks.device, programs, ranks, reduction, abs(options.ignore_index) < 2**31, *kinds
+        if (run := _cache.get(key)) is not None:
+            run(*given, *numbers)
+        else:
+            compiled = with_stable_key(_merge)[(programs,)](*tensors, *numbers)
+            if hasattr(compiled, "function"):  # not under the interpreter
+                _cache[key] = compiled[(programs, 1, 1)]
+    return loss, statistics, classes, counted
 
 
 @triton.jit
@@ -70,71 +55,56 @@ def _number(given):
     return found
 
 
-@triton.jit(do_not_specialize=["first"])
-def _begin(
-    x_ptr, target_ptr, first, at_ptr, inside_ptr, z_ptr, z_target_ptr, x_stride, x_step, M, N,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < M
-    local = tl.load(target_ptr + row, mask=there, other=0) - _number(first)
-    at = tl.minimum(tl.maximum(local, 0), N - 1)
-    z = tl.load(x_ptr + row.to(tl.int64) * x_stride + at * x_step, mask=there, other=0.0).to(tl.float32)
-    tl.store(at_ptr + row, at, mask=there)
-    tl.store(inside_ptr + row, at == local, mask=there)
-    tl.store(z_ptr + row, z, mask=there)
-    tl.store(z_target_ptr + row, tl.where(at == local, z, 0.0), mask=there)
-
-
-@triton.jit(do_not_specialize=["total", "ignore_index", "z_loss"])
+@triton.jit(do_not_specialize=["first", "total", "size", "M", "ignore_index", "z_loss"])
 def _merge(
-    of_ranks_ptr, target_ptr, total, loss_ptr, lse_ptr, M, ignore_index, z_loss,
-    RANKS: tl.constexpr, ROWS: tl.constexpr,
+    of_ranks_ptr, target_ptr, first, total, loss_ptr, statistics_ptr, classes_ptr, counted_ptr, size, M, ignore_index, z_loss,
+    RANKS: tl.constexpr, REDUCTION: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < M
-    target = tl.load(target_ptr + row, mask=there, other=0)
-    high = tl.full((ROWS,), float("-inf"), tl.float64)
-    sum = tl.zeros((ROWS,), tl.float64)
-    z_target = tl.zeros((ROWS,), tl.float64)
-    for rank in tl.static_range(RANKS):
-        numbers = of_ranks_ptr + rank * 4 * M + row
-        z = tl.load(numbers, mask=there, other=0.0)
-        above = tl.load(numbers + M, mask=there, other=0.0)
-        lse = tl.load(numbers + 2 * M, mask=there, other=0.0)
-        part = tl.where(tl.abs(above) < tl.abs(lse), z.to(tl.float64) + above.to(tl.float64), lse.to(tl.float64))
-        higher = tl.where(part > high, part, high)  # not of NaN, which the sum gets
-        sum = tl.where(high == higher, sum, sum * tl.exp(high - higher)) + tl.where(part == higher, 1.0, tl.exp(part - higher))
-        sum = tl.where(higher == float("-inf"), tl.where(part == part, 0.0, part), sum)
-        high = higher
-        z_target += tl.load(numbers + 3 * M, mask=there, other=0.0).to(tl.float64)
-    whole = high + tl.log(sum)
-    loss = whole - z_target + z_loss * whole * whole
-    valid = (target >= 0) & (target < _number(total))
-    loss = tl.where(target == ignore_index, 0.0, tl.where(valid, loss, float("nan")))
-    tl.store(loss_ptr + row, loss.to(tl.float32), mask=there)
-    tl.store(lse_ptr + row, whole.to(tl.float32), mask=there)
-
-
-@triton.jit(do_not_specialize=["total", "ignore_index", "z_loss", "dloss_step"])
-def _gradient(
-    target_ptr, lse_ptr, dloss_ptr, dloss_step, counted_ptr, at_ptr, inside_ptr, z_ptr, total, new_at_ptr, of_row_ptr, column_ptr, M,
-    ignore_index, z_loss,
-    ROWS: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    there = row < M
-    target = tl.load(target_ptr + row, mask=there, other=0)
-    lse = tl.load(lse_ptr + row, mask=there, other=0.0)
-    dloss = tl.load(dloss_ptr + row * dloss_step, mask=there, other=0.0).to(tl.float32)
-    if counted_ptr is not None:
-        dloss = dloss / tl.load(counted_ptr).to(tl.float32)
-    ignored = target == ignore_index
-    valid = (target >= 0) & (target < _number(total))
-    dloss = tl.where(ignored, 0.0, tl.where(valid, dloss, float("nan")))
-    at = tl.load(at_ptr + row, mask=there, other=0)
-    hot = tl.load(inside_ptr + row, mask=there, other=0).to(tl.float32)
-    dz = tl.exp(tl.load(z_ptr + row, mask=there, other=0.0) - lse) * (1.0 + 2.0 * z_loss * lse) - hot
-    tl.store(new_at_ptr + row, tl.where(ignored, -1, at), mask=there)
-    tl.store(of_row_ptr + row, dloss, mask=there)
-    tl.store(column_ptr + row, tl.where(ignored, 0.0, dz * dloss), mask=there)
+    sum_of_losses = tl.zeros((ROWS,), tl.float32)
+    count = tl.zeros((ROWS,), tl.float32)
+    for begin in range(tl.program_id(0) * ROWS, M, tl.num_programs(0) * ROWS):
+        row = begin + tl.arange(0, ROWS)
+        there = row < M
+        target = tl.load(target_ptr + row, mask=there, other=0)
+        highest = tl.full((ROWS,), float("-inf"), tl.float32)
+        for rank in tl.static_range(RANKS):
+            m = tl.load(of_ranks_ptr + rank * 3 * M + row, mask=there, other=0.0)
+            s = tl.load(of_ranks_ptr + (rank * 3 + 1) * M + row, mask=there, other=1.0)
+            highest = tl.where((s != 0.0) & (m > highest), m, highest)  # a part of -inf alone has no maximum
+        highest = tl.where(highest == float("-inf"), 0.0, highest)
+        whole = tl.zeros((ROWS,), tl.float32)
+        for rank in tl.static_range(RANKS):
+            m = tl.load(of_ranks_ptr + rank * 3 * M + row, mask=there, other=0.0)
+            s = tl.load(of_ranks_ptr + (rank * 3 + 1) * M + row, mask=there, other=1.0)
+            whole += tl.where(s == 0.0, 0.0, s * tl.exp(m - highest))
+        log = tl.log(whole)
+        loss = tl.full((ROWS,), float("inf"), tl.float32)  # where the target's part has -inf alone
+        for rank in tl.static_range(RANKS):
+            m = tl.load(of_ranks_ptr + rank * 3 * M + row, mask=there, other=0.0)
+            s = tl.load(of_ranks_ptr + (rank * 3 + 1) * M + row, mask=there, other=1.0)
+            of_part = tl.load(of_ranks_ptr + (rank * 3 + 2) * M + row, mask=there, other=0.0)
+            loss = tl.where(of_part == of_part, of_part + ((highest - m) + (log - tl.log(s))), loss)
+        lse = highest + log
+        loss += z_loss * lse * lse
+        ignored = target == ignore_index
+        valid = (target >= 0) & (target < _number(total))
+        loss = tl.where(valid & (whole > 0.0) & (whole < float("inf")), loss, float("nan"))
+        loss = tl.where(ignored, 0.0, loss)
+        local = target - _number(first)
+        classes = tl.where((local >= 0) & (local < size), local, ELSEWHERE)
+        classes = tl.where(ignored, IGNORED, tl.where(valid, classes, NO_RANKS))
+        tl.store(statistics_ptr + 2 * row, highest, mask=there)
+        tl.store(statistics_ptr + 2 * row + 1, whole, mask=there)
+        tl.store(classes_ptr + row, classes, mask=there)
+        if REDUCTION == 0:
+            tl.store(loss_ptr + row, loss, mask=there)
+        else:
+            sum_of_losses += tl.where(there, loss, 0.0)
+            count += tl.where(there & (target != ignore_index), 1.0, 0.0)
+    if REDUCTION != 0:
+        result = tl.sum(sum_of_losses, 0)
+        counted = tl.sum(count, 0)
+        tl.store(counted_ptr, counted)
+        if REDUCTION == 1:
+            result = result / counted
+        tl.store(loss_ptr, result)

@@ -77,11 +77,11 @@ def _with_lse(case: Case) -> Call:
     """The operator behind `cross_entropy`, since the pass has lse too."""
     options, reductions = parameters(case), ("none", "mean")
     reduction = reductions.index(options.pop("reduction"))
-    operator: Any = importlib.import_module("softbench.kernels.automatic.losses")._cross_entropy
+    operators: Any = importlib.import_module("softbench.kernels.automatic.loss_operators")
 
     def forward(x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss, lse, *_ = operator(x, target, **options, reduction=reduction)
-        return loss, lse
+        loss, statistics, _ = operators._cross_entropy(x, target, **options, reduction=reduction)
+        return loss, operators._lse(statistics)
 
     return forward
 

@@ -4,7 +4,7 @@ import contract
 import pytest
 import torch
 from contract import TARGET, tensor
-from softbench.kernels.automatic import losses, masked_softmax as scores, softmax as rows
+from softbench.kernels.automatic import loss_operators as operators, losses, masked_softmax as scores, softmax as rows
 from torch.nn import functional
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,8 +36,8 @@ def test_samples_and_errors_of_torchs_opinfo(name):
 
 ROWS = tensor(3, 5)
 OPERATORS = {
-    "cross_entropy": (lambda x: losses._cross_entropy(x, TARGET, -100, 0.1, 0.01, 3.0, 1, 0.5)[0]),
-    "logprob": (lambda x: losses._logprob(x, TARGET, -100, 0.5)[:2]),
+    "cross_entropy": (lambda x: operators._cross_entropy(x, TARGET, -100, 0.1, 0.01, 3.0, 1, 0.5)[0]),
+    "logprob": (lambda x: operators._logprob(x, TARGET, -100, 0.5)[:2]),
     "masked_softmax": (lambda x: scores._masked_softmax(x[None, None], None, x[:1, 0], 0.5, True)[0]),
 }
 
@@ -91,13 +91,13 @@ class OnTheCpu:
     def __init__(self):
         self.over = []
 
-    def cross_entropy_forward(self, x, target, *, logit_scale, ignore_index, **options):
-        loss, lse, _ = losses._formula_of_loss(x, target, ignore_index, *options.values(), losses.NONE, logit_scale)
-        return loss, lse
+    def cross_entropy_statistics(self, x, target, *, logit_scale, ignore_index, **options):
+        return operators._formula_of_loss(x, target, ignore_index, *options.values(), operators.NONE, logit_scale)[:2]
 
-    def cross_entropy_backward(self, x, target, lse, dloss, *, logit_scale, ignore_index, out=None, **options):
+    def cross_entropy_backward(self, x, target, statistics, dloss, *, logit_scale, ignore_index, classes=0, out=None, **options):
         self.over.append(out is not None)
-        dx = losses._gradient_of_loss(x, target, lse, dloss, lse[:0], ignore_index, *options.values(), losses.NONE, logit_scale)
+        given = ignore_index, *options.values(), operators.NONE, logit_scale, classes
+        dx = operators._gradient_of_loss(x, target, statistics, dloss, dloss[:0], *given)
         return dx if out is None else out.copy_(dx)
 
 
@@ -105,7 +105,8 @@ class OnTheCpu:
 def chosen(monkeypatch):
     """Our kernels, on the CPU."""
     made = OnTheCpu()
-    monkeypatch.setattr(losses, "_kernels", lambda *given: made)
+    for module in (losses, operators):
+        monkeypatch.setattr(module, "_kernels", lambda *given: made)
     monkeypatch.setattr(losses, "_has_kernels", lambda *given: True)
     return made
 

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from sampled import sampled
-from softbench.kernels.automatic import losses
+from softbench.kernels.automatic import loss_operators as operators, losses
 from torch.library import opcheck
 from torch.nn import functional
 
@@ -84,12 +84,12 @@ def test_torch_compile_takes_both_whole(logits):
 @pytest.mark.parametrize("requires_grad", sampled([False, True], lambda requires_grad: requires_grad))
 def test_operators_are_registered_whole(logits, requires_grad):
     x = logits.detach().float().view(-1, 11).requires_grad_(requires_grad)
-    for reduction in losses.REDUCTIONS.values():
-        opcheck(losses._cross_entropy, (x, TARGET.view(-1), -100, 0.1, 0.01, 3.0, reduction, 0.5))
-    opcheck(losses._logprob, (x, TARGET.view(-1), -100, 0.5))
-    rows = torch.rand(6)
-    opcheck(losses._cross_entropy_backward, (x.detach(), TARGET.view(-1), rows, rows, rows[:1], -100, 0.1, 0.01, 3.0, 1, 0.5))
-    opcheck(losses._logprob_backward, (x.detach(), COUNTED.view(-1), rows, rows, rows, rows))
+    for reduction in operators.REDUCTIONS.values():
+        opcheck(operators._cross_entropy, (x, TARGET.view(-1), -100, 0.1, 0.01, 3.0, reduction, 0.5))
+    opcheck(operators._logprob, (x, TARGET.view(-1), -100, 0.5))
+    rows, statistics = torch.rand(6), torch.rand(6, 2)
+    opcheck(operators._cross_entropy_backward, (x.detach(), TARGET.view(-1), statistics, rows, rows[:1], -100, 0.1, 0.01, 3.0, 1, 0.5))
+    opcheck(operators._logprob_backward, (x.detach(), COUNTED.view(-1), rows, rows, rows, rows))
 
 
 def test_training_steps_are_those_with_torchs_loss():

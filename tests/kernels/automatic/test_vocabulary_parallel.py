@@ -22,20 +22,12 @@ def test_a_split_vocabulary_gives_what_one_card_gives(forks):
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled under TRITON_INTERPRET=1")
 @pytest.mark.parametrize("number", ["*i64", "i32"])
-def test_the_small_kernels_are_compiled(number):
-    rows, of_two = {"ROWS": 256}, {"RANKS": 2, "ROWS": 256}
-    of_rows = ["*i64", "*i1", "*fp32"]
-    for kernel, kinds, constants in (
-        (small._begin, ["*bf16", "*i64", number, *of_rows, "*fp32", "i64", "i64", "i32", "i32"], rows),
-        (small._merge, ["*fp32", "*i64", number, "*fp32", "*fp32", "i32", "i32", "fp32"], of_two),
-        (
-            small._gradient,
-            ["*i64", "*fp32", "*fp32", "i32", "*i64", *of_rows, number, "*i64", "*fp32", "*fp32", "i32", "i32", "fp32"],
-            rows,
-        ),
-    ):
-        signature = dict(zip(kernel.arg_names, [*kinds, *["constexpr"] * len(constants)], strict=True))
-        assert triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+def test_the_merging_kernel_is_compiled(number):
+    kinds = ["*fp32", "*i64", number, number, "*fp32", "*fp32", "*i64", "*fp32", "i32", "i32", "i32", "fp32"]
+    for reduction in (0, 1):
+        constants = {"RANKS": 2, "REDUCTION": reduction, "ROWS": small.ROWS}
+        signature = dict(zip(small._merge.arg_names, [*kinds, *["constexpr"] * 3], strict=True))
+        assert triton.compile(ASTSource(small._merge, signature, constants), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
 
 
 def test_the_kernels_of_one_card_take_a_part_of_the_vocabulary(run_interpreted):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from softbench.kernels.automatic import losses, masked_softmax as scores
+from softbench.kernels.automatic import loss_operators as losses, masked_softmax as scores
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
 
@@ -63,11 +63,11 @@ def softmax_backward(dy, y, dx, sdy, sy, sdx, M, N, dtype, out, *_):
     at(dx, M, N, dtype=number_at(out), stride=sdx).copy_(y * (dy - (dy * y).sum(-1, keepdim=True)))
 
 
-def cross_entropy_forward(x, target, loss, lse, _statistics, ignored, smoothing, z_loss, cap, scale, stride, M, N, dtype, *_):
+def cross_entropy_forward(x, target, loss, _lse, statistics, ignored, smoothing, z_loss, cap, scale, stride, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=stride).float(), at(target, M, dtype=torch.int64)
     made = losses._formula_of_loss(x, target, ignored, smoothing, z_loss, cap, logit_scale=scale)
-    for to, value in zip((loss, lse), made, strict=False):
-        at(to, M).copy_(value)
+    at(loss, M).copy_(made[0])
+    at(statistics, 2 * M).copy_(made[1].view(-1))
 
 
 def scaled_forward(_scales, scale, x, y, sx, sy, M, N, dtype, *_):
@@ -88,12 +88,12 @@ def reduce(loss, target, result, counted, ignored, mean, M, stream):
 
 
 def cross_entropy_backward(
-    x, target, lse, _statistics, dloss, counted, dx, ignored, smoothing, z_loss, cap, scale, sx, sdx, sloss, M, N, dtype, *_
+    x, target, _lse, statistics, dloss, counted, dx, ignored, smoothing, z_loss, cap, scale, sx, sdx, sloss, classes, M, N, dtype, *_
 ):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=sx), at(target, M, dtype=torch.int64)
     dloss = torch.stack([at(dloss + 4 * sloss * row, 1)[0] for row in range(M)]) / (1 if counted is None else at(counted, 1)[0])
-    options = ignored, smoothing, z_loss, cap, losses.NONE, scale
-    made = losses._gradient_of_loss(x, target, at(lse, M), dloss, dloss[:0], *options)
+    options = ignored, smoothing, z_loss, cap, losses.NONE, scale, classes
+    made = losses._gradient_of_loss(x, target, at(statistics, 2 * M).view(M, 2), dloss, dloss[:0], *options)
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 

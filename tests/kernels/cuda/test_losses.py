@@ -45,11 +45,11 @@ def test_shapes_strides_and_options_come_where_the_library_expects_them(librarie
     options = {"ignore_index": 7, "label_smoothing": 0.25, "z_loss": 0.5, "softcap": 30.0, "logit_scale": 2.0}
     wide = torch.ones(3, 9)[:, :5]
     losses.cross_entropy_forward(wide, TARGET, **options)
-    losses.cross_entropy_backward(X, TARGET, rows, rows, out=wide, **options)
+    losses.cross_entropy_backward(X, TARGET, rows, rows, out=wide, classes=8, **options)
     losses.cross_entropy_fused(wide, TARGET, ignore_index=7, z_loss=0.5, lse=rows)
     (_, forward), (_, backward), (_, fused) = libraries["cross_entropy"].calls
     assert forward[5:10] == backward[7:12] == [7, 0.25, 0.5, 30.0, 2.0]
-    assert (forward[10:15], backward[12:19]) == ([9, 3, 5, 0, 0], [5, 9, 1, 3, 5, 0, 0])
+    assert (forward[10:15], backward[12:20]) == ([9, 3, 5, 0, 0], [5, 9, 1, 8, 3, 5, 0, 0])
     assert fused[3] == rows.data_ptr() and fused[5:13] == [7, 0.5, 9, 5, 3, 5, 0, 0]
     losses.logprob_forward(wide.bfloat16(), TARGET, ignore_index=7, logit_scale=2.0)
     losses.logprob_backward(X, TARGET, rows, rows, rows, rows, out=wide, ignore_index=7, logit_scale=2.0)
