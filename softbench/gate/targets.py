@@ -34,14 +34,13 @@ from softbench.core.text import unknown
 from softbench.ops.registry import NAMES
 from softbench.plan.declare import number, strings
 from softbench.plan.sweep import AXES
+from softbench.run.environments import without_measurements
 
 FILE, PROJECT = "softbench.toml", "pyproject.toml"
 KEYS = ("reference", "build", "margin", "measure", "target")
 OWN = ("function", "name", "inputs", "problem", "tolerance", "margin", "files")
 """The keys of a target beside the axes."""
 MOST_MARGIN = 100.0
-RESULTS = "results"
-"""The folder of measurements, by default."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,8 +211,7 @@ def changed_files(since: str, folder: Path = Path()) -> list[str]:
     except (OSError, subprocess.CalledProcessError) as error:
         said = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
         raise UsageError(f"--changed: git cannot compare with {since}: {said}") from None
-    measured = f"{RESULTS}/"
-    return sorted({*differ.split("\0"), *(name for name in new.split("\0") if not name.startswith(measured))} - {""})
+    return sorted({*differ.split("\0"), *without_measurements(new.split("\0"))} - {""})
 
 
 def affected(targets: Sequence[Target], changed: Iterable[str], folder: Path = Path()) -> list[Target]:

@@ -169,14 +169,21 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a project and of its submodules: those that git does not ignore, or all without git."""
-    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    if listed:
-        paths = [folder / name for name in dict.fromkeys(listed.split("\0")) if name]
+    """The files of a project and of its submodules: those that git does not ignore, or all without git; but no new measurements."""
+    listed = _git(folder, "ls-files", "-z", "--cached").split("\0")
+    listed += without_measurements(_git(folder, "ls-files", "-z", "--others", "--exclude-standard").split("\0"))
+    if any(listed):
+        paths = [folder / name for name in dict.fromkeys(listed) if name]
         return [file for path in paths for file in (_files(path) if (path / ".git").exists() else [path])]
-    return [
-        path for path in folder.rglob("*") if path.is_file() and not {".git", "__pycache__", "build"} & set(path.relative_to(folder).parts)
-    ]
+    found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    names = [str(path) for path in found if not {".git", "__pycache__", "build"} & {*path.parts}]
+    return [folder / name for name in without_measurements(names)]
+
+
+def without_measurements(names: Sequence[str]) -> list[str]:
+    """The names of files of a folder without those that lie beside softbench's runs: a build would take their folder for a package."""
+    runs = {str(Path(name).parent) for name in names if re.fullmatch(r"run-\d{8}-\d{6}.*\.jsonl?(\.gz)?", Path(name).name)}
+    return [name for name in names if str(Path(name).parent) not in runs]
 
 
 def _digest(files: Iterable[Path], folder: Path = Path()) -> str:

@@ -163,7 +163,7 @@ def test_changed_files_choose_the_targets(tmp_path):
 
 def test_measurements_are_no_changed_files(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    for name in ("results/gate/run.csv", "mine/results/kernel.cu", "mine/new.py"):
+    for name in ("results/gate/run-20261129-175705.jsonl", "results/gate/latest.csv", "mine/results/kernel.cu", "mine/new.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     empty_tree = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
