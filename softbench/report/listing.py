@@ -68,7 +68,18 @@ def operations(known: Sequence[Operation], infos: Sequence[BackendInfo]) -> Rend
             Text(f"  {item.summary}"),
             *(Text(f"  {line}") for line in passes),
             *(
-                Text(f"  --set {parameter.name}: {parameter.allowed}; {value_text(parameter.default)} by default; {parameter.doc}")
+                Text(
+                    "; ".join(
+                        filter(
+                            None,
+                            (
+                                f"  --set {parameter.name}: {parameter.allowed}",
+                                f"{value_text(parameter.default)} by default",
+                                parameter.doc,
+                            ),
+                        )
+                    )
+                )
                 for parameter in item.parameters
             ),
             *(Text(f"  --shape {name}: {text.count(len(one.shapes), 'shape')}: {one.doc}") for name, one in item.presets.items()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -61,7 +62,8 @@ def names(
     if files := [file for file, known in found.items() if not known]:
         pool = opened(threads=threads)
         try:
-            found |= {file: _read(pool, file, at, seconds, cases) for file in files}
+            many = [word for before, word in zip(written, words, strict=True) if _format(before, at) == "backendbench"]
+            found |= _read_all(pool, files, many, at, seconds, cases)
         except BaseException:
             pool.close(gently=False)
             raise
@@ -77,7 +79,7 @@ def names(
             raise UsageError(
                 f"{at} {before}: is no problem of KernelBench, because it defines no Model and get_inputs; leave out kernelbench:"
             )
-    return ops
+    return [op for op in ops if op]
 
 
 def read_in(
@@ -242,6 +244,30 @@ def sources(ops: Collection[str], every: Sequence[PluginSource]) -> tuple[Plugin
     if not ops or len(problems(list(ops))) < len(ops):
         return found
     return tuple(source for source in found if not source.own or source.label in (YARDSTICK, REFERENCE))
+
+
+def _read_all(pool: Pool, files: Sequence[str], many: Sequence[str], at: str, seconds: float, cases: Cases) -> dict[str, str]:
+    """The names of the operations of files. Raises as `_read`.
+
+    `many` are operators of BackendBench, whose folder may have hundreds: one that cannot be read is left out, with a line at another one.
+    """
+    found: dict[str, str] = {}
+    lost: list[UsageError] = []
+    for file in files:
+        try:
+            found[file] = _read(pool, file, at, seconds, cases)
+        except UsageError as error:
+            if file not in many:
+                raise
+            lost.append(error)
+    others = [found[file] for file in many if file in found]
+    if lost and not others:
+        raise lost[0]
+    if lost:
+        operation = registry.declared(others[0])
+        lines = (f"{str(error).removeprefix(f'{at} ').replace(': ', ' is left out: ', 1)}" for error in lost)
+        registry.add(replace(operation, lost=(*operation.lost, *lines)), registry.file_of(operation.name))
+    return found
 
 
 def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:

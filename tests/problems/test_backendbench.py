@@ -11,6 +11,7 @@ from softbench.plan.sweep import Sweep, cases as cases_of
 from softbench.plugins.load import load as load_plugin
 from softbench.plugins.source import source_of
 from softbench.problems.load import load
+from softbench.run import operations
 from softbench.run.operations import with_solutions
 
 TRACES = """Operator: aten.relu.default
@@ -124,6 +125,22 @@ BAD = {
 def test_a_folder_that_is_no_operator_is_one_line(folder, name):
     with pytest.raises(UsageError, match=BAD[name][1]):
         operator(folder, name, BAD[name][0])
+
+
+def test_one_operator_of_a_folder_may_be_unknown(folder, monkeypatch):
+    def read(pool, file, *_):
+        if "walk" in file:
+            raise UsageError(f"--problem {file}: torch.ops.aten has no operator walk")
+        registry.add(load(file), file)
+        return registry.of_file(file)
+
+    monkeypatch.setattr(operations, "_read", read)
+    many = [str(folder / name) for name in ("walk__default", "relu__default")]
+    assert operations._read_all(None, many, many, "--problem", 1.0, ()) == {many[1]: "aten.relu"}
+    assert registry.declared("aten.relu").lost == (f"{many[0]} is left out: torch.ops.aten has no operator walk",)
+    for known in ([], many[:1]):
+        with pytest.raises(UsageError, match="no operator walk"):
+            operations._read_all(None, many[:1], known, "--problem", 1.0, ())
 
 
 def test_a_path_without_solutions_is_one_line(folder, tmp_path):
