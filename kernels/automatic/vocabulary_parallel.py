@@ -251,8 +251,9 @@ def _of_part(x: Tensor, local: Tensor, options: Options, smoothing: float = 0.0)
         return loss, statistics
     z = _logits(x, options)
     statistics, at = _statistics(z), local.clamp(0, x.shape[1] - 1)
-    of_target = z.mean(1) if smoothing else torch.where(at == local, z.gather(1, at[:, None])[:, 0], torch.nan)
-    return (statistics[:, 0] - of_target) + statistics[:, 1].log(), statistics
+    below = statistics[:, :1] - z
+    found = below.mean(1) if smoothing else torch.where(at == local, below.gather(1, at[:, None])[:, 0], torch.nan)
+    return found + statistics[:, 1].log(), statistics
 
 
 def _merged(

@@ -1,5 +1,10 @@
 """The contract of `softbench.kernels` on a GPU, where our kernels run: torch's OpInfo, second gradients, transforms, options."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import contract
 import pytest
 import torch
@@ -125,3 +130,16 @@ def test_logprob_of_a_linear_layer_stores_at_most_a_gigabyte_of_logits():
     found, entropy = kernels.linear_logprob(x, w, target)
     gradients = torch.autograd.grad(found.sum() + entropy.sum(), (x, w))
     assert torch.cuda.max_memory_allocated() - before < sum(one.nbytes for one in gradients) + 10**9
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_share_a_vocabulary_and_the_parts_of_a_dtensor():
+    """By NCCL. The cases are those of two processes on the CPU."""
+    code = "import two_ranks; two_ranks.run(device='cuda')"
+    paths = os.pathsep.join([str(Path(contract.__file__).parent), *filter(None, sys.path)])
+    # Without NVML torch would initialize CUDA to count GPUs, before the fork. NVLink multicast needs rights that a container may lack.
+    more = {"PYTHONPATH": paths, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "NCCL_NVLS_ENABLE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **more}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.endswith("fine\n"), done.stderr[-3000:]

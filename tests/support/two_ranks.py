@@ -21,6 +21,8 @@ from softbench.ops.registry import numerics, operation
 
 N, SPLIT = 37, 30
 """The classes of all ranks, and of the first one."""
+DEVICE = "cpu"
+"""Or cuda: each rank has a GPU of its own."""
 LOSSES = [
     ("cross_entropy", "fp32"),
     ("cross_entropy(ignore_index=3)", "bf16"),
@@ -31,8 +33,10 @@ LOSSES = [
 ]
 
 
-def run(of_losses=None, small=None):
-    """All cases, by these kernels of losses and of the small steps, or by torch."""
+def run(of_losses=None, small=None, device="cpu"):
+    """All cases, by these kernels of losses and of the small steps, or by those that are chosen."""
+    global DEVICE
+    DEVICE = device
     if of_losses is not None:
         parallel._kernels = loss_operators._kernels = lambda function, x: of_losses
         parallel._small_kernels = lambda x, options: None if options.label_smoothing else small
@@ -41,7 +45,11 @@ def run(of_losses=None, small=None):
         rank = int(other == 0)
         try:
             store = dist.FileStore(f"{folder}/store", 2)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+            if device == "cuda":
+                torch.cuda.set_device(rank)
+            dist.init_process_group(
+                "nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+            )
             for op, dtype in LOSSES:
                 loss(rank, op, dtype)
             logprob(rank)
@@ -68,7 +76,7 @@ def drawn(case):
 
 
 def part(x, rank):
-    return (x[:, :SPLIT], x[:, SPLIT:])[rank].clone().requires_grad_()
+    return (x[:, :SPLIT], x[:, SPLIT:])[rank].to(DEVICE, copy=True).requires_grad_()
 
 
 def whole(mine, rank):
@@ -78,7 +86,7 @@ def whole(mine, rank):
         return None
     other = mine.new_empty(len(mine), N - SPLIT)
     dist.recv(other, 1)
-    return torch.cat([mine, other], 1)
+    return torch.cat([mine, other], 1).cpu()
 
 
 def judged(values, case, given, outputs, kinds):
@@ -94,10 +102,10 @@ def loss(rank, op, dtype):
     mine = part(x, rank)
     shard = (0, SPLIT)[rank], N
     given_shard = {"process_group": dist.group.WORLD, "shard": shard if dtype == "fp32" else None}
-    found = kernels.cross_entropy(mine, target, dtype=torch.float32, **given_shard, **operation(op).parameter_values)
+    found = kernels.cross_entropy(mine, target.to(DEVICE), dtype=torch.float32, **given_shard, **operation(op).parameter_values)
     (dx,) = torch.autograd.grad(found, mine, torch.ones_like(found))
     if (dx := whole(dx, rank)) is not None:
-        judged(values, case, given, (found.detach(), dx), kinds)
+        judged(values, case, given, (found.detach().cpu(), dx), kinds)
 
 
 def logprob(rank):
@@ -106,16 +114,16 @@ def logprob(rank):
     x, target, *_, dlogprob, dentropy = given
     for temperature in (1.0, 0.5):
         mine = part(x * temperature, rank)
-        found = kernels.logprob(mine, target, process_group=dist.group.WORLD, temperature=temperature)
-        (dx,) = torch.autograd.grad(found, mine, (dlogprob, dentropy))
+        found = kernels.logprob(mine, target.to(DEVICE), process_group=dist.group.WORLD, temperature=temperature)
+        (dx,) = torch.autograd.grad(found, mine, (dlogprob.to(DEVICE), dentropy.to(DEVICE)))
         if (dx := whole(dx * temperature, rank)) is not None:
             judged(values, case, given, (dx,), kinds)
-            judged(values, replace(case, direction=Direction.FORWARD), (x, target), tuple(one.detach() for one in found), kinds)
+            judged(values, replace(case, direction=Direction.FORWARD), (x, target), tuple(one.detach().cpu() for one in found), kinds)
 
 
 def refusals(rank):
     """One line for each wrong argument. A target that no rank has makes its row NaN."""
-    x, target = torch.randn(3, 4, requires_grad=True), torch.tensor([0, 8, -100])
+    x, target = torch.randn(3, 4, device=DEVICE, requires_grad=True), torch.tensor([0, 8, -100], device=DEVICE)
     found = kernels.cross_entropy(x, target, process_group=dist.group.WORLD, reduction="none")
     (dx,) = torch.autograd.grad(found.sum(), x)
     assert found.isnan().tolist() == [False, True, False] and dx.isnan().any(1).tolist() == [False, True, False]
@@ -141,12 +149,12 @@ def refusals(rank):
 def sharded(rank):
     """Operators of DTensor: rows, batch and heads stay sharded, and what an operator reduces is gathered."""
 
-    mesh, ops = init_device_mesh("cpu", (2,)), torch.ops.softbench
+    mesh, ops = init_device_mesh(DEVICE, (2,)), torch.ops.softbench
     for name in ("cuda.operator", "automatic.masked_softmax"):
         importlib.import_module(f"softbench.kernels.{name}")  # their operators
-    x, target, options = torch.randn(6, 4), torch.tensor([0, 3, -100, 1, 2, 3]), (-100, 0.1, 0.0, 0.0)
+    x, target, options = torch.randn(6, 4, device=DEVICE), torch.tensor([0, 3, -100, 1, 2, 3], device=DEVICE), (-100, 0.1, 0.0, 0.0)
     _functions_of_dtensor(mesh)
-    scores, mask, sink = torch.randn(2, 4, 3, 5), torch.randn(4, 1, 5), torch.randn(4)
+    scores, mask, sink = (torch.randn(shape, device=DEVICE) for shape in ((2, 4, 3, 5), (4, 1, 5), (4,)))
     for place, stays in ((Shard(0), True), (Shard(1), False), (Replicate(), True)):
         for call, given in (
             (lambda x: ops.cuda_softmax(x, -1), (x,)),
@@ -174,7 +182,7 @@ def _same(mesh, call, given, places, expected):
 
 def _functions_of_dtensor(mesh):
     """Cross entropy and log-probability of logits whose rows or classes are sharded, with a mean of both ranks."""
-    x, target = torch.randn(6, 5), torch.tensor([0, 3, -100, 1, 4, 3])
+    x, target = torch.randn(6, 5, device=DEVICE), torch.tensor([0, 3, -100, 1, 4, 3], device=DEVICE)
     for place in (Shard(0), Shard(1), Replicate()):
         of_target = Shard(0) if place == Shard(0) else Replicate()
         for reduction in ("mean", "none"):
