@@ -68,7 +68,9 @@ def after_packages(report: GateReport, command: str, processes: int) -> str:
     if states & {State.BROKEN, State.FAILED, State.MISSING} and report.exit_code:
         return "column why says what is wrong; key tolerance of a target, or --tolerance RTOL,ATOL of MODULE:NAME, accepts other roundings"
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
-        alone = _with(command, {**_extents(slower[0], []), "--dtype": slower[0].dtype, "--processes": MORE_PAIRS})
+        of_cell = {**_extents(slower[0], []), "--dtype": slower[0].dtype, "--processes": MORE_PAIRS}
+        named = any(":" in word for word in options(words_of(command), ("--candidate",)))
+        alone = _with(command, of_cell if named else {"--candidate": parse_op(slower[0].op)[0], **of_cell})
         return f"if the change is not intended, look at its worst cell alone: {alone}"
     if short := _too_short(report):
         return short

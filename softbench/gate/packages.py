@@ -262,7 +262,11 @@ def _described(sides: Sides, old: BackendInfo, new: BackendInfo) -> list[str]:
         for name, (now, before) in versions.items()
         if now != before
     ]
-    commits = [f"{one.shown} is commit {one.commit[:12]}" for one in (sides.candidate, sides.reference) if one.commit]
+    commits = [
+        f"{one.shown} is commit {one.commit[:12]}"
+        for one in (sides.candidate, sides.reference)
+        if one.commit and not one.commit.startswith(one.shown)
+    ]
     return [*notes, *([text.few(commits)] if commits else [])]
 
 

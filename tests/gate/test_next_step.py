@@ -30,6 +30,13 @@ def test_more_pairs_and_processes_keep_every_option():
     assert command_in(processes) == [*GIVEN, "--processes", "6"]
 
 
+@pytest.mark.parametrize(("given", "candidate"), [([], "softmax"), (["--candidate", "a:f"], "a:f"), (["--candidate", "x"], "softmax")])
+def test_the_worst_target_is_measured_alone(given, candidate):
+    step = next_step.after_packages(report(State.SLOWER), shlex.join(["softbench", "gate", *given]), 6)
+    words = command_in(step)
+    assert words[words.index("--candidate") + 1] == candidate and words.count("--candidate") == 1
+
+
 def test_a_command_replaces_no_file_of_the_report():
     given = [*GIVEN[:2], "--json", "/runner/gate.json", "--output=/runner/out", "--junit", "gate.xml"]
     step = next_step.after_pairs(report(State.AMBIGUOUS), shlex.join(given), 1)
