@@ -35,7 +35,8 @@ int64_t fused(const LossRows& given, const void* x, void* dx, int64_t x_stride, 
               cudaStream_t stream) {
     const Tensors<Fused<T>> t{given, {static_cast<const T*>(x)}, static_cast<T*>(dx), {x_stride}, dx_stride, M, int(std::min(N, MAX_N))};
     if (N > MAX_N || N * int64_t(sizeof(T)) > int64_t(1) << 32) return cudaErrorNotSupported;
-    if (x != dx || (p && p->tier != AUTO)) return run(t, N, p, workspace, bytes, stream);
+    if (x != dx || (p && p->tier > AUTO)) return run(t, N, p, workspace, bytes, stream);
+    if (p && p->tier == INVARIANT) return cudaErrorNotSupported;
     Plan found = in_place_plan(t, N);
     if (found.tier == AUTO) return cudaErrorNotSupported;
     if (p) *p = found;

@@ -2,7 +2,7 @@
 // of a kernel takes about a second to compile.
 #pragma once
 
-#include "heuristics.cuh"
+#include "invariant.cuh"
 #include "launcher.cuh"
 
 #include <type_traits>
@@ -112,7 +112,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
                     (p.tier_option == 2 && !Op::HAS_TARGET && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));
         case BLOCK: return select_block<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.threads) * p.vectors;
         case CLUSTER:
-            return device().major >= 9 && p.per_row > 1 && p.per_row <= MAX_CLUSTER && p.base_alignment == LINE_ALIGNMENT &&
+            return device().major >= 9 && p.per_row > 1 && p.per_row <= MAX_CLUSTER && (p.base_alignment == LINE_ALIGNMENT || l.aligned) &&
                    select_cluster<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.per_row) * p.threads * p.vectors;
         case CLUSTER_BULK:
         case SPLIT_BULK:
@@ -298,8 +298,10 @@ template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int6
 // Launches an operation on the rows of tensors; see softbench_forward.
 template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
     t.N = int(std::min<int64_t>(N, MAX_N));
-    Plan chosen = p && p->tier != AUTO ? *p : choose_plan(t, N);
-    if (p && p->tier == AUTO) *p = chosen;
+    const bool invariant = p && p->tier == INVARIANT;
+    Plan chosen = invariant ? invariant_plan(t, N) : p && p->tier != AUTO ? *p : choose_plan(t, N);
+    if (invariant && chosen.tier == AUTO) return cudaErrorMisalignedAddress;
+    if (p && (invariant || p->tier == AUTO)) *p = chosen;
     else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
     Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));

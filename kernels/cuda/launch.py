@@ -22,6 +22,8 @@ from . import build
 
 TIERS = ("sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk", "warp")
 """The names of the tiers, by their number in `Plan.tier`."""
+INVARIANT = -2
+"""The tier of a plan that stands for one of `invariant.cuh`, which follows from N and the dtypes alone."""
 _DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 _MIN_WORKSPACE_BYTES = 1 << 20  # enough for nearly every launch, so that a workspace hardly ever grows
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
@@ -35,7 +37,7 @@ _libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in bu
 class Plan(ctypes.Structure):
     """How a launch is done: SoftbenchPlan of launch_plan.cuh, which describes the fields.
 
-    The heuristics fill in `Plan(-1)`. A launch carries out any other plan, or refuses it.
+    The heuristics fill in `Plan(-1)`, and `invariant.cuh` `Plan(INVARIANT)`. A launch carries out any other plan, or refuses it.
     """
 
     _fields_ = [

@@ -11,6 +11,7 @@ namespace softbench {
 
 // softmax.cu describes the tiers, and launch.py has their names in this order. AUTO: no plan yet.
 enum Tier { AUTO = -1, SUB_WARP, STAGED, BLOCK, CLUSTER, SPLIT, GENERIC, CLUSTER_BULK, SPLIT_BULK, ONE_WARP };
+constexpr int INVARIANT = -2;  // in place of a tier: a plan of invariant.cuh is asked for
 
 }  // namespace softbench
 

@@ -11,6 +11,8 @@ the functions, without `out` and `plan`. Results are fresh.
 
 - `softbench::cuda_cross_entropy_forward`, `softbench::cuda_cross_entropy_backward` and `softbench::cuda_cross_entropy_fused`
 - `softbench::cuda_logprob_forward` and `softbench::cuda_logprob_backward`
+
+`invariant`: the bits of a row's results do not depend on the other rows (`invariant.py`). Those of a backward never do.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..common.invariance import placed
 from ..common.linear_cross_entropy import Losses
 from ..common.losses import (
     NO_CLASS,
@@ -32,7 +35,7 @@ from ..common.losses import (
     result_of_rows,
     statistics_of_rows,
 )
-from .launch import Plan, launch_function
+from .launch import INVARIANT, Plan, launch_function
 
 NOT_SUPPORTED = 801
 """cudaErrorNotSupported: the kernels of one pass do not take these rows."""
@@ -57,10 +60,13 @@ def cross_entropy_forward(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     logit_scale: float = 1.0,
+    invariant: bool = False,
     plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
     x, target = logits_and_targets(x, target)
+    if invariant:
+        x, plan = placed(x), Plan(INVARIANT)
     loss, lse = result_of_rows(x), result_of_rows(x)
     _forward(x, target, loss, lse, None, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
     return loss, lse
@@ -75,11 +81,13 @@ def cross_entropy_statistics(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     logit_scale: float = 1.0,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, statistics), as `cross_entropy_forward`."""
     x, target = logits_and_targets(x, target)
+    x, plan = (placed(x), Plan(INVARIANT)) if invariant else (x, None)
     loss, statistics = result_of_rows(x), statistics_of_rows(x)
-    _forward(x, target, loss, None, statistics, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), None)
+    _forward(x, target, loss, None, statistics, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
     return loss, statistics
 
 
@@ -120,6 +128,7 @@ def cross_entropy_fused(
     logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    invariant: bool = False,
     plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, dx), where dx is the gradient for a dloss of 1. `lse`, float32 of (M,), receives that of z.
@@ -131,14 +140,16 @@ def cross_entropy_fused(
     loss, dx = result_of_rows(x), _gradient(x, out)
     if lse is not None:
         check_output_of_rows(lse, x, "lse")
-    if not (label_smoothing or softcap or logit_scale != 1.0):
+    if invariant:
+        x, plan = placed(x), Plan(INVARIANT)
+    if not (label_smoothing or softcap or logit_scale != 1.0 or (invariant and out is not None)):
         pointers = x.data_ptr(), target.data_ptr(), loss.data_ptr(), _pointer(lse), dx.data_ptr()
         tensors = *pointers, ignore_index, z_loss, x.stride(0), dx.stride(0)
         if _launch("cross_entropy", "fused", tensors, x, plan) != NOT_SUPPORTED:
             return loss, dx
     options = ignore_index, label_smoothing, z_loss, softcap, logit_scale
     statistics = statistics_of_rows(x)
-    _forward(x, target, loss, lse, statistics, options, None)
+    _forward(x, target, loss, lse, statistics, options, Plan(INVARIANT) if invariant else None)
     _backward(x, target, None, statistics, None, dx, options, None)
     return loss, dx
 
@@ -147,10 +158,18 @@ PASSES = Losses(cross_entropy_forward, cross_entropy_backward)  # its fused kern
 
 
 def logprob_forward(
-    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, plan: Plan | None = None
+    x: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = NO_CLASS,
+    logit_scale: float = 1.0,
+    invariant: bool = False,
+    plan: Plan | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, lse): z_t - lse, -sum_j p_j log(p_j) and lse. x is read once. An element of -inf adds nothing to the entropy."""
     x, target = logits_and_targets(x, target)
+    if invariant:
+        x, plan = placed(x), Plan(INVARIANT)
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
     tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), ignore_index, logit_scale, x.stride(0)
     _launch("logprob", "forward", tensors, x, plan)

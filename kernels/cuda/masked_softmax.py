@@ -22,9 +22,9 @@ _NO_MASK, _BIAS, _BOOLEAN = 0, 1, 2
 
 def launch_forward(
     x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None, y: torch.Tensor, share: torch.Tensor | None,
-    scale: float, causal: bool, *, plan: Plan | None = None,
+    scale: float, causal: bool, *, plan: Plan | None = None, seen: int | None = None,
 ) -> None:  # fmt: skip
-    """Writes y and the share of the sink; see `softbench.kernels.common.masked_softmax.Forward`.
+    """Writes y and the share of the sink; see `softbench.kernels.common.masked_softmax.Forward`. `seen`: as `first_sees`, by default that.
 
     Raises TypeError for a bias of another dtype than x, and as `softbench.kernels.cuda.launch.launch_forward`.
     """
@@ -36,24 +36,30 @@ def launch_forward(
     strides = (0, 0, 0) if mask is None else mask.stride()[:3]
     x, sink = _aligned(x), None if sink is None else sink.float()
     pointers = x.data_ptr(), _pointer(mask), _pointer(sink), y.data_ptr(), _pointer(share)
-    launch_function("masked_softmax", "forward", (*pointers, scale, kind, *strides, *_sizes(x, causal)), x, plan)
+    launch_function("masked_softmax", "forward", (*pointers, scale, kind, *strides, seen or first_sees(x, causal), *_sizes(x)), x, plan)
 
 
 def launch_backward(
     dy: torch.Tensor, y: torch.Tensor, share: torch.Tensor | None, dx: torch.Tensor, dsink: torch.Tensor | None,
-    scale: float, causal: bool, *, plan: Plan | None = None,
+    scale: float, causal: bool, *, plan: Plan | None = None, seen: int | None = None,
 ) -> None:  # fmt: skip
     """Writes dx and dsink of each row; see `softbench.kernels.common.masked_softmax.Backward`."""
     dy, y = _aligned(dy), _aligned(y)
     share = None if share is None else share.contiguous()
     pointers = dy.data_ptr(), y.data_ptr(), _pointer(share), dx.data_ptr(), _pointer(dsink)
-    launch_function("masked_softmax", "backward", (*pointers, scale, *_sizes(y, causal)), y, plan)
+    launch_function("masked_softmax", "backward", (*pointers, scale, seen or first_sees(y, causal), *_sizes(y)), y, plan)
 
 
-def _sizes(x: torch.Tensor, causal: bool) -> tuple[int, ...]:
-    """How many columns query 0 sees, then B, H, S, the number of rows, and N."""
+def first_sees(x: torch.Tensor, causal: bool) -> int:
+    """How many columns query 0 sees."""
+    S, N = x.shape[2:]
+    return 1 + max(0, N - S) if causal else N
+
+
+def _sizes(x: torch.Tensor) -> tuple[int, ...]:
+    """B, H, S, the number of rows, and N."""
     B, H, S, N = x.shape
-    return 1 + max(0, N - S) if causal else N, B, H, S, B * H * S, N
+    return B, H, S, B * H * S, N
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:

@@ -109,8 +109,8 @@ template <typename Op> int64_t run_gradient(const GradientRows<Op>& rows, Plan* 
     const int64_t first = int64_t(reinterpret_cast<uintptr_t>(rows.x) / SIZE % line);
     const int64_t most_offset = rows.M == 1 || rows.x_stride % line == 0 ? first : line - 1;  // elements from a 128-byte boundary to a row
     const int64_t vectors = (most_offset + rows.N) / V;
-    Plan chosen = p && p->tier != AUTO ? *p : gradient_plan(vectors);
-    if (p && p->tier == AUTO) *p = chosen;
+    Plan chosen = p && p->tier > AUTO ? *p : gradient_plan(vectors);  // nothing is added, so each plan is invariant
+    if (p && p->tier <= AUTO) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > GRADIENT_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
     const int64_t room = int64_t(chosen.vectors) * (chosen.tier == ONE_WARP ? WARP : int64_t(chosen.threads) * chosen.per_row);
     if (congruent && room < vectors) return cudaErrorInvalidValue;

@@ -27,6 +27,7 @@ template <typename Op> struct StatisticsRows : Op::Given {
     int in_turns;  // vectors of the whole turns of a CTA that has a whole chunk
     Sums* slots;
     unsigned* counters;  // of finished CTAs of each row; 0 before and after each launch
+    int base_alignment = LINE_BYTES;  // bytes: a row that CTAs read counts its vectors from a base so aligned
 };
 
 // The row of a CTA in a grid of (CTAs of a row, rows, thousands of rows): grid_of_rows.
@@ -272,7 +273,8 @@ template <typename Op, int U, Share SHARE>
 __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op::COUNTS, SHARE == SEVERAL_CTAS) - (AFTER_HOPPER && Op::COUNTS && SHARE == ONE_CLUSTER))
     row_statistics(StatisticsRows<Op> rows) {
     constexpr bool WARP_PER_ROW = SHARE == ONE_WARP_EACH;
-    constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
+    constexpr int V = Op::V;
+    const int base_alignment = WARP_PER_ROW ? VECTOR_BYTES : rows.base_alignment;
     using Element = typename Op::Element;
     __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
     const int lanes = WARP_PER_ROW ? WARP : blockDim.x, lane = WARP_PER_ROW ? threadIdx.x % WARP : threadIdx.x;
@@ -285,7 +287,7 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     if (lane == 0 && (SHARE != ONE_CLUSTER || cta == 0)) target = load_word(rows.target + row);  // early: x at the target waits for it
 
     const Element* const x = rows.x + row * rows.stride;
-    const int offset = int(reinterpret_cast<uintptr_t>(x) & (BASE_ALIGNMENT - 1)) / int(sizeof(Element)), row_end = offset + rows.N;
+    const int offset = int(reinterpret_cast<uintptr_t>(x) & (base_alignment - 1)) / int(sizeof(Element)), row_end = offset + rows.N;
     const int first = (offset + V - 1) / V, end = max(first, row_end / V);  // of the whole vectors, counted from the base
     int from = lane, to = end;
     if constexpr (!WARP_PER_ROW) {
@@ -337,6 +339,19 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     }
     x_target = __shfl_sync(~0u, x_target, 0);  // the compiler leaves it here, and so the wait for this load
     if (lane == 0) Op::finish(rows, row, rows.N, target, Packed<Element>::element(x_target, 0), sums);
+}
+
+// A CTA has a row, and reads it element by element: the order of the sums does not depend on where the row begins.
+template <typename Op> __global__ void __launch_bounds__(STATISTICS_THREADS) row_statistics_by_element(StatisticsRows<Op> rows) {
+    __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
+    const int64_t row = blockIdx.x;
+    const typename Op::Element* const x = rows.x + row * rows.stride;
+    Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
+    for (int64_t i = threadIdx.x; i < rows.N; i += blockDim.x) accumulate_one<Op>(rows, sums, to_float(x[i]));
+    sums = merged_over_block<Op>(sums, warp_sums);
+    if (threadIdx.x > 0) return;
+    const int64_t target = load_word(rows.target + row);
+    Op::finish(rows, row, rows.N, target, target >= 0 && target < rows.N ? to_float(x[target]) : 0.0f, sums);
 }
 
 }  // namespace softbench

@@ -598,6 +598,18 @@ inline Plan scores_plan(const Scores& all, int size, bool lines) {
     return {AUTO};
 }
 
+// The plan of invariant.cuh, of rows of whole vectors in contiguous tensors. They count from 16 bytes, and no row takes the kernels of whole scores: these
+// also depend on the number of queries and on the mask.
+inline Plan invariant_scores_plan(const Scores& all, int size) {
+    const int64_t vectors = all.N / (VECTOR_BYTES / size);
+    if (vectors <= 2 * WARP) return {SUB_WARP, 4, SHORT_ROWS_THREADS, std::min(WARP, 2 << log2_ceil(ceil_div<int64_t>(vectors, 4))), 1 + ORDER_QUERIES, VECTOR_BYTES, 0, 0};
+    for (int K = 4; K <= (size == 4 ? 8 : 4); K *= 2) {
+        const int64_t threads = round_up<int64_t>(ceil_div<int64_t>(vectors, K), WARP);
+        if (threads <= SCORES_THREADS) return {BLOCK, K, int(threads), 0, 1 + ORDER_QUERIES, VECTOR_BYTES, 0, 0};
+    }
+    return {AUTO};
+}
+
 // The rows that share a row of a mask are neighbours if more than REUSED_BYTES lie between them otherwise.
 inline int order_of_scores(const Scores& all, int size, int64_t mask_b, int64_t mask_h, int64_t mask_s) {
     const bool heads = mask_h == 0 && all.H.size > 1, texts = mask_b == 0 && all.B.size > 1;
@@ -610,7 +622,9 @@ inline int order_of_scores(const Scores& all, int size, int64_t mask_b, int64_t 
 inline int64_t plan_scores(Scores& all, int size, const void* data, int64_t bytes, int order, Plan* p, Plan& chosen) {
     const int V = VECTOR_BYTES / size;
     const bool lines = reinterpret_cast<uintptr_t>(data) % LINE_BYTES == 0 && int64_t(all.N) * size % LINE_BYTES == 0;  // each row begins a line
-    chosen = p && p->tier != AUTO ? *p : scores_plan(all, size, lines);
+    const bool invariant = p && p->tier == INVARIANT;
+    if (invariant && all.N % V) return cudaErrorMisalignedAddress;
+    chosen = invariant ? invariant_scores_plan(all, size) : p && p->tier != AUTO ? *p : scores_plan(all, size, lines);
     if (chosen.tier == AUTO) return cudaErrorNotSupported;
     if (chosen.tier_option == 0) chosen.tier_option = 1 + order;
     if (p) *p = chosen;

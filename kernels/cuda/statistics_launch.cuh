@@ -39,17 +39,37 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     return {SPLIT, deep ? DEEP : 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
 
+// The plan of invariant.cuh: that of a row's length, whose elements are added in the order of their columns. GENERIC: one by one.
+inline Plan invariant_statistics_plan(int64_t N, int V) {
+    const int64_t vectors = N / V;
+    if (N % V) return {GENERIC, 4, N < STATISTICS_THREADS ? 2 * WARP : STATISTICS_THREADS, 1, 0, VECTOR_BYTES, 0, 0};
+    if (vectors <= 8 * WARP) return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
+    const int base = vectors % LINE_VECTORS ? VECTOR_BYTES : LINE_ALIGNMENT;
+    if (device().clusters() && vectors > FEW_ROW) return {CLUSTER, 4, 6 * WARP, 8, 0, base, 0, 0};
+    return {SPLIT, 4, int(std::min<int64_t>(STATISTICS_THREADS, round_up<int64_t>(ceil_div<int64_t>(vectors, 4), WARP))), 1, 0, base, 0, 0};
+}
+
 constexpr int64_t COUNTER_BYTES = COUNTED_ROWS * int64_t(sizeof(unsigned));
 
 // Launches the kernel of a plan; see `run`. The workspace has the counters first.
 template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
     const int64_t vectors = ceil_div<int64_t>(rows.N, Op::V) + LINE_VECTORS;  // at most, counted from the base
-    Plan chosen = p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors, Op::COUNTS);
-    if (p && p->tier == AUTO) *p = chosen;
+    const bool invariant = p && p->tier == INVARIANT;
+    Plan chosen = invariant ? invariant_statistics_plan(rows.N, Op::V) : p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors, Op::COUNTS);
+    if (invariant) {
+        const int64_t unit = chosen.tier == GENERIC ? 1 : chosen.base_alignment;
+        if (reinterpret_cast<uintptr_t>(rows.x) % unit || (rows.M > 1 && rows.stride * int64_t(sizeof(typename Op::Element)) % unit)) return cudaErrorMisalignedAddress;
+        rows.base_alignment = chosen.base_alignment;
+    }
+    if (p && (invariant || p->tier == AUTO)) *p = chosen;
     if (chosen.threads < WARP || chosen.threads > STATISTICS_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
     if (chosen.vectors != 4 && !(chosen.vectors == DEEP && chosen.tier == SPLIT && !Op::COUNTS)) return cudaErrorInvalidValue;
     if (chosen.tier == ONE_WARP) {
         row_statistics<Op, 4, ONE_WARP_EACH><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
+        return cudaGetLastError();
+    }
+    if (chosen.tier == GENERIC) {
+        row_statistics_by_element<Op><<<unsigned(rows.M), chosen.threads, 0, stream>>>(rows);
         return cudaGetLastError();
     }
     const int64_t ctas = chosen.per_row;

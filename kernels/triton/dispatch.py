@@ -35,7 +35,7 @@ from .generic import (
     warps,
 )
 from .grid_exchange import SLOT_WORDS, workspace
-from .heuristics import choose
+from .heuristics import choose, invariant_plan
 from .interpreter import INTERPRETED, interpreted_number, round_to_nearest
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_layout
 from .stable_key import with_stable_key
@@ -100,20 +100,23 @@ def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, sca
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], PreparedLaunch]] = {}
 
 
-def _launch(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None) -> None:
+def _launch(tensors: tuple[torch.Tensor, ...], log: bool, scale: Scale | None, *, invariant: bool = False) -> None:
+    """`invariant`: by a plan of `invariant_plan`, whose rows begin where `softbench.kernels.common.invariance.placed` has them."""
     device = tensors[0].device
     if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
         with torch.cuda.device(device):
-            return _launch(tensors, log, scale)
+            return _launch(tensors, log, scale, invariant=invariant)
     if isinstance(scale, int):
         scale = float(scale)
-    key = _layout_key(tensors, log, scale)
+    key = (invariant, *_layout_key(tensors, log, scale))
     found = _cache.get(key)
     if found is not None:
         run_compiled, launch = found
         run_compiled(*launch.addresses(tensors), *launch.arguments, None if scale is None else _scale_argument(scale))
         return None
     problem, plan = choose_plan(tensors)
+    if invariant:
+        plan = invariant_plan(problem)
     compiled = run(problem, plan, tensors, log, scale)
     if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
         if len(_cache) >= MAX_CACHED:

@@ -45,6 +45,8 @@ VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
 ROW_PROGRAM_BYTES, FEWEST_WORDS = 4 * 1024, 12
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
+INVARIANT_ROWS = 4096  # for which invariant plans are made.
+INVARIANT_TIERS = ("tile", "rows", "cluster", "loop")  # Not split: a program that waits too long adds a row in another order.
 MAX_DISTANCE = 6  # in a table: three quarters of an octave of row length, or half an octave and twice the rows.
 MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads changes more often.
 
@@ -104,6 +106,14 @@ def candidates(problem: Problem) -> Iterator[Plan]:
             if plan not in seen:
                 seen.add(plan)
                 yield plan
+
+
+def invariant_plan(problem: Problem) -> Plan:
+    """A plan that follows from the length of a row and the dtypes, and adds a row's elements in an order of their columns."""
+    if problem.N * problem.element_size % VECTOR_BYTES:
+        return generic_plan(problem)
+    plans = candidates(replace(problem, M=INVARIANT_ROWS, alignment=VECTOR_BYTES))
+    return next(plan for plan in plans if plan.tier in INVARIANT_TIERS and not plan.base_alignment)
 
 
 def enlarged(problem: Problem, plan: Plan) -> Plan:

@@ -121,6 +121,37 @@ def reduce_row(
         )  # fmt: skip
 
 
+@triton.jit(do_not_specialize=["x_stride", "N", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
+def reduce_row_by_element(
+    x_ptr, target_ptr, first_ptr, second_ptr, third_ptr, x_stride, N, ignore_index, hot, share, z_loss, softcap, inverse,
+    THREADS: tl.constexpr, LOGPROB: tl.constexpr,
+):  # fmt: skip
+    """As `reduce_row`, of a row a program, element by element: where the row begins does not change the order of the sums."""
+    THIRD: tl.constexpr = "entropy" if LOGPROB else ("mean" if share is not None else "")
+    row_number = tl.program_id(0).to(tl.int64)
+    row = row_number + tl.arange(0, 1)
+    target = tl.load(target_ptr + row_number)
+    x_target = tl.load(x_ptr + row_number * x_stride + column_of(target, N)).to(tl.float32)
+    column = tl.arange(0, THREADS)[None, :]
+    x_row = x_ptr + row_number * x_stride + column
+    count = tl.zeros((1, THREADS), tl.float32)
+    s = tl.zeros((1, THREADS), tl.float32)
+    d = tl.zeros((1, THREADS), tl.float32)
+    m = s + MINUS_INFINITY
+    for at in range(0, N, THREADS):
+        inside = column < N - at
+        x = tl.load(x_row + at, mask=inside, other=MINUS_INFINITY).to(tl.float32)
+        m, s, d, count = add_edges(m, s, d, count, x, inside, softcap, inverse, THIRD)
+    row_m, row_s = block_reduce(m, s, None)
+    if THIRD != "":
+        _, d = rebased(m, s, d, count, finite_or_zero(row_m), THIRD)
+        d = tl.sum(d, 1)[:, None] + row_s * 0
+    store_results(
+        first_ptr, second_ptr, third_ptr, row, row_m, row_s, d, x_target, N, target,
+        ignore_index, hot, share, z_loss, softcap, inverse, LOGPROB,
+    )  # fmt: skip
+
+
 @triton.jit
 def store_value(pointer, value):
     """Stores a number, or that of the first of a row's threads."""

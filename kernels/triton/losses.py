@@ -10,12 +10,13 @@ A launch is prepared once for operands with the same layout, as in `dispatch.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import triton
 
+from ..common.invariance import placed
 from ..common.linear_cross_entropy import Losses
 from ..common.losses import (
     NO_CLASS,
@@ -30,9 +31,9 @@ from . import dispatch, loss_plans
 from .dispatch import DEVICE_TYPES, with_stable_key
 from .generic import CONTRACTION, block_m, block_n, warps
 from .grid_exchange import workspace
-from .launch_plan import VECTOR_BYTES, Plan, Problem, chunk_of
+from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of
 from .loss_fused import fused_cluster, fused_rows
-from .loss_stream import FIELDS, gradient_of_row, reduce_row
+from .loss_stream import FIELDS, gradient_of_row, reduce_row, reduce_row_by_element
 from .loss_tiles import fused_tile, gradient_tile, reduction_tile
 from .staggered_start import stagger
 
@@ -41,6 +42,7 @@ MAX_CACHED = 4096  # launches
 COUNTERS = "rows that several programs reduce"
 """Of a workspace. Its first words are the counters of rows, and partial results follow. So a counter is never where a result was."""
 WORD_BYTES = 8
+BY_ELEMENT_THREADS = 512  # the most of a row that is reduced element by element
 
 
 def cross_entropy_forward(
@@ -52,11 +54,14 @@ def cross_entropy_forward(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     logit_scale: float = 1.0,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    x = placed(x) if invariant else x
     loss, lse = result_of_rows(x), result_of_rows(x)
-    launch("reduction", (x, target, loss, lse, None), Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale))
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, invariant=invariant)
+    launch("reduction", (x, target, loss, lse, None), options)
     return loss, lse
 
 
@@ -69,11 +74,13 @@ def cross_entropy_statistics(
     z_loss: float = 0.0,
     softcap: float = 0.0,
     logit_scale: float = 1.0,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, statistics), as `cross_entropy_forward`."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    x = placed(x) if invariant else x
     loss, statistics = result_of_rows(x), statistics_of_rows(x)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, invariant=invariant)
     launch("reduction", (x, target, loss, *statistics.unbind(1)), options)
     return loss, statistics
 
@@ -117,6 +124,7 @@ def cross_entropy_fused(
     dloss: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    invariant: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, dx) for a dloss of 1, or for one float32 number that is the dloss of every row, as that of a mean is.
 
@@ -128,11 +136,11 @@ def cross_entropy_fused(
         check_output_of_rows(lse, x, "lse")
     if dloss is not None and (dloss.dtype is not torch.float32 or dloss.numel() != 1 or dloss.device != x.device):
         raise TypeError(f"dloss is {tuple(dloss.shape)} {dloss.dtype} on {dloss.device}; it must be one float32 number on {x.device}")
-    x, dx = _with_gradient(x, out)
-    loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    x, dx = _with_gradient(placed(x) if invariant else x, out)
+    loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, invariant=invariant)
     if logit_scale != 1.0:
         dloss = x.new_full((1,), logit_scale, dtype=torch.float32) if dloss is None else dloss * logit_scale
-    if lse is not None or not launch("fused", (x, target, dx, loss, dloss), options):
+    if lse is not None or (invariant and out is not None) or not launch("fused", (x, target, dx, loss, dloss), options):
         maximum, total = statistics_of_rows(x).unbind(1) if lse is None else (lse, None)
         launch("reduction", (x, target, loss, maximum, total), options)
         of_rows = None if dloss is None else dloss.expand(len(x)).contiguous()
@@ -144,12 +152,13 @@ PASSES = Losses(cross_entropy_forward, cross_entropy_backward, cross_entropy_fus
 
 
 def logprob_forward(
-    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0
+    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, lse): z_t - lse, and -sum_j p_j (z_j - lse). x is read once. All are NaN for a row of -inf but lse."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    x = placed(x) if invariant else x
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
-    launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=True))
+    launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=True, invariant=invariant))
     return results
 
 
@@ -218,6 +227,8 @@ class Options(NamedTuple):
     logprob: bool = False
     classes: int = 0
     """Of the whole vocabulary, if the rows have a part of it."""
+    invariant: bool = False
+    """Whether a plan follows from the length of a row and the dtypes alone. Rows begin where `placed` has them."""
 
     def numbers(self, N: int) -> tuple[int | float | None, ...]:
         """As the kernels take them: ignore_index, hot, share, z_loss, softcap, inverse. None where it has no effect."""
@@ -329,11 +340,16 @@ def prepare(name: str, operands: Operands, options: Options) -> Prepared | None:
     strides = (x.stride(0), *(() if dx is None else (dx.stride(0),)))
     if loss_plans.is_short(problem):
         return _tile(name, problem, strides, options)
+    as_planned = problem
+    if options.invariant and name != "gradient":  # which adds nothing
+        if problem.N * problem.element_size % VECTOR_BYTES:
+            return None if name == "fused" else _by_element(problem, strides, options)
+        as_planned = replace(problem, M=loss_plans.MOST_SHARED_ROWS + 1)  # so that no row is shared
     if name == "fused":
         additions = bool(options.label_smoothing) + (bool(options.softcap) or options.logit_scale != 1.0)
-        plan = loss_plans.fused_plan(problem, dispatch.device_traits(x.device)[0], additions)
+        plan = loss_plans.fused_plan(as_planned, dispatch.device_traits(x.device)[0], additions)
         return None if plan is None else _fused(problem, plan, strides, options)
-    plan = loss_plans.reduction_plan(problem) if name == "reduction" else loss_plans.gradient_plan(problem)
+    plan = loss_plans.reduction_plan(as_planned) if name == "reduction" else loss_plans.gradient_plan(problem)
     return (_reduction if name == "reduction" else _gradient)(problem, plan, strides, options)
 
 
@@ -372,6 +388,12 @@ def _reduction(problem: Problem, plan: Plan, strides: tuple[int, ...], options: 
     shared = problem.M if parts > 1 else 0
     floats = shared * parts * FIELDS.value
     return Prepared(reduce_row, problem.M * parts, arguments, dispatch._options(plan), floats, shared, places=2)
+
+
+def _by_element(problem: Problem, strides: tuple[int, ...], options: Options) -> Prepared:
+    threads = min(BY_ELEMENT_THREADS, max(WARP, triton.next_power_of_2(problem.N)))
+    arguments = *strides, problem.N, *options.numbers(problem.N), threads, options.logprob
+    return Prepared(reduce_row_by_element, problem.M, arguments, {"num_warps": threads // WARP, **CONTRACTION})
 
 
 def _gradient(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:

@@ -191,11 +191,14 @@ def shape_of(N: int, reads: int) -> Shape:
 
 def launch_forward(
     x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None, y: torch.Tensor, share: torch.Tensor | None,
-    scale: float, causal: bool,
+    scale: float, causal: bool, *, by_column: bool = False,
 ) -> None:  # fmt: skip
-    """y of contiguous scores, and the share of the sink if `share` is given. A mask is a bias or a bool that is expanded to x."""
+    """y of contiguous scores, and the share of the sink if `share` is given. A mask is a bias or a bool that is expanded to x.
+
+    `by_column`: by the kernels for all N, whose order of sums does not depend on the number of rows.
+    """
     B, H, S, N = x.shape
-    if causal and mask is None and sink is None and (plan := _causal_plan(False, x, y)) is not None:
+    if causal and not by_column and mask is None and sink is None and (plan := _causal_plan(False, x, y)) is not None:
         return _launch_causal(forward_causal, plan, (x, y), (x,), scale)
     shape, kind = shape_of(N, 1), 0 if mask is None else 2 if mask.dtype is torch.bool else 1
     strides = (0, 0, 0) if mask is None else mask.stride()[:3]
@@ -211,11 +214,11 @@ def launch_forward(
 
 def launch_backward(
     dy: torch.Tensor, y: torch.Tensor, share: torch.Tensor | None, dx: torch.Tensor, dsink: torch.Tensor | None,
-    scale: float, causal: bool,
+    scale: float, causal: bool, *, by_column: bool = False,
 ) -> None:  # fmt: skip
-    """dx of contiguous dy and y, and dsink of each row if the share of the sink is given."""
+    """dx of contiguous dy and y, and dsink of each row if the share of the sink is given. `by_column`: as in `launch_forward`."""
     B, H, S, N = y.shape
-    if causal and share is None and (plan := _causal_plan(True, dy, y, dx)) is not None:
+    if causal and not by_column and share is None and (plan := _causal_plan(True, dy, y, dx)) is not None:
         return _launch_causal(backward_causal, plan, (dy, y, dx), (dy, y), scale)
     packed = N % 2 == 0 and all(tensor.element_size() == 2 and tensor.data_ptr() % 4 == 0 for tensor in (dy, y, dx))
     shape = shape_of(N, 1 if packed else 2)

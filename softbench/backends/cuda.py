@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from softbench.backends import nvidia
-from softbench.backends.own_kernels import LINEAR, SCORES, Kernels, special
+from softbench.backends.own_kernels import LINEAR, SCORES, Invariant, Kernels, special, without_linear
 from softbench.core.case import Case
 from softbench.core.inspection import NAME_CHARACTERS
 from softbench.core.text import one_line
@@ -18,7 +18,7 @@ class Cuda(Kernels):
     """softbench's CUDA C++ kernels; nvcc compiles those of an operation on first use."""
 
     name, module, losses = "cuda", "cuda.launch", "cuda.losses"
-    operations = (
+    operations: tuple[str, ...] = (
         "softmax(scale,out_dtype)",
         "log_softmax",
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
@@ -75,4 +75,12 @@ def _library(case: Case) -> str:
     return "scaled_softmax" if "scale" in case.parameters else case.operation
 
 
+class CudaInvariant(Invariant, Cuda):
+    """The CUDA kernels by plans with which a row's bits do not depend on the other rows."""
+
+    name, module, losses = "cuda-invariant", "cuda.invariant", "cuda.invariant"
+    operations = without_linear(Cuda.operations)
+
+
 backend = Cuda()
+backends = [backend, CudaInvariant()]

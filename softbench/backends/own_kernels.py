@@ -145,6 +145,21 @@ class Kernels:
         return forward if case.direction is Direction.FORWARD else backward
 
 
+class Invariant(Kernels):
+    """The functions of a package's module `invariant`, whose results have the same bits in every batch."""
+
+    extra = True  # its kernels are those of the package, and mostly slower
+    advice = "if a row's bits must not depend on the other rows: softbench check --invariance"
+
+    def _scores(self) -> ModuleType:
+        return _kernels(self.module)
+
+
+def without_linear(operations: tuple[str, ...]) -> tuple[str, ...]:
+    """The operations but for LINEAR, whose matrix product is torch's."""
+    return tuple(one for one in operations if not one.startswith(LINEAR))
+
+
 def _kernels(module: str) -> ModuleType:
     return importlib.import_module(f"softbench.kernels.{module}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from softbench.backends.own_kernels import LINEAR, LOSSES, SCORES, Kernels
+from softbench.backends.own_kernels import LINEAR, LOSSES, SCORES, Invariant, Kernels, without_linear
 from softbench.core.case import Case
 from softbench.core.text import one_line
 from softbench.core.toolchain import missing_compiler
@@ -28,7 +28,7 @@ class Triton(Kernels):
     """softbench's Triton softmax and losses: tiers by N, configurations by heuristics."""
 
     name, module, losses = "triton", "triton.dispatch", "triton.losses"
-    operations = (
+    operations: tuple[str, ...] = (
         "softmax(scale,out_dtype)",
         "log_softmax",
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
@@ -57,4 +57,12 @@ class Triton(Kernels):
         return super().supports(case)
 
 
+class TritonInvariant(Invariant, Triton):
+    """The Triton kernels by plans with which a row's bits do not depend on the other rows."""
+
+    name, module, losses = "triton-invariant", "triton.invariant", "triton.invariant"
+    operations = without_linear(Triton.operations)
+
+
 own = Triton()
+backends = [own, TritonInvariant()]

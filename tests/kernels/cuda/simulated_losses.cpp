@@ -268,6 +268,29 @@ template <typename T> void test_all(int M, int N) {
     }
 }
 
+// The sums of one row with a plan of invariant.cuh, in batches of several sizes, at each place, and for rows of other lengths than vectors at any address.
+template <typename Op> void test_invariant(int N) {
+    using T = typename Op::Element;
+    constexpr int VECTOR = VECTOR_BYTES / int(sizeof(T));
+    const int unit = N * int(sizeof(T)) % LINE_BYTES == 0 ? LINE_BYTES / int(sizeof(T)) : N % VECTOR ? 1 : VECTOR;
+    const Rows<T> r(9, N, 0, 0, 0);
+    std::vector<float> first;
+    for (const int M : {1, 2, 9})
+        for (int place = 0; place < M; ++place) {
+            ++tested;
+            Rows<T> batch(M, N, unit * place, 0, 0);
+            std::copy_n(r.x, N, batch.x + int64_t(place) * N);
+            std::copy_n(r.target.begin(), 1, batch.target.begin() + place);
+            std::vector<float> one(M), two(M), three(M);
+            Plan p = {INVARIANT};
+            if constexpr (Op::COUNTS || !Op::HAS_THIRD) run_rows<Op>(batch, {batch.target.data(), one.data(), two.data(), nullptr, IGNORED, 0.1f, 0.0f, softcap_of(0.0f, 1.0f)}, p);
+            else run_rows<Op>(batch, {batch.target.data(), one.data(), two.data(), three.data(), IGNORED, 1.0f}, p);
+            const std::vector<float> found{one[place], two[place], three[place]};
+            if (first.empty()) first = found;
+            if (std::memcmp(found.data(), first.data(), sizeof(float) * found.size())) report("invariant sums", batch, place, -1, two[place], first[1], p);
+        }
+}
+
 void test_reduction(int M) {
     for (const bool mean : {false, true}) {
         ++tested;
@@ -294,6 +317,9 @@ int main(int count, char** given) {  // the lengths of rows
         const int M = N < 100 ? 11 : N < 1000 ? 4 : 2;
         test_all<float>(M, N);
         test_all<__nv_bfloat16>(M, N);
+        test_invariant<CrossEntropy<float, PLAIN>>(N);
+        test_invariant<CrossEntropy<__nv_bfloat16, SMOOTHED>>(N);
+        test_invariant<Logprob<__nv_bfloat16>>(N);
         if (i == count - 1) test_all<__half>(M, N);  // it differs from bfloat16 in `Packed` only
     }
     std::printf("%ld launches, %ld results off\n", tested, bad);

@@ -93,15 +93,16 @@ HEADER = build.SOURCE.with_name("launch_plan.cuh").read_text()
 
 @needs_nvcc
 @pytest.mark.slow
-def test_every_heuristic_plan_fits_on_every_kind_of_device(tmp_path):
-    """`launch_plans.cu` runs the heuristics on the host, with devices that are only numbers."""
+@pytest.mark.parametrize(("source", "least"), [("launch_plans.cu", 1_000_000), ("invariant_plans.cu", 100_000)])
+def test_every_plan_fits_on_every_kind_of_device(tmp_path, source, least):
+    """The sources choose plans on the host, with devices that are only numbers."""
     program = tmp_path / "plans"
     command = [build.nvcc(), "-std=c++17", "-O1", "-arch=sm_90a", "-I", str(build.SOURCE.parent), "-o", str(program)]
-    made = subprocess.run([*command, str(Path(__file__).with_name("launch_plans.cu"))], capture_output=True, text=True, check=False)
+    made = subprocess.run([*command, str(Path(__file__).with_name(source))], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert int(done.stdout.split()[0]) > 1_000_000
+    assert int(done.stdout.split()[0]) > least
 
 
 def test_python_and_cpp_declare_the_same_plan():
