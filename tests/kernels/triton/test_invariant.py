@@ -42,6 +42,7 @@ def test_columns_that_complete_vectors_keep_dimensions_that_are_expanded():
 RESULTS = """
 import torch
 from torch.testing import assert_close
+from softbench.kernels.triton import invariant
 torch.manual_seed(0)
 for N in (7, 1000, 2051):
     x, dy, target = torch.randn(2, N), torch.randn(2, N), torch.tensor([N - 1, 0])
