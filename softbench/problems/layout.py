@@ -105,8 +105,7 @@ class Layout:
         """
         leaves, spec = tree_flatten(out)
         if spec != self.returned and any(kind is not NOTHING for kind in self.kinds):
-            due = _described(tree_unflatten(self.kinds, self.returned))
-            raise TypeError(f"returns {_described(out)} where the reference returns {due}")
+            raise TypeError(_apart(out, tree_unflatten(self.kinds, self.returned)))
         pairs = [(leaf, kind) for leaf, kind in zip(leaves, self.kinds, strict=False) if kind is not NOTHING]
         found = [leaf if kind is TENSOR else _number(leaf, tensors[0].device) for leaf, kind in pairs]
         return (*found, *(tensors[place] for place in self.in_place))
@@ -410,6 +409,17 @@ def _extent(values: Mapping[str, Value], shape: Sequence[int]) -> tuple[int, int
 def op_of(problem: Problem, values: Mapping[str, Value]) -> str:
     """The op of a case of these values."""
     return op_text(problem.name, {name: value for name, value in values.items() if name not in SIZES and value != problem.parameters[name]})
+
+
+def _apart(out: Any, due: Any, at: str = "") -> str:
+    """Where an output has another tree than is due, in words."""
+    if type(out) is type(due) and isinstance(due, dict | list | tuple) and len(out) == len(due):
+        keys = list(due) if isinstance(due, dict) else range(len(due))
+        if not isinstance(due, dict) or set(out) == set(due):
+            for key in keys:
+                if tree_flatten(out[key])[1] != tree_flatten(due[key])[1]:
+                    return _apart(out[key], due[key], f"{at}[{key!r}]")
+    return f"returns {_described(out)}{at and f' at {at}'} where the reference returns {_described(due)}"
 
 
 def _described(tree: Any) -> str:

@@ -145,6 +145,8 @@ def test_another_tree_is_named(tmp_path):
     assert judged(operation, lambda x: {"a": x + 1, "b": [x.sum()]})[0] == "sampled"
     with pytest.raises(TypeError, match="returns a tensor where the reference returns a dict of a, b"):
         judged(operation, lambda x: x + 1)
+    with pytest.raises(TypeError, match=r"returns a tuple of 1 at \['b'\] where the reference returns a list of 1"):
+        judged(operation, lambda x: {"a": x + 1, "b": (x.sum(),)})
 
 
 def test_layouts_that_would_import_a_module_are_refused(tmp_path):
