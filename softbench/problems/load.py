@@ -22,6 +22,8 @@ from softbench.problems.problem import SIZES, Problem
 from softbench.problems.python_file import PythonFile
 from softbench.problems.values import Cases, ProblemValues
 
+KERNELBENCH = ("Model", "get_inputs")
+"""What each problem of KernelBench defines."""
 SOLUTIONS = ("ModelNew", "custom_kernel", "solution", "backend", "backends")
 """What a plugin's file may have, beside the names of operations."""
 
@@ -78,12 +80,15 @@ def _problem(file: str) -> Problem | ModuleType:
 
 def problem_of(module: ModuleType, stem: str) -> Problem:
     """The problem that a module defines, in the format that it has. Raises UsageError."""
-    if hasattr(module, "Model") and hasattr(module, "get_inputs"):
+    missing = [name for name in KERNELBENCH if not hasattr(module, name)]
+    if not missing:
         return KernelBench(module, stem)
     if hasattr(module, "inputs") or hasattr(module, "reference"):
         return PythonFile(module, stem)
     if is_a := next((name for name in (*SOLUTIONS, *registry.NAMES) if hasattr(module, name)), ""):
         raise UsageError(f"is a plugin, as it has `{is_a}`: give it with --plugin, and the file of its problem here")
+    if len(missing) < len(KERNELBENCH):
+        raise UsageError(f"lacks {missing[0]}: a problem of KernelBench defines {' and '.join(KERNELBENCH)}")
     raise UsageError(
         "defines no problem and no operation: write inputs(...) and reference(...), Model and get_inputs of KernelBench, "
         "or OPERATION and NUMERICS; see docs/problems.md"
