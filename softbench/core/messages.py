@@ -293,13 +293,17 @@ class MeasureProducts(Request[Done], frozen=True, tag="products"):
     """Measure the case's matrix products alone, or the fastest product of its dtype, once."""
 
 
+class TimeUsersCall(Request[Done], frozen=True, tag="users"):
+    """Measure host times of what users call, and add them to those of earlier rounds."""
+
+    batch_ms: float
+
+
 class TimeHost(Request[Done], frozen=True, tag="host"):
     """Measure the host time of calls, before the profiler starts."""
 
     batch_ms: float
     l2: str
-    of_users: bool = False
-    """Also of what users call, with and without autograd."""
 
 
 class StartTrace(Request[Done], frozen=True, tag="trace"):

@@ -18,7 +18,7 @@ from softbench.processes.activity import Activity
 PHASE = {
     **dict.fromkeys(("start", "probe", "load", "operation"), "load"),
     **dict.fromkeys(("renew", "time", "verify"), "time"),
-    **dict.fromkeys(("host", "trace", "calls", "profile", "release"), "profile"),
+    **dict.fromkeys(("host", "users", "trace", "calls", "profile", "release"), "profile"),
 }
 """The phase of a request; the others have their own name."""
 SHOWN = {

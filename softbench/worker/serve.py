@@ -84,8 +84,10 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return server.verify()
         case messages.MeasureProducts():
             return server.measure_products()
-        case messages.TimeHost(batch_ms, l2, of_users):
-            return server.time_host(batch_ms, l2, of_users=of_users)
+        case messages.TimeHost(batch_ms, l2):
+            return server.time_host(batch_ms, l2)
+        case messages.TimeUsersCall(batch_ms):
+            return server.time_users_call(batch_ms)
         case messages.StartTrace(l2):
             return server.start_trace(l2)
         case messages.TraceCalls(batch_ms, l2):

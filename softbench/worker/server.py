@@ -55,7 +55,7 @@ from softbench.worker.timing.matrix_products import tflops, tflops_alone
 from softbench.worker.timing.rotating_inputs import CLOCK_NS, RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
-from softbench.worker.timing.users_calls import users_us
+from softbench.worker.timing.users_calls import UsersCall
 
 DO_BENCH_WARMUP_MS = 1.0  # of its short sample; the rounds have warmed the call up
 CLOCK = time.perf_counter  # bound before a plugin can patch it
@@ -81,6 +81,8 @@ class Server:
         self.peak_bytes: int | None = None
         self.profile = Profile()
         """The profile of the case, as far as it is measured."""
+        self.users: UsersCall | None = None
+        """What users call for the case, once it has been measured."""
         self.product_tflops: dict[str, float] = {}
         """The rate of the fastest matrix product of each dtype, or of a case's products alone, as far as it is measured."""
         self.unverified = ""
@@ -264,30 +266,33 @@ class Server:
         """The case whose products are alone, or the dtype of all others."""
         return case.key if operation(case.op).products_alone(case) else case.dtype
 
-    def time_host(self, batch_ms: float, l2: str, *, of_users: bool = False) -> Done:
+    def time_host(self, batch_ms: float, l2: str) -> Done:
         """Measure host times and do_bench's, and run calls without trace. All precede the profiler, which may slow them down."""
         timers, batches = self._ready(l2)
-        self.profile = Profile()
+        self.profile, self.users = Profile(), None
         if timers.meter is not None:
             call = batches.rotation.unwatched()
             plain = timers.by_name[DO_BENCH, l2](call, DO_BENCH_WARMUP_MS, batch_ms, 0).us
             self.profile = Profile(host_us=tuple(timers.meter.host(call, batch_ms)), do_bench_us=tuple(plain))
             self._try_profiler(partial(timers.meter.untraced, call, l2))
-            if of_users:
-                self._time_users_call(timers.meter, batch_ms)
         return Done()
 
-    def _time_users_call(self, meter: DeviceTimer, batch_ms: float) -> None:
-        """Measure the host time of what users call. If it fails, the cell has no such times."""
-        before = self.graphs.count()
+    def time_users_call(self, batch_ms: float) -> Done:
+        """Measure a round of host times of what users call. If it fails, the cell has no times of this round."""
+        before, meter = self.graphs.count(), self.timers and self.timers.meter
         try:
-            if call := user_call(self.backend, self._case()):
-                self.profile = replace(self.profile, users_us=users_us(call, self._inputs(), partial(meter.host, batch_ms=batch_ms)))
+            if self.users is None and meter and (call := user_call(self.backend, self._case())):
+                self.users = UsersCall(call, self._inputs())
+            if self.users is not None and meter:
+                found = self.users.us(partial(meter.host, batch_ms=batch_ms))
+                earlier = self.profile.users_us or ((),) * len(found)
+                self.profile = replace(self.profile, users_us=tuple((*one, *more) for one, more in zip(earlier, found, strict=True)))
         except Exception as error:
             if poisoned():
                 raise
             log(error)
         self.graphs_built += self.graphs.count() - before  # compiled for users' calls only
+        return Done()
 
     def start_trace(self, l2: str) -> Done:
         """Start the profiler."""
@@ -358,14 +363,14 @@ class Server:
     def release(self) -> Done:
         """Free the case's device memory. A callable with little of it stays, as preparing it may compile."""
         self.turns = self.batches.rotation.turns if self.batches else self.turns
-        self.inputs = self.batches = None
+        self.inputs = self.batches = self.users = None
         if self.device != "cuda" or torch.cuda.memory_allocated() > KEPT_BYTES:
             self.call = None
         self._empty()
         return Done()
 
     def _forget(self) -> None:
-        self.inputs = self.call = self.case = self.batches = None
+        self.inputs = self.call = self.case = self.batches = self.users = None
         self.block = 0
         self.turns = random.SystemRandom().randrange(2)
         self.late_work_checked = False

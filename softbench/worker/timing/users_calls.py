@@ -9,33 +9,40 @@ import torch
 
 from softbench.plugins.backend import Call
 
+Host = Callable[[Call], list[float]]
+"""A timer: microseconds of single calls."""
 
-def users_us(
-    function: Callable[..., object], given: Sequence[torch.Tensor], host: Callable[[Call], list[float]]
-) -> tuple[tuple[float, ...], ...]:
-    """Microseconds of single calls, in that order.
 
-    Args:
-        function: of the tensors; its first result is differentiable in the first of them.
-        given: the tensors. The first is copied, because a loss may write its gradient over the logits.
-        host: the timer, which returns microseconds of single calls.
-    """
-    x, *others = (tensor.detach() for tensor in given)
-    leaf = x.clone().requires_grad_()
+class UsersCall:
+    """What users call for a case, with its tensors."""
 
-    def call() -> torch.Tensor:
-        found: Any = function(leaf, *others)
-        first: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return first
+    def __init__(self, function: Callable[..., object], given: Sequence[torch.Tensor]) -> None:
+        """`function` of the tensors: its first result is differentiable in the first of them, which is copied: a loss may write over it."""
+        x, *others = (tensor.detach() for tensor in given)
+        self.leaf = leaf = x.clone().requires_grad_()
 
-    with torch.no_grad():
-        without = host(call)
-    with torch.enable_grad():
-        recorded = host(call)
-        dy = torch.ones_like(call())
+        def call() -> torch.Tensor:
+            found: Any = function(leaf, *others)
+            first: torch.Tensor = found[0] if isinstance(found, tuple) else found
+            return first
 
-        def training() -> None:
-            torch.autograd.backward(call(), dy)
-            leaf.grad = None
+        self.call = call
 
-        return tuple(without), tuple(recorded), tuple(host(training))
+    def us(self, host: Host) -> tuple[tuple[float, ...], ...]:
+        """Microseconds of single calls in a round, in that order."""
+        with torch.no_grad():
+            without = _warm(host, self.call)
+        with torch.enable_grad():
+            recorded = _warm(host, self.call)
+            dy = torch.ones_like(self.call())
+
+            def training() -> None:
+                torch.autograd.backward(self.call(), dy)
+                self.leaf.grad = None
+
+            return without, recorded, _warm(host, training)
+
+
+def _warm(host: Host, call: Call) -> tuple[float, ...]:
+    host(call)  # after a pause the first calls take two to three times as long
+    return tuple(host(call))

@@ -234,9 +234,13 @@ def test_a_users_call_is_timed_without_autograd_recorded_and_with_its_backward(m
     loaded = ready(monkeypatch, device.meter())
     loaded.case, loaded.inputs = Case(2, 3, "fp32", Direction.FORWARD, "cpu"), (torch.ones(2, 3),)
     for backend, expected in ((types.SimpleNamespace(user_call=lambda case: function), [5, 5, 12]), (object(), [])):
-        loaded.backend = backend
-        loaded.time_host(1, "cold", of_users=True)
-        assert [set(samples) for samples in loaded.profile.users_us] == [{us} for us in expected]
+        loaded.backend, loaded.timers = backend, loaded._ready("cold")[0]
+        loaded.time_host(1, "cold")
+        loaded.time_users_call(1)
+        one = loaded.profile.users_us
+        loaded.time_users_call(1)
+        assert [set(samples) for samples in one] == [{us} for us in expected]
+        assert loaded.profile.users_us == tuple(2 * samples for samples in one)
     assert set(calls) == {False, True}
     assert loaded.inputs[0].grad is None and not loaded.inputs[0].requires_grad
 
