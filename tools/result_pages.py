@@ -10,9 +10,10 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from softbench.api.result import Result
+from softbench.core.case import parse_op
 from softbench.core.outcome import Grade
 from softbench.core.text import count
-from softbench.report import gallery, markup, matrix, tables
+from softbench.report import gallery, markup, matrix, tables, users_calls
 from softbench.report.standings import standings
 from softbench.results.columns import Row
 from softbench.results.document import beside, load, units_of
@@ -136,14 +137,37 @@ def use_verdicts() -> str:
     return table(("command", "exit code", "summary", "largest ratio of a gated cell", "file"), lines, "lrlrl")
 
 
-def training_steps() -> str:
-    """Training steps outside and inside `softbench.use()`."""
+def training_steps() -> list[str]:
+    """The gate's verdicts on training steps; before there are some, those outside and inside `softbench.use()`."""
+    reports = {name: RESULTS / "h200" / f"training-{name}.json" for name in ("library", "inside_use")}
     lines = []
+    for name, path in reports.items():
+        report = json.loads(path.read_text()) if path.is_file() else {"verdicts": []}
+        for one in report["verdicts"]:
+            case = {"model": "gpt2", "batch": 1} | parse_op(one["op"])[1]
+            ends = [1 / end for end in (one["ratio"], *reversed(one["interval"]))] if one["ratio"] and one["interval"] else []
+            faster = "{:.3f} ({:.3f} to {:.3f})".format(*ends) if ends else ""
+            file = f"[{name}](../../results/h200/{path.name})"
+            lines.append((file, str(case["model"]), str(case["batch"]), one["state"], faster, str(report["exit_code"])))
+    if lines:
+        said = "Steps of models with 6 layers and 128 tokens, by the command in [tools/training_step.py](../../tools/training_step.py):"
+        return [said, table(("candidate", "model", "batch", "verdict", "times as fast (95 % interval)", "exit code"), lines, "llrlrr")]
     for one in json.loads((RESULTS / "h200" / "use-models.json").read_text())["lines"]:
         step = one["step_ms"]
         faster = "{:.3f} ({:.3f} to {:.3f})".format(step["faster"], *step["interval"])
         lines.append((one["model"], one["dtype"], f"{step['outside']:.1f} ms", f"{step['inside']:.1f} ms", faster))
-    return table(("model", "dtype", "step with torch", "inside `use()`", "times as fast (95 % interval)"), lines, "llrrr")
+    said = (
+        "Steps of three models, by `git show 3d703052:tools/use_models.py` with `--dtype bf16`, `fp32` and `autocast`\n"
+        "([use-models.json](../../results/h200/use-models.json)):"
+    )
+    return [said, table(("model", "dtype", "step with torch", "inside `use()`", "times as fast (95 % interval)"), lines, "llrrr")]
+
+
+def host_times() -> list[str]:
+    """The host times of users' calls, if a run of the configuration is stored."""
+    if not (RESULTS / "h200" / "host.csv").is_file():
+        return []
+    return ["## Host time of users' calls", measured_by("h200/host"), users_calls.as_markdown(rows_of("h200/host"))]
 
 
 def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]], backends: Sequence[str]) -> str:
@@ -218,12 +242,11 @@ def h200() -> str:
         "[Softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.png).\n"
         "[README](../../README.md#results) has the table.",
         measured_by("h200/gallery"),
-        "## Training steps inside `use()`",
+        "## Training steps",
         "Is any call slower inside `softbench.use()`? The gate's verdicts:",
         use_verdicts(),
-        "Steps of three models, by `git show 3d703052:tools/use_models.py` with `--dtype bf16`, `fp32` and `autocast`\n"
-        "([use-models.json](../../results/h200/use-models.json)):",
-        training_steps(),
+        *training_steps(),
+        *host_times(),
     ]
     return "\n\n".join(parts)
 

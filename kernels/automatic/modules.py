@@ -1,5 +1,6 @@
 """Modules of torch.nn that call the functions of `softbench.kernels`."""
 
+from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,7 +37,14 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):
         **others: Any,
     ) -> None:
         super().__init__(weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        signature(cross_entropy).bind_partial(**others)  # raises TypeError for a name that it lacks
         self.others = others
+
+    def extra_repr(self) -> str:
+        """The arguments that are not the defaults."""
+        given = {"ignore_index": self.ignore_index, "reduction": self.reduction, "label_smoothing": self.label_smoothing, **self.others}
+        usual = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if name not in usual or usual[name] != value)
 
     def forward(self, input: Tensor, target: Tensor) -> Any:
         given = {"ignore_index": self.ignore_index, "reduction": self.reduction, "label_smoothing": self.label_smoothing}

@@ -167,6 +167,9 @@ def test_modules_are_torchs_with_our_functions():
     assert_close(loss(x, target), torch.nn.CrossEntropyLoss(**given)(x, target))
     assert "weight" in loss.state_dict()
     assert_close(kernels.CrossEntropyLoss(z_loss=0.1)(x, target), kernels.cross_entropy(x, target, z_loss=0.1))
+    assert repr(kernels.CrossEntropyLoss(reduction="sum", z_loss=0.1)) == "CrossEntropyLoss(reduction='sum', z_loss=0.1)"
+    with pytest.raises(TypeError, match="'zloss'"):
+        kernels.CrossEntropyLoss(zloss=0.1)
 
 
 def test_arguments_of_torchs_functions_are_taken():
