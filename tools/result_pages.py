@@ -10,10 +10,10 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from softbench.api.result import Result
-from softbench.core.case import parse_op
+from softbench.core.case import YARDSTICK, parse_op
 from softbench.core.outcome import Grade
 from softbench.core.text import count
-from softbench.report import gallery, markup, matrix, tables, users_calls
+from softbench.report import answer, gallery, markup, matrix, tables, users_calls
 from softbench.report.standings import standings
 from softbench.results.columns import Row
 from softbench.results.document import beside, load, units_of
@@ -117,6 +117,13 @@ def spread(name: str) -> str:
     return table(("backend", "cells", "at least 100 %", "at least 95 %", "at least 90 %", "geometric mean", "least"), lines, "l" + "r" * 6)
 
 
+def with_memory(name: str) -> str:
+    """What `softbench show` prints of a run of matrix products without copy, and what calls take."""
+    rows = [row for row in rows_of(name) if row.backend != YARDSTICK]
+    (memory,) = (line.text for line in answer.lines(rows, standings(rows)) if line.name == "memory")
+    return f"{shown(rows, legend=True)}\n\nMemory: {memory}."
+
+
 def judged(name: str) -> str:
     """How many cells the judge measured too, if the document has it, and how many of them are disputed."""
     cells = [cell["outcome"] for cell in load(RESULTS / f"{name}.json.gz")["cells"] if cell["backend"] != "copy"]
@@ -187,7 +194,7 @@ softbench's kernels keep in L2 what they read rather than what they write, so th
 percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
 backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
 OWN = ("triton", "cuda")
-MASKED = ("h200/masked", "h200/masked-sink", "h200/masked-boolean")
+MASKED = ("h200/masked", "h200/masked-sink")
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
 FIGURE = "../../results/h200/frontier"
 
@@ -218,8 +225,8 @@ def h200() -> str:
         measured_by("h200/compiled"),
         spread("h200/compiled"),
         "## Other operations",
-        measured_by("h200/log_softmax", "h200/operations"),
-        averages(["h200/log_softmax", "h200/operations"], ("torch", "compile", *OWN), BY_M),
+        measured_by("h200/operations"),
+        averages(["h200/operations"], ("torch", "compile", *OWN), BY_M),
         "## Odd lengths",
         "Rows whose length is no multiple of 16 bytes start at any address. Forward in bf16:",
         measured_by("h200/odd"),
@@ -229,6 +236,10 @@ def h200() -> str:
         averages(["h200/losses"], ("liger", "quack", *OWN), BY_M),
         "`torch`, in `losses-torch`:",
         averages(["h200/losses-torch"], ("torch",), BY_PASS),
+        "## The loss of a linear layer",
+        "Of 8192 tokens, 128256 words and 4096 hidden states; `fused` has the gradients of states and weight too, which are 1.04 GiB.",
+        measured_by("h200/linear_cross_entropy"),
+        with_memory("h200/linear_cross_entropy"),
         "## Masked softmax",
         measured_by(*MASKED),
         averages(MASKED, ("torch", "compile", *OWN), ("op", "direction")),
@@ -256,10 +267,6 @@ def h100() -> str:
     parts = [
         "# Results on an H100",
         "This page is made as that of the [H200](h200.md), which explains the figures.",
-        "## The default sweep",
-        "Five of its 48 lengths, and seven of its backends:",
-        measured_by("h100/sweep"),
-        sweep("h100/sweep", ("copy", "torch", "compile", "cudnn", "numba", *OWN), SWEEP),
         "## Frontier",
         "The cases of the H200's [frontier](h200.md#frontier), with softbench's kernels:",
         measured_by("h100/frontier"),
