@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import Any
 
 from softbench.core.case import Case, Value, parse_op
 from softbench.core.errors import UsageError
+from softbench.core.files import replacing
 from softbench.core.text import one_line
 
 SUFFIX = ".targets"
@@ -176,7 +178,8 @@ class Targets:
         given = json.loads(file.read_text("utf-8"))
         self.functions: dict[str, str] = given["functions"]
         self.operations = tuple(given["operations"])
-        self.facts = {op: _facts(text, given["lent"]) for op, text in self.functions.items()} | {"": _versions(self.functions.values())}
+        self.facts = {op: _facts(text, given["lent"]) for op, text in self.functions.items()}
+        self.facts[""] = _kept(file.with_suffix(".versions"), partial(_versions, self.functions.values()))
 
     def available(self) -> str | None:
         """None: what is lacking is lacking for an operation."""
@@ -209,6 +212,15 @@ def _facts(text: str, lent: Sequence[str]) -> dict[str, str]:
         with suppress(TypeError, ValueError):  # of a builtin
             facts["signature"] = ", ".join(str(one.replace(annotation=one.empty)) for one in inspect.signature(found).parameters.values())
     return facts
+
+
+def _kept(file: Path, make: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What another worker wrote into a file, else what this one makes and writes: the search of all packages takes a second."""
+    if not file.exists():
+        with replacing(file) as opened:
+            opened.write(json.dumps(make()).encode())
+    found: dict[str, str] = json.loads(file.read_bytes())
+    return found
 
 
 def _versions(functions: Any) -> dict[str, str]:

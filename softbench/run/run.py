@@ -12,6 +12,7 @@ after the other. If it cannot hold all workers, groups of backends run one after
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -326,6 +327,10 @@ class Watch:
     judged: Callable[[list[Record], int, Callable[[], object]], list[Record]] = lambda records, process, release: records
 
 
+AHEAD = 2
+"""Process sets whose forkservers import torch while an earlier one is measured on a GPU. The import takes longer than a few cells."""
+
+
 def execute(
     plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str], *, keep: bool = False
 ) -> None:
@@ -333,20 +338,22 @@ def execute(
 
     With `keep` those workers stay, without the buffers of the last case. The plan then has one process set and one group.
 
-    Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, the forkserver
-    imports torch while the previous set is measured; on the CPU that would disturb the measurement.
+    Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, forkservers import
+    torch while AHEAD sets before theirs are measured; on the CPU that would disturb the measurement.
     """
     cells = [(names, case) for names in plan.groups for case in plan.cases]
     left = [process for process in range(plan.settings.processes) if process == 0 or not all(kept.has(process, *cell) for cell in cells)]
-    ahead: Pool | None = pool
+    pools = deque([pool])
+    wanted = 1 + (AHEAD if plan.device == "cuda" else 0)
 
     def fresh() -> Pool:
         return end.enter_context(Pool(activity=pool.activity, threads=pool.threads, pythons=pool.pythons))
 
     with ExitStack() as end:  # closes every pool on every exit
-        for process, more in zip(left, [*left[1:], None], strict=True):
-            current = ahead or fresh()
-            ahead = fresh() if more is not None and plan.device == "cuda" else None
+        for number, process in enumerate(left):
+            while len(pools) < min(wanted, len(left) - number):
+                pools.append(fresh())
+            current = pools.popleft()
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
             _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots, keep=keep)
