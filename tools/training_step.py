@@ -30,27 +30,29 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 Step = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def inputs(model="gpt2", batch=1, length=128, layers=6, dtype=torch.bfloat16):
-    """Token numbers. Weights have the dtype, and models half of their usual layers."""
-    return model, layers, dtype, torch.randint(30000, (batch, length))
+def inputs(model="gpt2", batch=1, length=128, layers=4, dtype=torch.bfloat16):
+    """Token numbers, and a tensor of the dtype of the weights. Models have a third of their usual layers."""
+    return model, layers, torch.randint(30000, (batch, length)), torch.zeros(1, dtype=dtype)
 
 
-def reference(model, layers, dtype, tokens):
+def reference(model, layers, tokens, like):
     """The loss and the norm of the gradients, by the functions of torch."""
-    with _disable_current_modes(), torch.enable_grad():  # no replay in float64: the weights have one dtype
-        return step_of(model, layers, dtype, tokens.device)(tokens)
+    if type(tokens) is not torch.Tensor:  # softbench asks for shapes and dtypes
+        return tokens.new_zeros((), dtype=torch.float32), tokens.new_zeros((), dtype=torch.float32)
+    with _disable_current_modes(), torch.enable_grad():  # a float64 `like` makes a model of float64
+        return step_of(model, layers, like.dtype, tokens.device)(tokens)
 
 
-def library(model, layers, dtype, tokens):
+def library(model, layers, tokens, like):
     """The same, after softmax, log_softmax and cross_entropy of `torch.nn.functional` are those of `softbench.kernels`."""
     _replace()
-    return reference(model, layers, dtype, tokens)
+    return reference(model, layers, tokens, like)
 
 
-def inside_use(model, layers, dtype, tokens):
+def inside_use(model, layers, tokens, like):
     """The same after `softbench.enable()`."""
     _enable()
-    return reference(model, layers, dtype, tokens)
+    return reference(model, layers, tokens, like)
 
 
 @cache
@@ -74,10 +76,13 @@ def step_of(name: str, layers: int, dtype: torch.dtype, device: torch.device) ->
     """A step of a model, whose weights are the same in each process."""
     config, model, options = MODELS[name]
     transformers = importlib.import_module("transformers")
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # weights are the same random numbers in each dtype
     with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
         torch.manual_seed(0)
         settings = getattr(transformers, config)(num_hidden_layers=layers, attn_implementation="eager", use_cache=False, **options)
         found = getattr(transformers, model)(settings).to(dtype).train()
+    torch.set_default_dtype(default)
     optimizer = torch.optim.AdamW(found.parameters(), lr=0.0, fused=True)
 
     def step(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +93,6 @@ def step_of(name: str, layers: int, dtype: torch.dtype, device: torch.device) ->
         optimizer.zero_grad()
         if tokens.is_cuda:
             torch.cuda.synchronize()
-        return loss.detach(), norm
+        return loss.detach().float(), norm.float()
 
     return step
