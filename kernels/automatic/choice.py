@@ -16,6 +16,7 @@ CUDA and Triton have the same device time in the median. CUDA is first, because 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -23,7 +24,7 @@ import sysconfig
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,6 +105,18 @@ def choice(calls: Calls) -> Choice:
             extension.load()
             extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]
+
+
+def invariant_kernels(function: str, x: Tensor) -> Any:
+    """The module with the kernels of a function for x whose results of a row do not depend on the other rows.
+
+    Raises:
+        ValueError: only torch computes it.
+    """
+    found = choice(Calls(function, x.device, x.dtype))
+    if found.kernels == "torch":
+        raise ValueError(f"invariant=True of {function}: {found.why}")
+    return importlib.import_module(f"..{found.kernels}.invariant", __package__)
 
 
 def choose(calls: Calls) -> Choice:

@@ -227,7 +227,7 @@ def _differentiable_gradient_of_logprob(
 
 
 @_cross_entropy.register_fake
-def _(
+def _fake_cross_entropy(
     x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE,
     logit_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -236,7 +236,7 @@ def _(
 
 
 @_logprob.register_fake
-def _(x: Tensor, target: Tensor, *_options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_logprob(x: Tensor, target: Tensor, *_options: Any) -> tuple[Tensor, Tensor, Tensor]:
     return _each(x), _each(x), _each(x)
 
 

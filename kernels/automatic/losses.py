@@ -16,6 +16,7 @@ from torch.nn import _reduction
 from ..common import extension, sharding
 from ..common.losses import check_arguments
 from ..common.rows import DTYPES, is_strided, transformed
+from .choice import which
 from .loss_operators import (
     NONE,
     REDUCTIONS,
@@ -61,6 +62,7 @@ def cross_entropy(
     inplace_backward: bool = False,
     process_group: Any = None,
     shard: Sequence[int] | None = None,
+    invariant: bool = False,
 ) -> Any:
     """The cross entropy of logits `input` and `target`, as `torch.nn.functional.cross_entropy` has it, and more.
 
@@ -76,6 +78,8 @@ def cross_entropy(
     - return_lse, return_z_loss, return_accuracy, return_predictions: the result is a tuple of the loss and these, in this order: lse of
       each row; the z-loss that is in the loss; the share of rows whose largest logit is the target's, or 0 and 1 for reduction="none"; and
       the class of the largest logit. They have no gradient, and the first three are float32.
+    - invariant: as of `softmax`. The loss of a row (reduction="none"), lse, and the gradient but for its factor then do not depend on other
+      rows. It excludes lse, inplace_backward and process_group.
     - inplace_backward: the gradient overwrites the logits, where our kernels run outside of a compiler. Other gradients that need the
       logits then raise torch's error on tensors modified in place.
     - process_group: the classes are split across the ranks of this `torch.distributed.ProcessGroup`, and input has those of this rank. All
@@ -90,11 +94,13 @@ def cross_entropy(
 
     Raises:
         IndexError, RuntimeError, TypeError, ValueError: what torch raises for its arguments.
-        ValueError: one of the other arguments is out of range, or lse does not fit.
+        ValueError: one of the other arguments is out of range, lse does not fit, or torch alone computes a call with `invariant`.
         TypeError: one of them is not a number.
     """
     others = return_lse or return_z_loss or return_accuracy or return_predictions
-    special = weight is not None or lse is not None or others or inplace_backward
+    special = weight is not None or lse is not None or others or inplace_backward or invariant
+    if invariant and (lse is not None or inplace_backward or process_group is not None):
+        raise ValueError("invariant=True excludes lse, inplace_backward and process_group")
     if size_average is not None or reduce is not None:
         reduction = _reduction.legacy_get_string(size_average, reduce)
     number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
@@ -129,11 +135,14 @@ def cross_entropy(
         _check_lse(lse, target, weight)
     options = ignore_index, label_smoothing, z_loss, softcap
     given, needs_lse = _rows_for_kernels(input, target, weight, dim, options), return_lse or return_z_loss
+    if given is None and invariant:
+        why = which(input, function="cross_entropy")
+        raise ValueError(f"invariant=True of cross_entropy: torch alone takes these arguments (kernels for the logits: {why})")
     if given is None:
         loss, lse = _by_torch(input, target, weight, number, dim, dtype, *options, logit_scale, lse, needs_lse)
     else:
         rows, classes = given
-        loss, lse = _by_kernels(rows, classes, target, weight, number, *options, logit_scale, lse, inplace_backward, needs_lse)
+        loss, lse = _by_kernels(rows, classes, target, weight, number, *options, logit_scale, lse, inplace_backward, needs_lse, invariant)
         if loss.dtype is not (result := _result_dtype(input, dtype)):
             loss = loss.to(result)
     if not others:
@@ -181,6 +190,7 @@ def _rows_for_kernels(
 def _by_kernels(
     rows: Tensor, classes: Tensor, target: Tensor, weight: Tensor | None, number: int, ignore_index: int, label_smoothing: float,
     z_loss: float, softcap: float, logit_scale: float, lse: Tensor | None, inplace: bool, needs_lse: bool,
+    invariant: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The loss in float32, and lse of target's shape if it is needed."""
     options = ignore_index, label_smoothing, z_loss, softcap
@@ -188,7 +198,8 @@ def _by_kernels(
         inplace = False  # rows that share memory have gradients of their own
     if lse is None and not inplace:
         reduced = NONE if weight is not None else number
-        loss, statistics, _ = _cross_entropy(rows, classes, *options, reduced, logit_scale)
+        operator = _invariants().cross_entropy if invariant else _cross_entropy
+        loss, statistics, _ = operator(rows, classes, *options, reduced, logit_scale)
     else:
         given = None if lse is None else lse.detach().reshape(-1).float()
         loss, statistics = _Loss.apply(rows, classes, given, inplace, *options, logit_scale)
@@ -322,6 +333,12 @@ def _others(
     return found
 
 
+def _invariants() -> Any:
+    from . import invariant
+
+    return invariant
+
+
 def _parallel() -> Any:
     """The functions of a vocabulary that is split across processes; few programs import torch.distributed."""
     return importlib.import_module(".vocabulary_parallel", __package__)
@@ -335,6 +352,7 @@ def logprob(
     temperature: float = 1.0,
     process_group: Any = None,
     shard: Sequence[int] | None = None,
+    invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(logprob, entropy) of logits (..., V) and class numbers `target` (...) of int64, each of target's shape.
 
@@ -343,21 +361,30 @@ def logprob(
     differentiable as a `cross_entropy`. Otherwise as it, except that torch raises RuntimeError for a target out of range on the CPU.
 
     Raises:
-        ValueError: the shapes do not fit, or temperature is not positive and finite.
+        ValueError: the shapes do not fit, temperature is not positive and finite, or torch alone computes a call with `invariant`.
         TypeError: target is not int64 or on another device, or an option is not a number.
     """
     if shard is not None and process_group is None:
         raise ValueError(WITHOUT_GROUP)
-    if process_group is not None or (type(logits) is not Tensor and sharding.is_distributed(logits)):
+    if (process_group is not None or (type(logits) is not Tensor and sharding.is_distributed(logits))) and not invariant:
         split: tuple[Tensor, Tensor] = _parallel().logprob_of(logits, target, process_group, shard, logprob, ignore_index, temperature)
         return split
-    if not torch.compiler.is_compiling() and (results := extension.entries.logprob(logits, target, ignore_index, temperature)) is not None:
+    if (
+        not invariant
+        and not torch.compiler.is_compiling()
+        and (results := extension.entries.logprob(logits, target, ignore_index, temperature)) is not None
+    ):
         both: tuple[Tensor, Tensor] = results
         return both
     check_arguments({"logits": logits, "target": target}, ignore_index, temperature=temperature)
     rows, classes = _rows(logits, target)
-    ours = _has_kernels("logprob", rows) and rows.numel() > 0 and not transformed()
-    found, entropy, _lse = (_logprob if ours else _formula_of_logprob)(rows, classes, ignore_index, 1 / temperature)
+    if invariant:
+        if process_group is not None or transformed():
+            raise ValueError("invariant=True of logprob excludes process_group and torch.func")
+        operator: Any = _invariants().logprob
+    else:
+        operator = _logprob if _has_kernels("logprob", rows) and rows.numel() > 0 and not transformed() else _formula_of_logprob
+    found, entropy, _lse = operator(rows, classes, ignore_index, 1 / temperature)
     return found.view(target.shape), entropy.view(target.shape)
 
 

@@ -17,6 +17,7 @@ is built, it has their autograd and launches the CUDA kernels (`softbench.kernel
 
 import importlib
 import math
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -28,7 +29,7 @@ from ..common import extension, sharding
 from ..common.masked_softmax import LEAST_SCALE, MOST_ROWS, MOST_SCALE, MaskedSoftmax
 from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
 from ..common.rows import DTYPES, transformed
-from .choice import Calls, choice
+from .choice import Calls, choice, invariant_kernels
 
 NAME = "masked_softmax"
 LOWEST = torch.finfo(torch.float32).min
@@ -37,7 +38,7 @@ TWO_DTYPES = "the CUDA kernels take a bias of the scores' dtype"
 
 def masked_softmax(
     scores: Tensor, *, scale: float | Tensor = 1.0, mask: Tensor | None = None, causal: bool = False, sink: Tensor | None = None,
-    dtype: torch.dtype | None = None, without_keys: str = "nan",
+    dtype: torch.dtype | None = None, without_keys: str = "nan", invariant: bool = False,
 ) -> Tensor:  # fmt: skip
     """softmax(scale * scores + mask) over the keys of attention scores (..., S, N), of any number of dimensions: queries and keys are last.
 
@@ -53,17 +54,18 @@ def masked_softmax(
     - Gradients: of any order, with respect to scores, a bias, sink and a scale in a tensor. Kept for them are the result and, with a sink,
       a number for each row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0. Beyond what a causal
       query sees, it may be NaN or 0.
+    - invariant: as of `softmax`. It excludes a scale in a tensor, a bias with without_keys="zero", and more than 16384 keys.
     - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Scores that are not contiguous are copied.
 
     Raises:
-        ValueError: a shape does not fit, or without_keys is another word.
+        ValueError: a shape does not fit, without_keys is another word, or torch alone computes a call with `invariant`.
         TypeError: scores, mask or sink have a dtype that does not fit, or lie on two devices, or an argument has a wrong type.
     """
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores is a {type(scores).__name__}; it must be a tensor")
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
-    if dtype is None and without_keys == "nan" and not torch.compiler.is_compiling():
+    if dtype is None and without_keys == "nan" and not invariant and not torch.compiler.is_compiling():
         y = extension.entries.masked_softmax(scores, mask, sink, scale, causal)
         if y is not None:
             fast: Tensor = y
@@ -78,12 +80,15 @@ def masked_softmax(
     of_scale = isinstance(scale, Tensor) and scale.requires_grad and torch.is_grad_enabled()
     four, mask = _as_scores(x), _of_scores(mask, x)
     scale = scale.reshape(()) if isinstance(scale, Tensor) else scale
-    if transformed() or of_scale or (zero and special):
+    by_torch = transformed() or of_scale or (zero and special)
+    if invariant and (by_torch or isinstance(scale, Tensor)):
+        raise ValueError("invariant=True of masked_softmax excludes a scale in a tensor, torch.func, and a bias with without_keys='zero'")
+    if by_torch:
         result = _formula(four, mask, sink, scale, causal, zero)[0]
     else:
         if zero:  # this sink takes part in rows without a key only, where it is the largest
             sink = x.new_full(four.shape[1:2], LOWEST, dtype=torch.float32)
-        result = _masked_softmax(four, mask, sink, scale, causal)[0]
+        result = (_invariant if invariant else _masked_softmax)(four, mask, sink, scale, causal)[0]
     return result if x.dim() == 4 else result.view(x.shape)
 
 
@@ -232,14 +237,14 @@ def _differentiable_gradient(dy: Tensor, y: Tensor, share: Tensor | None = None,
 
 
 @_masked_softmax.register_fake
-def _(
+def _fake(
     scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     return scores.new_empty(scores.shape), scores.new_empty(0 if sink is None else scores.shape[:3], dtype=_wide(scores))
 
 
 @_masked_softmax_backward.register_fake
-def _(dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> tuple[Tensor, Tensor]:
+def _fake_backward(dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> tuple[Tensor, Tensor]:
     return y.new_empty(y.shape), y.new_empty(0 if share is None else y.shape[:3], dtype=_wide(y))
 
 
@@ -252,9 +257,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(y, *(() if sink is None else (share,)))
 
 
-def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor, backward: Any = None) -> tuple[Tensor | None, ...]:
     y, *shares = ctx.saved_tensors
-    backward = _differentiable_gradient if transformed() else _masked_softmax_backward
+    backward = backward or (_differentiable_gradient if transformed() else _masked_softmax_backward)
     of_mask = any(ctx.needs_input_grad[1:2])  # it has no entry for trailing inputs that are defaults
     dx, dsink = backward(dy, y, shares[0] if shares else None, 1.0 if of_mask else ctx.scale, ctx.causal)
     dmask = None
@@ -265,6 +270,30 @@ def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor) -> tuple[Tensor | None, ..
     return dx, dmask, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None
 
 
+@custom_op("softbench::invariant_masked_softmax", mutates_args=())
+def _invariant(
+    scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `_masked_softmax`, by kernels whose results of a row do not depend on the other rows."""
+    given = mask if mask is None or mask.dtype is torch.bool else mask.to(scores.dtype)
+    function: MaskedSoftmax = invariant_kernels(NAME, scores).masked_softmax
+    y, share = function.forward(scores, scale=scale, mask=given, causal=causal, sink=sink, shares=True)
+    return y, scores.new_empty(0, dtype=torch.float32) if share is None else share
+
+
+@custom_op("softbench::invariant_masked_softmax_backward", mutates_args=())
+def _invariant_backward(
+    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `_masked_softmax_backward`, by such kernels."""
+    function: MaskedSoftmax = invariant_kernels(NAME, y).masked_softmax
+    dx, dsink = function.backward(dy, y, share, scale=scale, causal=causal)
+    return dx, y.new_empty(0, dtype=torch.float32) if dsink is None else dsink
+
+
+_invariant.register_fake(_fake)
+_invariant_backward.register_fake(_fake_backward)
+_invariant.register_autograd(partial(_gradients, backward=_invariant_backward), setup_context=_save)
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
 register_transforms(_masked_softmax, FORWARD_FLOPS)
 register_transforms(_masked_softmax_backward, BACKWARD_FLOPS, _differentiable_gradient)

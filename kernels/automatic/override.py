@@ -28,6 +28,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import importlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,6 +96,8 @@ class Override:
     launches: dict[tuple[torch.device, torch.dtype, bool], Callable[..., Any] | None] = field(default_factory=dict)
     """Our launchers, also by whether `dim` is the last; None for torch's kernel."""
     devices: Sequence[int] = ()
+    invariant: bool = False
+    """Whether each call runs our launcher of the module `invariant`, whatever its size."""
     launch_by: Callable[[int, int, int, int], None] | None = None
     """Tells this operator's filter the launcher in C, while there is a filter: device, dtype, launcher, function for the stream."""
 
@@ -109,6 +112,8 @@ class Override:
         if least is None or x.dim() == 0:
             return False
         elements = x.numel()
+        if self.invariant:
+            return elements > 0 and -x.dim() <= dim < x.dim() and max(0, x.get_device()) in self.devices
         if not is_last(x, dim):
             if elements < least.others or not -x.dim() <= dim < x.dim():
                 return False
@@ -131,8 +136,8 @@ class Override:
         result: Tensor | None = None
         if launch is not None and first.dtype == x.dtype and first.shape == x.shape and first.device == x.device:
             dtype = last if isinstance(last, torch.dtype) else torch.float32 if last else x.dtype
-            if key[-1]:
-                result = apply_to_rows(launch, tensors, x.dim() - 1, None if dtype == x.dtype else dtype)
+            if key[-1] or self.invariant:
+                result = apply_to_rows(launch, tensors, dim % x.dim(), None if dtype == x.dtype else dtype)
             else:
                 result = apply_to_columns(launch, tensors, dim % x.dim(), dtype)
         if result is None:
@@ -141,8 +146,11 @@ class Override:
 
     def decide(self, x: Tensor, dim: int) -> Callable[..., Any] | None:
         """Our launcher for the device and dtype of x, and `dim`; None for torch's kernel."""
-        chosen, last = which(x, dim, function=self.function).kernels, is_last(x, dim)
-        found = None if chosen == "torch" else self.launchers(chosen) if last else self.columns(chosen)
+        last, found = is_last(x, dim), None
+        chosen = which(x, -1 if self.invariant else dim, function=self.function).kernels
+        if chosen != "torch":
+            by = self.launchers if last or self.invariant else self.columns
+            found = by(f"{chosen}.invariant" if self.invariant else chosen)
         self.launches[x.device, x.dtype, last] = found
         if chosen == "cuda" and last and self.launch_by and (stream := filters.current_stream()):
             device = max(0, x.get_device())
@@ -160,11 +168,8 @@ def _launcher(name: str) -> Callable[[str], Callable[..., Any]]:
     """The launcher of this name by its kernels, which are imported when they run."""
 
     def found(kernels: str) -> Callable[..., Any]:
-        if kernels == "cuda":
-            from ..cuda import launch as module
-        else:
-            from ..triton import dispatch as module  # type: ignore[no-redef]
-        launch: Callable[..., Any] = getattr(module, name)
+        module = {"cuda": "cuda.launch", "triton": "triton.dispatch"}.get(kernels, kernels)
+        launch: Callable[..., Any] = getattr(importlib.import_module(f"..{module}", __package__), name)
         return launch
 
     return found
@@ -181,7 +186,7 @@ OVERRIDES = (
 
 
 @contextlib.contextmanager
-def use() -> Iterator[None]:
+def use(*, invariant: bool = False) -> Iterator[None]:
     """Inside `with softbench.use():` torch's softmax and log_softmax run softbench's kernels where these are right and faster.
 
     The calls are those of `torch.softmax`, `torch.nn.functional.softmax`, `cross_entropy` and others, and their gradients, in all threads
@@ -191,22 +196,27 @@ def use() -> Iterator[None]:
       million elements and more, or rows of 125000 columns. GPUs of compute capability 9.0 (H100, H200). All other calls keep torch's
       kernels.
     - Results: within the bound of docs/correctness.md, and not bit for bit those of torch.
+    - invariant: in each call of these dtypes a row of the result, and of a gradient, has the same bits whatever the other rows are and how
+      many. So calls of every size run our kernels, launched by Python. Blocks of both kinds cannot be in one another.
     - torch.compile: compiled code has Inductor's own kernels, inside and outside of the block. `softbench.kernels.softmax` is for compiled
       functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.
     - CUDA graphs: a graph keeps the kernels that were active while it was captured. Call the function once before, as always.
 
     On a machine without such a GPU it does nothing. The first block on a machine builds an extension in C++, in half a minute.
+
+    Raises:
+        RuntimeError: a block of the other kind is active.
     """
-    _enter()
+    _enter(invariant)
     try:
         yield
     finally:
         _leave()
 
 
-def enable() -> None:
+def enable(*, invariant: bool = False) -> None:
     """As `use`, for the rest of the process."""
-    _enter()
+    _enter(invariant)
 
 
 _lock = threading.Lock()
@@ -216,9 +226,13 @@ _kept: collections.deque[Any] = collections.deque(maxlen=KEPT)
 """Removed kernels in Python. A call in another thread may still run one, and torch does not keep it alive."""
 
 
-def _enter() -> None:
+def _enter(invariant: bool) -> None:
     global _depth
     with _lock:
+        if _depth and OVERRIDES[0].invariant != invariant:
+            raise RuntimeError(f"softbench.use: a block with invariant={not invariant} is active; leave it first")
+        for override in OVERRIDES:
+            override.invariant = invariant
         if not _depth and (devices := _devices()):
             try:
                 _register(devices)
@@ -245,7 +259,7 @@ def _devices() -> list[int]:
 
 
 def _register(devices: Sequence[int]) -> None:
-    found = filters.load()
+    found = None if OVERRIDES[0].invariant else filters.load()  # its rule has sizes
     for slot, override in enumerate(OVERRIDES):
         override.torchs = torch.library.get_kernel(f"aten::{override.operator}", KEY)
         override.devices = devices

@@ -19,8 +19,9 @@ Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool]
 
 
 def softmax(
-    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, _stacklevel: int = 3
-) -> Tensor:
+    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, invariant: bool = False,
+    _stacklevel: int = 3,
+) -> Tensor:  # fmt: skip
     """softmax(input) over `dim`: exp(x - max(x)) / sum(exp(x - max(x))), by the fastest kernels that work here. It is called as torch's.
 
     - Shapes, strides and gradients: any shape and strides, differentiable twice by our kernels. The result is contiguous and has the
@@ -28,13 +29,18 @@ def softmax(
     - Dtypes: float32, float16 and bfloat16 by our kernels, others by torch. The result has the input's dtype, or `dtype`. Under autocast
       it is float32, as torch has it, and our CUDA kernels write it without a cast of the input.
     - Devices: all of torch's. `softbench.kernels.which(input)` says what runs, and why.
+    - invariant: the bits of a row do not depend on the other rows, nor on how many they are (`softbench check --invariance`), and those of
+      its gradient do not either, if dy and y are the same. By our kernels only, differentiable once, without `out`.
     - torch.compile traces it. With `out`, and in forward mode and `torch.func`, torch's softmax runs.
 
     Raises:
         IndexError: `dim` is out of range.
         TypeError: an argument has a wrong type.
+        ValueError: `invariant`, and our kernels do not run here; the message says why.
         RuntimeError: the launch failed, or torch has no softmax of this dtype.
     """
+    if invariant:
+        return _invariant(input, dim, dtype, out, log=False)
     if out is None and not torch.compiler.is_compiling() and (y := entries.softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
@@ -42,13 +48,24 @@ def softmax(
 
 
 def log_softmax(
-    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, _stacklevel: int = 3
-) -> Tensor:
+    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, invariant: bool = False,
+    _stacklevel: int = 3,
+) -> Tensor:  # fmt: skip
     """log(softmax(input)) over `dim`; otherwise as `softmax`."""
+    if invariant:
+        return _invariant(input, dim, dtype, out, log=True)
     if out is None and not torch.compiler.is_compiling() and (y := entries.log_softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
     return _LOG_SOFTMAX(input, dim, dtype, out, _stacklevel)
+
+
+def _invariant(x: Tensor, dim: int | None, dtype: torch.dtype | None, out: Tensor | None, *, log: bool) -> Tensor:
+    from . import invariant
+
+    if out is not None:
+        raise ValueError("invariant=True excludes out")
+    return invariant.softmax(x, dim, dtype, log=log)
 
 
 class Function:

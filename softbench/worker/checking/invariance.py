@@ -141,7 +141,10 @@ class _Found:
         for mine, repeated, place_0, other, dtype in zip(turns, again, own, self.first[1], dtypes, strict=True):
             self._compare("run", M, M, repeated, mine[-1].expand_as(repeated), dtype)
             self._compare("M", M, self.first[0], place_0, other, dtype)
-            for place, number in enumerate(places_of(M)):
+            places = range(mine.shape[1])
+            if torch.equal(mine, torch.stack([place_0.roll(-place, 0) for place in places], 1)):
+                continue
+            for place, number in zip(places, places_of(M), strict=True):
                 self._compare("position", M, number, mine[:, place], place_0.roll(-place, 0), dtype)
 
     def _compare(self, kind: str, M: int, other: int, mine: torch.Tensor, its: torch.Tensor, dtype: torch.dtype) -> None:

@@ -44,7 +44,7 @@ import torch
 from torch.testing import assert_close
 from softbench.kernels.triton import invariant
 torch.manual_seed(0)
-for N in (7, 1000, 2051):
+for N in (7, 1003):
     x, dy, target = torch.randn(2, N), torch.randn(2, N), torch.tensor([N - 1, 0])
     wide = x.double().requires_grad_()
     expected = torch.softmax(wide, -1)
