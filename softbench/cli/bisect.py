@@ -157,7 +157,7 @@ def _sides(plugin: str | None, backend: str | None, stack: ExitStack) -> Callabl
     from softbench.gate import commits
 
     if plugin is None:
-        return lambda commit, against: ["--candidate-env", commit, "--reference-env", against]
+        return lambda commit, against: ["--candidate-env", commit[: commits.SHORT], "--reference-env", against[: commits.SHORT]]
     file, colon, function = plugin.partition(":")
     top = Path(commits.git(Path(), "rev-parse", "--show-toplevel"))
     place = Path(file).resolve()
