@@ -14,20 +14,20 @@ struct ColumnPlan {
     int lanes, ctas, threads;
 };
 
-// The threads of a CTA whose K vectors each hold its part of R rows; more than COLUMN_THREADS where they cannot.
-inline int column_threads(int64_t R, int lanes, int ctas, int K) {
+// The threads of a CTA whose K vectors each hold its part of R rows; more than `most` where they cannot.
+inline int column_threads(int64_t R, int lanes, int ctas, int K, int most) {
     const int64_t step = ceil_div<int64_t>(ceil_div<int64_t>(R, ctas), K);
-    return int(std::min<int64_t>(ceil_div<int64_t>(step * lanes, WARP) * WARP, 2 * COLUMN_THREADS));
+    return int(std::min<int64_t>(ceil_div<int64_t>(step * lanes, WARP) * WARP, 2 * most));
 }
 
-inline ColumnPlan column_plan(int64_t R, int K) {
+inline ColumnPlan column_plan(int64_t R, int K, int most_threads) {
     const int most = device().clusters() ? MAX_CLUSTER : 1;
     for (int lanes : {SEGMENT_LANES, SEGMENT_LANES / 2, SEGMENT_LANES / 4, 2})
-        for (int limit : {MOST_THREADS, COLUMN_THREADS})
+        for (int limit : {MOST_THREADS, most_threads})
             for (int ctas = 1; ctas <= most; ++ctas) {
-                int threads = column_threads(R, lanes, ctas, K);
+                int threads = column_threads(R, lanes, ctas, K, most_threads);
                 if (threads > limit || (limit > MOST_THREADS && most > 1 && ctas < most)) continue;
-                while (threads < 64) lanes *= 2, threads = column_threads(R, lanes, ctas, K);
+                while (threads < 64) lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
                 return {lanes, ctas, threads};
             }
     return {SEGMENT_LANES, most, MOST_THREADS};  // read twice
@@ -45,10 +45,10 @@ cudaError_t launch_columns(const Columns<In, Out, READS>& a, const ColumnPlan& p
 
 template <typename In, typename Out, int READS, int V>
 int columns_of(Columns<In, Out, READS> a, int64_t inner, int64_t outers, bool log, ColumnPlan plan, cudaStream_t stream) {
-    constexpr int K = 8 / READS;
-    if (plan.lanes == 0) plan = column_plan(a.R, K);
-    else if (plan.threads == 0) plan.threads = column_threads(a.R, plan.lanes, plan.ctas, K);
-    if (plan.threads > COLUMN_THREADS) return cudaErrorInvalidValue;
+    constexpr int K = 8 / READS, MOST = COLUMN_THREADS<READS, V>;
+    if (plan.lanes == 0) plan = column_plan(a.R, K, MOST);
+    else if (plan.threads == 0) plan.threads = column_threads(a.R, plan.lanes, plan.ctas, K, MOST);
+    if (plan.threads > MOST) return cudaErrorInvalidValue;
     a.inner = inner / V, a.columns = outers * a.inner, a.lanes = plan.lanes, a.rows = int(ceil_div<int64_t>(a.R, plan.ctas));
     const bool held = int64_t(K) * (plan.threads / plan.lanes) >= a.rows;
     if (log && held) return launch_columns<In, Out, READS, V, K, true, true>(a, plan, stream);

@@ -86,18 +86,6 @@ template <typename In, typename Out, int READS, int V, int K, bool LOG> struct C
             for (int w = 0; w < Vector::WORDS; ++w) most.word[w] = Packed<In>::elementwise_max(most.word[w], held[0][k].word[w]);
         return most;
     }
-    // The K vectors' maxima, and the sums of their exponentials, which are stored.
-    __device__ __forceinline__ Vector exponentials(float (&exponential)[K][V], float (&sum)[V], float factor) const {
-        const Vector most = maxima();
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            const float base = finite_or_zero(most[v]);
-            sum[v] = 0.0f;
-#pragma unroll
-            for (int k = 0; k < K; ++k) sum[v] += exponential[k][v] = exp2_fast((held[0][k][v] - base) * factor);
-        }
-        return most;
-    }
     // Adds the K vectors to the partials.
     __device__ __forceinline__ void accumulate(ColumnPartials<V>& partials, float factor) {
         if constexpr (FORWARD) {
@@ -149,13 +137,12 @@ __device__ __forceinline__ Partial merged_columns(Partial a, Partial b, float fa
     return {maximum, a.sum * exp2_fast((a.maximum - base) * factor) + b.sum * exp2_fast((b.maximum - base) * factor)};
 }
 
-constexpr int COLUMN_THREADS = 384;
-// Whether a thread computes exponentials once, relative to its own maxima, and keeps them. Of 16-bit elements these take twice the registers.
-template <typename In, int READS, int V, bool LOG, bool HELD> constexpr bool KEEPS_EXPONENTIALS = HELD && READS == 1 && !LOG;
+// The most threads of a CTA, of which an SM has two: a thread has 64 registers, or 80 for forwards of 8 columns.
+template <int READS, int V> constexpr int COLUMN_THREADS = READS == 1 && V == 8 ? 384 : 512;
 
 // HELD: the threads hold their columns, which are read once. CLUSTER: CTAs share columns.
 template <typename In, typename Out, int READS, int V, int K, bool LOG, bool HELD, bool CLUSTER>
-__global__ void __launch_bounds__(COLUMN_THREADS, HELD && READS == 1 && V == 8 ? 1 : 2) columns(const Columns<In, Out, READS> a) {
+__global__ void __launch_bounds__(COLUMN_THREADS<READS, V>, 2) columns(const Columns<In, Out, READS> a) {
     extern __shared__ Partial shared_partials[];
     __shared__ uint64_t received;
     constexpr bool FORWARD = READS == 1;
@@ -186,25 +173,16 @@ __global__ void __launch_bounds__(COLUMN_THREADS, HELD && READS == 1 && V == 8 ?
     me.last = vector < a.columns ? min(a.R, (rank + 1) * a.rows) : 0;
     const float factor = fminf(a.scale * LOG2_E, LARGEST_FLOAT);
 
-    constexpr bool KEEPS = KEEPS_EXPONENTIALS<In, READS, V, LOG, HELD>;
-    float exponential[KEEPS ? K : 1][V];
-    ColumnVector<In, V> most;
     ColumnPartials<V> partials;
 #pragma unroll
     for (int v = 0; v < V; ++v) partials.maximum[v] = FORWARD ? MINUS_INFINITY : 0.0f, partials.sum[v] = 0.0f;
     me.load(me.first, a.row_stride);
-    if constexpr (KEEPS) {
-        most = me.exponentials(exponential, partials.sum, factor);
-#pragma unroll
-        for (int v = 0; v < V; ++v) partials.maximum[v] = most[v];
-    } else {
-        me.accumulate(partials, factor);
-        if constexpr (!HELD)
-            for (int from = me.first + K * me.step; from < me.last; from += K * me.step) {
-                me.load(from, a.row_stride);
-                me.accumulate(partials, factor);
-            }
-    }
+    me.accumulate(partials, factor);
+    if constexpr (!HELD)
+        for (int from = me.first + K * me.step; from < me.last; from += K * me.step) {
+            me.load(from, a.row_stride);
+            me.accumulate(partials, factor);
+        }
     if (lanes < WARP) {
 #pragma unroll
         for (int v = 0; v < V; ++v) {
@@ -253,15 +231,9 @@ __global__ void __launch_bounds__(COLUMN_THREADS, HELD && READS == 1 && V == 8 ?
         totals.maximum[v] = total.maximum;
         totals.sum[v] = !FORWARD ? total.sum : LOG ? log_of_sum(total.sum) : reciprocal(total.sum);
     }
-    if constexpr (KEEPS) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) totals.sum[v] *= exp2_fast((most[v] - totals.maximum[v]) * factor);  // NaN for a column of -inf
-        me.write(me.first, a.row_stride[READS], [&](int k, int v) { return exponential[k][v] * totals.sum[v]; });
-    } else {
-        for (int from = me.first; HELD ? from == me.first : from < me.last; from += K * me.step) {
-            if constexpr (!HELD) me.load(from, a.row_stride);
-            me.write(from, a.row_stride[READS], [&](int k, int v) { return me.result(k, v, totals, a.scale, factor); });
-        }
+    for (int from = me.first; HELD ? from == me.first : from < me.last; from += K * me.step) {
+        if constexpr (!HELD) me.load(from, a.row_stride);
+        me.write(from, a.row_stride[READS], [&](int k, int v) { return me.result(k, v, totals, a.scale, factor); });
     }
 }
 
