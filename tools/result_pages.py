@@ -106,6 +106,31 @@ def averages(names: Sequence[str], backends: Sequence[str], by: Sequence[str]) -
     return table((*heads, *(f"`{one}`" for one in backends)), [*lines.values()], align + "r" * len(backends))
 
 
+def speedups(name: str, ours: Sequence[str], others: Sequence[str], by: Sequence[str]) -> str:
+    """For each group of cells: how many times as fast the faster of our backends is as each other one, a geometric mean, and the least."""
+    times = with_shares(name).pivot_table(index=CASE, columns="backend", values="share", observed=True)
+    best = times[[one for one in ours if one in times]].max(axis=1)
+    lines = []
+    for keys, group in times.groupby(level=list(by), sort=False):
+        ratios = {one: (best[group.index] / group[one]).dropna() for one in others if one in group}
+        cells = [f"{geometric_mean(ratio):.2f} ({ratio.min():.2f})" if len(ratio) else "" for ratio in ratios.values()]
+        lines.append((*map(str, keys), *cells))
+    return table((*by, *(f"times `{one}`" for one in others)), lines, "l" * len(by) + "r" * len(others))
+
+
+def other_dimensions() -> list[str]:
+    """The section of other dimensions than the last, if its run is there."""
+    if not (RESULTS / f"{STRIDED}.csv").exists():
+        return []
+    return [
+        "## Other dimensions than the last",
+        measured_by(STRIDED),
+        averages([STRIDED], ("torch", "compile", *OWN), BY_PASS),
+        "The faster of `triton` and `cuda` beside the others:",
+        speedups(STRIDED, OWN, ("torch", "compile"), ("op", "direction")),
+    ]
+
+
 def spread(name: str) -> str:
     """For each backend of a run: how many cells reach which share of copy's speed, and the least."""
     lines = []
@@ -194,6 +219,7 @@ softbench's kernels keep in L2 what they read rather than what they write, so th
 percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
 backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
 OWN = ("triton", "cuda")
+STRIDED = "h200/strided"
 MASKED = ("h200/masked", "h200/masked-sink")
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
 FIGURE = "../../results/h200/frontier"
@@ -227,6 +253,7 @@ def h200() -> str:
         "## Other operations",
         measured_by("h200/operations"),
         averages(["h200/operations"], ("torch", "compile", *OWN), BY_M),
+        *other_dimensions(),
         "## Odd lengths",
         "Rows whose length is no multiple of 16 bytes start at any address. Forward in bf16:",
         measured_by("h200/odd"),

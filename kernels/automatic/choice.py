@@ -3,8 +3,8 @@
 The rule, for each class of calls (`Calls`):
 
 1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16.
-2. The CUDA kernels, where their library is built. That of another `dim` than the last is a library of its own. Nothing is built in a call:
-   `build()` builds.
+2. The CUDA kernels, where their library is built. That of another `dim` than the last is a library of its own, of softmax and log_softmax.
+   Nothing is built in a call: `build()` builds.
 3. The Triton kernels, where Triton can compile. They are compiled at their first call.
 4. torch.
 
@@ -42,6 +42,8 @@ OF_ROWS = ("softmax", "log_softmax")
 """The functions with arguments `dim` and `dtype`, where `dtype` is that of the result. Their Triton kernels run on AMD's GPUs too."""
 OF_COLUMNS = ("columns",)
 """The CUDA library where `dim` is not the last."""
+LEAST_OVER_COLUMNS = 2**22
+"""Elements from which cross entropy over another dimension than the last is ours: below, torch's kernels take less time than our call."""
 LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
 """The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""
 FORGETS: list[Callable[[], None]] = []
@@ -88,6 +90,10 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
         raise ValueError(f"function {function!r}: must be one of {', '.join(SUBJECTS)}")
     if function in OF_ROWS:
         return choice(Calls(function, x.device, x.dtype, dtype, is_last(x, dim)))
+    if function == "cross_entropy" and not is_last(x, dim):
+        if x.numel() < LEAST_OVER_COLUMNS:
+            return Choice("torch", f"over another dimension than the last it is faster below {LEAST_OVER_COLUMNS} elements")
+        return choice(Calls(function, x.device, x.dtype, last=False))
     converted = function == "masked_softmax" and dtype is not None
     return choice(Calls(function, x.device, dtype if converted and dtype is not None else x.dtype))
 
@@ -130,6 +136,8 @@ def choose(calls: Calls) -> Choice:
     if result not in (None, dtype) and not (result is torch.float32 and dtype in DTYPES[1:]):
         return Choice("torch", f"the result of {dtype} as {result} needs a cast")
     libraries = LIBRARIES.get(function, (function,)) if last else OF_COLUMNS
+    if not last and not of_rows:
+        but = f"the CUDA kernels of {function} take rows"
     lacks_cuda = but or next(filter(None, (without_cuda(device, library) for library in libraries)), "")
     if not lacks_cuda:
         return Choice("cuda", "the CUDA kernels are built")

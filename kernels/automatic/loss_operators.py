@@ -1,5 +1,7 @@
 """The operators of `cross_entropy` and `logprob`: `softbench::cross_entropy`, `softbench::logprob` and their backwards, of logits (M, V).
 
+Those of cross entropy also take logits (outer, V, inner), whose classes are read where they are, with outer * inner targets.
+
 torch.compile sees opaque calls. The backward computes the gradient from the logits and a few numbers of each row, so nothing of the logits'
 size is kept besides the logits. Where the extension in C++ is built, it has their autograd and launches the CUDA kernels
 (`softbench.kernels.common.extension`). The formulas compute the same by torch's operators.
@@ -25,28 +27,30 @@ REDUCTIONS = {"mean": MEAN, "sum": SUM, "none": NONE}
 LOWEST = torch.finfo(torch.float32).min
 
 
-def _has_kernels(function: str, x: Tensor) -> bool:
-    """Whether our kernels take x."""
-    key = function, x.device, x.dtype
+def _has_kernels(function: str, x: Tensor, last: bool = True) -> bool:
+    """Whether our kernels take x. `last`: whether the classes are its last dimension."""
+    key = function, x.device, x.dtype, last
     found = _ours.get(key)
     if found is None:
         found = _ours[key] = _decided(*key)
     return found
 
 
-_ours: dict[tuple[str, torch.device, torch.dtype], bool] = {}
+_ours: dict[tuple[str, torch.device, torch.dtype, bool], bool] = {}
 FORGETS.append(_ours.clear)
 
 
 @torch.compiler.assume_constant_result
-def _decided(function: str, device: torch.device, dtype: torch.dtype) -> bool:
-    return choice(Calls(function, device, dtype)).kernels != "torch"
+def _decided(function: str, device: torch.device, dtype: torch.dtype, last: bool) -> bool:
+    return choice(Calls(function, device, dtype, last=last)).kernels != "torch"
 
 
 def _kernels(function: str, x: Tensor) -> Any:
     """The module with our kernels of a function for x, or None: torch."""
-    found = choice(Calls(function, x.device, x.dtype)).kernels
-    return None if found == "torch" or x.shape[-1] == 0 else importlib.import_module(f"..{found}.losses", __package__)
+    last = x.dim() == 2
+    found = choice(Calls(function, x.device, x.dtype, last=last)).kernels
+    module = "losses" if last else "strided_losses"
+    return None if found == "torch" or x.shape[1] == 0 else importlib.import_module(f"..{found}.{module}", __package__)
 
 
 def _rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,6 +62,11 @@ def _rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if target.device != logits.device:
         raise TypeError(f"target is on {target.device}; it must be on {logits.device}, as the logits are")
     return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
+
+
+def _as_rows(x: Tensor) -> Tensor:
+    """(M, V) logits of these or of (outer, V, inner)."""
+    return x if x.dim() == 2 else x.movedim(1, 2).flatten(0, 1)
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -72,9 +81,9 @@ def _logits(x: Tensor, softcap: float, logit_scale: float) -> Tensor:
     return softcap * torch.tanh(z / softcap) if softcap else z
 
 
-def _each(x: Tensor) -> Tensor:
+def _each(x: Tensor, rows: torch.Size) -> Tensor:
     """An empty result for each row."""
-    return x.new_empty(x.shape[0], dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
+    return x.new_empty(rows, dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
 
 
 @custom_op("softbench::cross_entropy", mutates_args=())
@@ -115,7 +124,7 @@ def _formula_of_loss(
     logit_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The operator by torch's operators."""
-    z = _logits(x, softcap, logit_scale)
+    z = _logits(_as_rows(x), softcap, logit_scale)
     statistics = _statistics(z)
     loss = aten.cross_entropy_loss(z, target, None, NONE, ignore_index, label_smoothing)
     if z_loss:
@@ -139,7 +148,8 @@ def _cross_entropy_backward(
 
 def _of_rows(x: Tensor, dloss: Tensor, counted: Tensor, reduction: int) -> Tensor:
     """The gradient of the loss of each row."""
-    return dloss if reduction == NONE else (dloss / counted[0] if reduction == MEAN else dloss).expand(len(x))
+    rows = x.shape[0] if x.dim() == 2 else x.shape[0] * x.shape[2]
+    return dloss if reduction == NONE else (dloss / counted[0] if reduction == MEAN else dloss).expand(rows)
 
 
 def _gradient_of_loss(
@@ -147,6 +157,10 @@ def _gradient_of_loss(
     softcap: float, reduction: int = NONE, logit_scale: float = 1.0, classes: int = 0,
 ) -> Tensor:  # fmt: skip
     """dx by torch's operators."""
+    if x.dim() == 3:
+        options = ignore_index, label_smoothing, z_loss, softcap, reduction, logit_scale, classes
+        rows = _gradient_of_loss(_as_rows(x), target, statistics, dloss, counted, *options)
+        return rows.view(x.shape[0], x.shape[2], x.shape[1]).movedim(2, 1).contiguous()
     dloss = _of_rows(x, dloss, counted, reduction)
     z = _logits(x, softcap, logit_scale)
     highest, total = statistics[:, :1], statistics[:, 1:]
@@ -167,7 +181,7 @@ def _gradient_of_loss(
 def _differentiable_gradient_of_loss(x: Tensor, target: Tensor, _base: Tensor, dloss: Tensor, counted: Tensor, *given: Any) -> Tensor:
     """dx as a function of x alone, which the statistics are some of too."""
     softcap, logit_scale = given[3], given[5] if len(given) > 5 else 1.0
-    return _gradient_of_loss(x, target, _statistics(_logits(x, softcap, logit_scale)), dloss, counted, *given)
+    return _gradient_of_loss(x, target, _statistics(_logits(_as_rows(x), softcap, logit_scale)), dloss, counted, *given)
 
 
 @custom_op("softbench::logprob", mutates_args=())
@@ -231,13 +245,17 @@ def _fake_cross_entropy(
     x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE,
     logit_scale: float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    of_rows = _each(x)
-    return of_rows.new_empty(()) if reduction else of_rows, of_rows.new_empty((x.shape[0], 2)), of_rows.new_empty(1 if reduction else 0)
+    of_rows = _each(x, target.shape)
+    return (
+        of_rows.new_empty(()) if reduction else of_rows,
+        of_rows.new_empty((target.shape[0], 2)),
+        of_rows.new_empty(1 if reduction else 0),
+    )
 
 
 @_logprob.register_fake
 def _fake_logprob(x: Tensor, target: Tensor, *_options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _each(x), _each(x), _each(x)
+    return _each(x, target.shape), _each(x, target.shape), _each(x, target.shape)
 
 
 @_cross_entropy_backward.register_fake

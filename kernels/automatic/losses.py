@@ -15,8 +15,8 @@ from torch.nn import _reduction
 
 from ..common import extension, sharding
 from ..common.losses import check_arguments
-from ..common.rows import DTYPES, is_strided, transformed
-from .choice import which
+from ..common.rows import DTYPES, around, is_strided, transformed
+from .choice import LEAST_OVER_COLUMNS, which
 from .loss_operators import (
     NONE,
     REDUCTIONS,
@@ -90,7 +90,8 @@ def cross_entropy(
       the logits has their dtype. Kept for it are the logits and two numbers a row. Forward mode and `torch.func` run torch's operators.
     - Targets out of range other than ignore_index: torch raises IndexError on the CPU. On a CUDA device our kernels make the loss and the
       gradient of the row NaN, without an error, where torch stops the device by an assertion.
-    - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Rows without adjacent elements are copied.
+    - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Classes in another dimension than the last, as of images
+      (N, C, H, W), are read in place.
 
     Raises:
         IndexError, RuntimeError, TypeError, ValueError: what torch raises for its arguments.
@@ -134,7 +135,7 @@ def cross_entropy(
         check_arguments({"target": target, "lse": lse}, ignore_index)
         _check_lse(lse, target, weight)
     options = ignore_index, label_smoothing, z_loss, softcap
-    given, needs_lse = _rows_for_kernels(input, target, weight, dim, options), return_lse or return_z_loss
+    given, needs_lse = _rows_for_kernels(input, target, weight, dim, options, lse, invariant), return_lse or return_z_loss
     if given is None and invariant:
         why = which(input, function="cross_entropy")
         raise ValueError(f"invariant=True of cross_entropy: torch alone takes these arguments (kernels for the logits: {why})")
@@ -161,9 +162,13 @@ def _check_lse(lse: Tensor, target: Tensor, weight: Tensor | None) -> None:
 
 
 def _rows_for_kernels(
-    input: Tensor, target: Tensor, weight: Tensor | None, dim: int, options: tuple[int, float, float, float]
-) -> tuple[Tensor, Tensor] | None:
-    """(M, V) logits and (M,) targets that our kernels take; None where torch's operators compute the loss, or say what is wrong."""
+    input: Tensor, target: Tensor, weight: Tensor | None, dim: int, options: tuple[int, float, float, float], lse: Tensor | None = None,
+    invariant: bool = False,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """(M, V) or (outer, V, inner) logits, and a target for each, that our kernels take.
+
+    None where torch's operators compute the loss, or say what is wrong.
+    """
     ignore_index, label_smoothing, z_loss, _ = options
     if not is_strided(input) or not isinstance(target, Tensor) or not _has_kernels("cross_entropy", input) or transformed():
         return None
@@ -180,10 +185,12 @@ def _rows_for_kernels(
     logits = input
     if dim not in (-1, dimensions - 1):
         logits = input.movedim(dim, -1)
-        if not logits.is_contiguous():
-            return None
     if target.shape != logits.shape[:-1]:
         return None
+    if logits is not input and not logits.is_contiguous():
+        if lse is not None or invariant or input.numel() < LEAST_OVER_COLUMNS or sharding.is_distributed(input):
+            return None
+        return (around(input, dim % dimensions), target.reshape(-1)) if _has_kernels("cross_entropy", input, False) else None
     return (logits, target) if dimensions == 2 else (logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1))
 
 
@@ -194,7 +201,7 @@ def _by_kernels(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The loss in float32, and lse of target's shape if it is needed."""
     options = ignore_index, label_smoothing, z_loss, softcap
-    if inplace and (torch.compiler.is_compiling() or rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]):
+    if inplace and (torch.compiler.is_compiling() or rows.dim() == 3 or rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]):
         inplace = False  # rows that share memory have gradients of their own
     if lse is None and not inplace:
         reduced = NONE if weight is not None else number

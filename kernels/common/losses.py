@@ -50,6 +50,19 @@ def logits_and_targets(x: torch.Tensor, target: torch.Tensor, device_types: Sequ
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous(), target.contiguous()
 
 
+def targets_of_columns(x: torch.Tensor, target: torch.Tensor, device_types: Sequence[str]) -> torch.Tensor:
+    """The targets of (outer, R, inner) logits, int64 of (outer * inner,), contiguous. Each of the other functions takes such logits too.
+
+    Raises TypeError and ValueError as `logits_and_targets`.
+    """
+    if x.dim() != 3 or not 0 < x.shape[1] <= MOST_COLUMNS:
+        raise ValueError(f"x is {tuple(x.shape)}; it must be (outer, R, inner) with an R from 1 to {MOST_COLUMNS}")
+    if x.dtype not in DTYPES or x.device.type not in device_types:
+        raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on {' and '.join(device_types)}")
+    _require(target, x, "target", torch.int64)
+    return target.contiguous()
+
+
 def check_arguments(tensors: dict[str, object], ignore_index: object, **numbers: object) -> None:
     """Raises TypeError or ValueError for what are no tensors, and for options of cross entropy that are no numbers or out of range."""
     for name, one in tensors.items():
@@ -66,25 +79,25 @@ def check_arguments(tensors: dict[str, object], ignore_index: object, **numbers:
             raise ValueError(f"{name} {number}: must be {wanted}")
 
 
-def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> torch.Tensor:
-    """`given`, a float32 number for each row of x, contiguous. Raises TypeError, with its name, if it is something else."""
+def number_of_rows(given: torch.Tensor, x: torch.Tensor, name: str, *, spread: bool = False) -> torch.Tensor:
+    """`given`, a float32 number for each row of x, contiguous unless `spread`. Raises TypeError, with its name, if it is something else."""
     _require(given, x, name, torch.float32)
-    return given.contiguous()
+    return given if spread else given.contiguous()
 
 
 def base_of_rows(given: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """(lse, None), or (None, statistics) if `given` has two numbers a row, contiguous. Raises TypeError if it is something else."""
     if given.dim() != 2:
         return number_of_rows(given, x, "lse"), None
-    if given.shape[1] != 2 or given.dtype is not torch.float32 or len(given) != len(x) or given.device != x.device:
+    if given.shape != (_rows(x), 2) or given.dtype is not torch.float32 or given.device != x.device:
         got = f"{tuple(given.shape)} {given.dtype} on {given.device}"
-        raise TypeError(f"lse is {got}; statistics of rows must be ({len(x)}, 2) float32 on {x.device}")
+        raise TypeError(f"lse is {got}; statistics of rows must be ({_rows(x)}, 2) float32 on {x.device}")
     return None, given.contiguous()
 
 
 def statistics_of_rows(x: torch.Tensor) -> torch.Tensor:
     """Empty statistics of the rows of x."""
-    return x.new_empty((x.shape[0], 2), dtype=torch.float32)
+    return x.new_empty((_rows(x), 2), dtype=torch.float32)
 
 
 def check_output_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> None:
@@ -96,10 +109,16 @@ def check_output_of_rows(given: torch.Tensor, x: torch.Tensor, name: str) -> Non
 
 def result_of_rows(x: torch.Tensor) -> torch.Tensor:
     """An empty float32 result for each row of x."""
-    return x.new_empty(x.shape[0], dtype=torch.float32)
+    return x.new_empty(_rows(x), dtype=torch.float32)
+
+
+def _rows(x: torch.Tensor) -> int:
+    """M of (M, N) logits, or the columns of (outer, R, inner) ones."""
+    return x.shape[0] if x.dim() == 2 else x.shape[0] * x.shape[2]
 
 
 def _require(given: torch.Tensor, x: torch.Tensor, name: str, dtype: torch.dtype) -> None:
-    if given.dtype is not dtype or given.shape != x.shape[:1] or given.device != x.device:
+    rows = _rows(x)
+    if given.dtype is not dtype or given.shape != (rows,) or given.device != x.device:
         wanted = str(dtype).removeprefix("torch.")
-        raise TypeError(f"{name} is {tuple(given.shape)} {given.dtype} on {given.device}; it must be ({len(x)},) {wanted} on {x.device}")
+        raise TypeError(f"{name} is {tuple(given.shape)} {given.dtype} on {given.device}; it must be ({rows},) {wanted} on {x.device}")

@@ -116,8 +116,14 @@ class Eager:
             return make(case, as_it_is)
         return by_direction(case, *self.pair(case.op, case.dtype))
 
-    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        return self.pair(op)[direction is not Direction.FORWARD]
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> Call:
+        return self.along(direction, op, as_it_is)
+
+    def along(self, direction: Direction, op: str, wrap: Wrap) -> Call:
+        """A function whose last argument is the dimension. The makers of operations with `any_dim` give such functions."""
+        if make := self.makers.get(parse_op(op)[0]):
+            return make(Case(1, 1, "fp32", direction, "cpu", op), wrap)
+        return wrap(self.pair(op)[direction is not Direction.FORWARD])
 
 
 def differentiable(forward: TensorCall, backward: TensorCall) -> TensorCall:

@@ -66,17 +66,17 @@ def _log_sum(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The maximum of each row, and the logarithm of the sum of exp(z - maximum); a row of -inf has a finite maximum."""
     high = z.amax(dim=-1)
     high = torch.where(high == -torch.inf, 0.0, high)
-    return high, torch.log(torch.exp(z - high[:, None]).sum(dim=-1))
+    return high, torch.log(torch.exp(z - high[..., None]).sum(dim=-1))
 
 
 def _loss(
     z: torch.Tensor, target: torch.Tensor, high: torch.Tensor, log: torch.Tensor, ignore_index: int, smoothing: float, z_loss: float
 ) -> torch.Tensor:
     ignored = target == ignore_index
-    at_target = z.gather(1, torch.where(ignored, 0, target)[:, None])[:, 0]
+    at_target = z.gather(-1, torch.where(ignored, 0, target)[..., None])[..., 0]
     loss = (1 - smoothing) * ((high - at_target) + log)
     if smoothing:
-        loss = loss + smoothing * ((high[:, None] - z).mean(dim=-1) + log)
+        loss = loss + smoothing * ((high[..., None] - z).mean(dim=-1) + log)
     if z_loss:
         loss = loss + z_loss * (high + log).square()
     return torch.where(ignored, 0.0, loss)
@@ -94,20 +94,20 @@ def _loss_gradient(
     z_loss: float,
     softcap: float,
 ) -> torch.Tensor:
-    columns = torch.arange(p.shape[1], device=p.device)
-    dz = p * (1 + 2 * z_loss * lse)[:, None] if z_loss else p
-    dz = dz - torch.where(columns == target[:, None], 1 - label_smoothing, 0.0)
+    columns = torch.arange(p.shape[-1], device=p.device)
+    dz = p * (1 + 2 * z_loss * lse)[..., None] if z_loss else p
+    dz = dz - torch.where(columns == target[..., None], 1 - label_smoothing, 0.0)
     if label_smoothing:
-        dz = dz - label_smoothing / p.shape[1]
+        dz = dz - label_smoothing / p.shape[-1]
     if softcap:
         dz = dz * (1 - torch.tanh(x.float() / softcap).square())
     if dloss is not None:
-        dz = dz * (dloss[:, None] if dloss.dim() else dloss)
-    return torch.where((target == ignore_index)[:, None], 0.0, dz).to(x.dtype)
+        dz = dz * (dloss[..., None] if dloss.dim() else dloss)
+    return torch.where((target == ignore_index)[..., None], 0.0, dz).to(x.dtype)
 
 
 def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
-    """The formulas in float32, one operation after the other."""
+    """The formulas in float32, one operation after the other. The functions take the dimension of the classes as their last argument."""
     given = parameters(case)
     mean = given.pop("reduction") == "mean"
     cap, of_loss = given["softcap"], (given["ignore_index"], given["label_smoothing"], given["z_loss"])
@@ -115,22 +115,26 @@ def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     def counted(target: torch.Tensor) -> torch.Tensor:
         return (target != given["ignore_index"]).sum()
 
-    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
-        z = capped(x, cap)
+    def forward(x: torch.Tensor, target: torch.Tensor, dim: int = -1) -> Tensors:
+        z = capped(x.movedim(dim, -1), cap)
         high, log = _log_sum(z)
         loss = _loss(z, target, high, log, *of_loss)
         return loss.sum() / counted(target) if mean else loss, high + log
 
-    def backward(x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor) -> torch.Tensor:
+    def backward(x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        x = x.movedim(dim, -1)
         dloss = dloss / counted(target) if mean else dloss
-        return _loss_gradient(x, torch.exp(capped(x, cap) - lse[:, None]), target, lse, dloss, **given)
+        dx = _loss_gradient(x, torch.exp(capped(x, cap) - lse[..., None]), target, lse, dloss, **given)
+        return dx.movedim(-1, dim)
 
-    def fused(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+    def fused(x: torch.Tensor, target: torch.Tensor, dim: int = -1) -> Tensors:
+        x = x.movedim(dim, -1)
         z = capped(x, cap)
         high, log = _log_sum(z)
-        p = torch.exp((z - high[:, None]) - log[:, None])
+        p = torch.exp((z - high[..., None]) - log[..., None])
         loss, each = _loss(z, target, high, log, *of_loss), 1 / counted(target) if mean else None
-        return loss if each is None else loss.sum() * each, _loss_gradient(x, p, target, high + log, each, **given)
+        dx = _loss_gradient(x, p, target, high + log, each, **given)
+        return loss if each is None else loss.sum() * each, dx.movedim(-1, dim)
 
     calls: dict[Direction, Call] = {Direction.FORWARD: forward, Direction.BACKWARD: backward, Direction.FUSED: fused}
     return wrap(calls[case.direction])

@@ -49,6 +49,8 @@ class Kernels:
     """The module for softmax."""
     losses = ""
     """The module for losses, if there is one."""
+    losses_of_columns = ""
+    """That for cross entropy over another dimension than the last."""
     operations: tuple[str, ...] = (OPERATION,)
     compiles = True
 
@@ -58,6 +60,8 @@ class Kernels:
     def supports(self, case: Case) -> str | None:
         if case.operation == LINEAR and case.M * case.N == 0:
             return EMPTY
+        if case.operation == "cross_entropy" and case.shape and case.dim < len(case.sizes) - 1 and not self.losses_of_columns:
+            return "its kernels of cross_entropy take classes in the last dimension only"
         if case.operation != SCORES:
             return None
         columns, needs = self._scores().MAX_COLUMNS, special(case)
@@ -91,6 +95,8 @@ class Kernels:
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
         """`f(x, dim)`, differentiable, or `f(dy, y, dim)`, on tensors of any shape and strides."""
         operation, parameters = parse_op(op)
+        if operation in LOSSES:
+            return functools.partial(self._loss_over_dim, direction, self._options_of_loss(op))
         function = self.function(operation)
         if direction is not Direction.FORWARD:
             return given(function.backward, 2, parameters)
@@ -106,11 +112,8 @@ class Kernels:
 
     def _prepare_loss(self, case: Case) -> Call:
         """The module's function. It may return more than the pass has, such as lse of logprob."""
-        (names,) = (
-            one.removesuffix(")").partition("(")[2].split(",") for one in self.operations if one.partition("(")[0] == case.operation
-        )
-        taken = {name: value for name, value in parameters(case).items() if name in names}
-        call = functools.partial(getattr(_kernels(self.losses), f"{case.operation}_{case.direction.value}"), **taken)
+        function = getattr(_kernels(self.losses), f"{case.operation}_{case.direction.value}")
+        call = functools.partial(function, **self._options_of_loss(case.op))
         outputs = len(operation(case.op).passes[case.direction].outputs)
         if outputs == 1:
             return call
@@ -120,6 +123,22 @@ class Kernels:
             return results[:outputs]
 
         return all_of_the_pass
+
+    def _options_of_loss(self, op: str) -> dict[str, Any]:
+        """The values of the parameters that the module's functions take."""
+        name = op.partition("(")[0]
+        (names,) = (one.removesuffix(")").partition("(")[2].split(",") for one in self.operations if one.partition("(")[0] == name)
+        return {name: value for name, value in operation(op).parameter_values.items() if name in names}
+
+    def _loss_over_dim(self, direction: Direction, options: dict[str, Any], x: torch.Tensor, *given: Any) -> Any:
+        """Cross entropy over a dimension, the last argument. The other tensors have an element for each row."""
+        *of_rows, dim = given
+        last = dim in (-1, x.dim() - 1)
+        call = getattr(_kernels(self.losses if last else self.losses_of_columns), f"cross_entropy_{direction.value}")
+        rows = x.reshape(-1, x.shape[-1]) if last else _kernels("common.rows").around(x, dim % x.dim())
+        results = call(rows, *(tensor.reshape(-1) for tensor in of_rows), **options)
+        shaped = [one.view((of_rows[0] if one.dim() == 1 else x).shape) for one in (results if isinstance(results, tuple) else (results,))]
+        return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
     def _prepare_linear(self, case: Case) -> Call:
         """The products of `torch.mm`, and the package's kernels of the loss."""

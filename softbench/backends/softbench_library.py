@@ -16,6 +16,7 @@ from softbench import kernels
 from softbench.backends.calls import EMPTY, TensorCall, by_autograd, by_direction, parameters
 from softbench.backends.own_kernels import sources_of
 from softbench.core.case import OPERATION, Case, Direction, parse_op
+from softbench.ops.registry import operation
 from softbench.plugins.backend import Call
 
 
@@ -67,9 +68,14 @@ class Library:
         given.pop("hidden", None)
         return partial(getattr(kernels, case.operation), **given)
 
-    def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
-        """`f(x, dim)`, differentiable. `supports` refuses a backward."""
+    def over_dim(self, direction: Direction, op: str = OPERATION) -> Call:
+        """`f(x, dim)`, differentiable, or `f(x, target, dim)`. `supports` refuses a backward."""
         name, given = parse_op(op)
+        if name == "cross_entropy":
+            call = partial(kernels.cross_entropy, dtype=torch.float32, **operation(op).parameter_values)
+            if direction is Direction.FUSED:
+                return lambda x, target, dim: by_autograd(partial(call, dim=dim), x, target)
+            return lambda x, target, dim: call(x, target, dim=dim, return_lse=True)
         return partial(getattr(kernels, name), dtype=torch.float32) if "out_dtype" in given else getattr(kernels, name)
 
 

@@ -77,8 +77,8 @@ class Compiled:
 
     def over_dim(self, direction: Direction, op: str = OPERATION) -> TensorCall:
         """The compiled function, which Dynamo specializes for each `dim`; as `prepare` for shapes."""
-        pair = EAGER[self.family].pair(op)
-        call: TensorCall = self._fresh((op, direction), lambda: torch.compile(pair[direction is not Direction.FORWARD], **self.options))
+        wrap = partial(torch.compile, **self.options)
+        call: TensorCall = self._fresh((op, direction), lambda: EAGER[self.family].along(direction, op, wrap))
         return _recorded(call) if self.reuses_output else call
 
     def _fresh(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:

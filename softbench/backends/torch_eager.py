@@ -59,13 +59,14 @@ def cross_entropy(case: Case, wrap: Wrap = as_it_is) -> Call:
     """
     given = parameters(case)
 
-    def forward(x: torch.Tensor, target: torch.Tensor) -> Tensors:
+    def forward(x: torch.Tensor, target: torch.Tensor, dim: int = 1) -> Tensors:
         z = naive.capped(x, given["softcap"])
-        lse = torch.logsumexp(z, dim=-1)
-        return _loss_of(z, target, lse if given["z_loss"] else None, given, given["reduction"]), lse
+        lse = torch.logsumexp(z, dim=dim)
+        return _loss_of(z.movedim(dim, 1), target, lse if given["z_loss"] else None, given, given["reduction"]), lse
 
     if case.direction is Direction.FUSED:
-        return partial(by_autograd, wrap(_loss_of_rows(given, given["reduction"])))
+        loss = wrap(_loss_of_rows(given, given["reduction"]))
+        return lambda x, target, dim=1: by_autograd(partial(loss, dim=dim), x, target)
     return wrap(forward) if case.direction is Direction.FORWARD else naive.cross_entropy(case, wrap)
 
 
@@ -80,11 +81,11 @@ def _loss_of(z: torch.Tensor, target: torch.Tensor, lse: torch.Tensor | None, gi
 
 
 def _loss_of_rows(given: dict[str, Any], reduction: str) -> Callable[..., torch.Tensor]:
-    """The loss of float32 logits with these parameters, as a function of logits and target."""
+    """The loss of float32 logits with these parameters, as a function of logits, target and the dimension of the classes."""
 
-    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss(x: torch.Tensor, target: torch.Tensor, dim: int = 1) -> torch.Tensor:
         z = naive.capped(x, given["softcap"])
-        return _loss_of(z, target, torch.logsumexp(z, dim=-1) if given["z_loss"] else None, given, reduction)
+        return _loss_of(z.movedim(dim, 1), target, torch.logsumexp(z, dim=dim) if given["z_loss"] else None, given, reduction)
 
     return loss
 

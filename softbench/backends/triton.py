@@ -27,7 +27,7 @@ def _interpreter_trouble() -> str | None:
 class Triton(Kernels):
     """softbench's Triton softmax and losses: tiers by N, configurations by heuristics."""
 
-    name, module, losses = "triton", "triton.dispatch", "triton.losses"
+    name, module, losses, losses_of_columns = "triton", "triton.dispatch", "triton.losses", "triton.strided_losses"
     operations: tuple[str, ...] = (
         "softmax(scale,out_dtype)",
         "log_softmax",

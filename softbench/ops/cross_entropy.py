@@ -79,6 +79,7 @@ GIVEN = ("x", "target", "lse", "dloss", "dmean")
 OPERATION = Operation(
     name="cross_entropy",
     summary="log(sum(exp(x))) - x[target] of each row, and its gradient; fused gives both",
+    any_dim=True,
     tensors=MappingProxyType(
         {
             "x": TensorSpec(("M", "N")),
@@ -98,7 +99,7 @@ OPERATION = Operation(
             Direction.FUSED: Pass(("x", "target"), ("loss", "mean", "dx"), ("x", "target"), whole=OF_MEAN),
         }
     ),
-    presets=MappingProxyType({"vocabularies": PRESETS["vocabularies"]}),
+    presets=MappingProxyType({name: PRESETS[name] for name in ("vocabularies", "segmentation")}),
     parameters=(IGNORE_INDEX, LABEL_SMOOTHING, Z_LOSS, SOFTCAP, REDUCTION),
 )
 OPERATORS = ("logsumexp", "tanh", "exp", "Tensor.gather", "Tensor.mean", "Tensor.sum", "Tensor.scatter_add_")

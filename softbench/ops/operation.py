@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from softbench.core.case import DIMS, DTYPES, Case, Direction, Value, op_text
 from softbench.ops import parameters
@@ -38,6 +39,8 @@ class TensorSpec:
         """The tensor's shape in a case. In a case of rows each row has its own part of a tensor that rows share."""
         if case.shape and self.has_columns:
             return case.sizes
+        if case.shape and self.is_of_rows:
+            return case.sizes[: case.dim] + case.sizes[case.dim + 1 :]
         if self.is_shared:
             if not case.shape:
                 return (case.M, case.N)[: 1 + ("N" in self.axes)]
@@ -65,9 +68,21 @@ class TensorSpec:
         return not set(DIMS[:-1]).isdisjoint(self.axes)
 
     @property
+    def is_of_rows(self) -> bool:
+        """True if it has one element for each row."""
+        return self.axes == AXES[:1]
+
+    @property
     def has_columns(self) -> bool:
         """True if it has rows, and its second axis is N."""
         return self.axes == AXES
+
+    def laid_out(self, case: Case, values: Any) -> Any:
+        """A torch.Tensor of rows, (M, N) or (M,), in the shape of the case: a view."""
+        if not case.shape or not (self.is_of_rows or self.has_columns):
+            return values
+        rows = case.sizes[: case.dim] + case.sizes[case.dim + 1 :]
+        return values.detach().view(*rows, case.N).movedim(-1, case.dim) if self.has_columns else values.view(rows)
 
     def at(self, values: Mapping[str, Value]) -> TensorSpec:
         """The tensor for these values of the operation's parameters."""
@@ -182,8 +197,8 @@ class Operation:
     parameter_values: Mapping[str, Value] = field(default_factory=dict)
     """The value of each parameter, of an operation that `at` returned."""
     any_dim: bool = False
-    """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape.
-    With parameters that add a tensor or change a dtype it is False, because `over_dim` of a backend gets no such tensors."""
+    """True if its rows may lie along any dimension of an N-D tensor, as `--shape` gives it. Tensors of M and N then have that shape, and
+    those of M the other dimensions. With parameters that change its tensors it is False, because `over_dim` of a backend gets no such."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """Shapes by name."""
     scores: bool = False
@@ -216,10 +231,12 @@ class Operation:
             ValueError: a parameter is unknown or has another value.
         """
         values = parameters.read(self.parameters, given, self.name)
-        tensors = {name: tensor.at(values) for name, tensor in self.tensors.items() if holds(tensor.when, values)}
+        tensors, usual = self._tensors_at(values), self._tensors_at({parameter.name: parameter.default for parameter in self.parameters})
         passes = {direction: one.at(values, tensors) for direction, one in self.passes.items()}
-        any_dim = self.any_dim and all(tensor == TensorSpec(AXES) for tensor in tensors.values())
-        return replace(self, tensors=tensors, passes=passes, parameter_values=values, any_dim=any_dim)
+        return replace(self, tensors=tensors, passes=passes, parameter_values=values, any_dim=self.any_dim and tensors == usual)
+
+    def _tensors_at(self, values: Mapping[str, Value]) -> dict[str, TensorSpec]:
+        return {name: tensor.at(values) for name, tensor in self.tensors.items() if holds(tensor.when, values)}
 
     @property
     def text(self) -> str:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from softbench.core.case import Case, Direction
+from softbench.core.case import Case, Direction, shape_of
 from softbench.ops import structured_rows
 from softbench.ops.check_case import CheckCase, Draw, Tensors
 from softbench.ops.lazy import torch
+from softbench.ops.registry import operation
 from softbench.ops.rowwise import COLUMNS, NormalValues
 from softbench.ops.structured_rows import Change as RowChange, Places
 
 IGNORED = 8
 """About one target in so many is ignored."""
+OVER_DIM = ("2x21x4x8@dim1", "150x5@dim0")
+"""Shapes with classes in another dimension than the last."""
 TILE = 4096
 """Columns of a tile that holds only -inf; kernels have smaller ones."""
 TAIL = 14.0
@@ -132,10 +136,23 @@ class TargetValues(NormalValues):
         return both | dict(self.upstream(case))
 
     def special_cases(self, op: str, direction: Direction) -> Iterator[CheckCase]:
-        """Rows with NaN, which structured rows lack in a backward, and a row with one large element."""
+        """Rows with NaN, which structured rows lack in a backward, a row with one large element, and classes in another dimension."""
+        for shape in OVER_DIM if operation(op).any_dim else ():
+            yield self._over_dim(shape, op, direction)
         for name in UNDEFINED:
             yield self._of_row(f"a row {name}", op, direction, structured_rows.of_x("fp32")[name])
         yield self._of_row("one large element", op, direction, _with_large)
+
+    def _over_dim(self, shape: str, op: str, direction: Direction) -> CheckCase:
+        found = shape_of(shape)
+        case = Case(found.rows, found.columns, "fp32", direction, "cpu", op, shape)
+
+        def make(random: Draw) -> Tensors:
+            rows = replace(case.of_rows(case.M), dtype=random.dtype, device=random.device.type)
+            tensors = zip(operation(op).inputs(case), self.draw(rows, random), strict=True)
+            return tuple(spec.laid_out(case, tensor).contiguous() for spec, tensor in tensors)
+
+        return CheckCase(f"structured {shape}", direction, make, case=case, repeat="structured")
 
     def _of_row(self, name: str, op: str, direction: Direction, change: RowChange) -> CheckCase:
         def make(random: Draw) -> Tensors:

@@ -61,6 +61,8 @@ def rows(case: Case, spec: TensorSpec, tensor: torch.Tensor) -> Any:
     """A tensor of a case, indexed by rows: the tensor itself, without autograd, the Rows of an N-D tensor, or what rows share."""
     if case.shape and spec.is_shared:
         return scores.Shared(case, spec, tensor)
+    if case.shape and spec.is_of_rows:
+        return tensor.data.reshape(-1)
     return Rows(tensor, case.dim) if case.shape and spec.has_columns else tensor.data
 
 
@@ -86,14 +88,6 @@ def _rows_of(case: Case, specs: Iterable[TensorSpec], tensors: Tensors, which: t
     return tuple(rows(case, spec, tensor)[which] if spec.has_rows else tensor.data for spec, tensor in zip(specs, tensors, strict=True))
 
 
-def laid_out(case: Case, spec: TensorSpec, values: torch.Tensor) -> torch.Tensor:
-    """A tensor of rows in the shape of the case, as a view."""
-    if not (case.shape and spec.has_columns):
-        return values
-    others = case.sizes[: case.dim] + case.sizes[case.dim + 1 :]
-    return values.detach().view(*others, case.N).movedim(-1, case.dim)
-
-
 def make(case: Case, seed: int, device: torch.device) -> Tensors:
     """The inputs of a case, contiguous in its shape. Their rows are those that `Values.make` draws."""
     given = numerics(case.op).make(of_rows(case, case.M), seed, device)
@@ -103,14 +97,14 @@ def make(case: Case, seed: int, device: torch.device) -> Tensors:
         return given
     specs = operation(case.op).inputs(case)
     return tuple(
-        laid_out(case, spec, tensor).contiguous().requires_grad_(tensor.requires_grad) for spec, tensor in zip(specs, given, strict=True)
+        spec.laid_out(case, tensor).contiguous().requires_grad_(tensor.requires_grad) for spec, tensor in zip(specs, given, strict=True)
     )
 
 
 def write(case: Case, given: Tensors, values: Tensors) -> None:
     """Write other rows into the memory of the inputs. Torch's version counter does not show it."""
     for spec, tensor, fresh in zip(operation(case.op).inputs(case), given, values[: len(given)], strict=True):
-        tensor.data.copy_(scores.laid_out(case, spec, fresh) if spec.is_shared else laid_out(case, spec, fresh))
+        tensor.data.copy_(scores.laid_out(case, spec, fresh) if spec.is_shared else spec.laid_out(case, fresh))
     scores.clear_unseen(case, given)
 
 

@@ -46,6 +46,26 @@ def test_cross_entropy_is_torchs(logits, reduction, smoothing):
     assert torch.allclose(*pair, atol=1e-6)
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((2, 5, 3, 4), 1), ((5, 7), 0)])
+def test_classes_in_another_dimension_take_the_operators(shape, dim, monkeypatch):
+    monkeypatch.setattr(losses, "LEAST_OVER_COLUMNS", 0)
+    monkeypatch.setattr(losses, "_has_kernels", lambda *given: True)
+    called, operator = [], losses._cross_entropy
+    monkeypatch.setattr(losses, "_cross_entropy", lambda x, *given: called.append(x.dim()) or operator(x, *given))
+    x = torch.randn(shape, requires_grad=True)
+    target = torch.randint(5, [size for axis, size in enumerate(shape) if axis != dim])
+    target.view(-1)[::3] = -100
+    for given in ({}, {"reduction": "none"}, {"reduction": "sum", "weight": torch.rand(5)}):
+        ours, theirs = cross_entropy(x, target, dim=dim, **given), functional.cross_entropy(x.movedim(dim, 1), target, **given)
+        assert torch.allclose(ours, theirs, atol=1e-6) and ours.shape == theirs.shape
+        ours, theirs = (torch.autograd.grad(loss.sum(), x, create_graph=True)[0] for loss in (ours, theirs))
+        assert torch.allclose(ours, theirs, atol=1e-6)
+        twice = [torch.autograd.grad((one * target.sum()).square().sum(), x)[0] for one in (ours, theirs)]
+        assert torch.allclose(*twice, rtol=1e-4, atol=1e-2)
+    assert called == [3, 3, 3]
+    assert cross_entropy(x, target, dim=dim, return_lse=True)[1].shape == target.shape
+
+
 def test_means_of_no_rows_are_nan_as_torchs():
     assert cross_entropy(torch.randn(2, 5), torch.tensor([-100, -100])).isnan()
     assert cross_entropy(torch.randn(0, 5), torch.zeros(0, dtype=torch.int64)).isnan()
@@ -86,6 +106,7 @@ def test_operators_are_registered_whole(logits, requires_grad):
     x = logits.detach().float().view(-1, 11).requires_grad_(requires_grad)
     for reduction in operators.REDUCTIONS.values():
         opcheck(operators._cross_entropy, (x, TARGET.view(-1), -100, 0.1, 0.01, 3.0, reduction, 0.5))
+    opcheck(operators._cross_entropy, (torch.randn(2, 11, 3, requires_grad=requires_grad), TARGET.view(-1), -100, 0.1, 0.01, 3.0, 1, 0.5))
     opcheck(operators._logprob, (x, TARGET.view(-1), -100, 0.5))
     rows, statistics = torch.rand(6), torch.rand(6, 2)
     opcheck(operators._cross_entropy_backward, (x.detach(), TARGET.view(-1), statistics, rows, rows[:1], -100, 0.1, 0.01, 3.0, 1, 0.5))

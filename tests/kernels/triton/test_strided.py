@@ -1,4 +1,4 @@
-"""Softmax over a dimension that is not the last, under the interpreter: any inner extent, alignment and strides."""
+"""Softmax and cross entropy over a dimension that is not the last, under the interpreter: any inner extent, alignment and strides."""
 
 ANY_DIMENSION = """
 import torch
@@ -33,6 +33,45 @@ for dtype, count in ((F, 2**31), (B, 2**32), (F, 2**31 - 4)):  # the kernel mult
     assert columns >= 2**31 or columns * unit < 2**31, (dtype, count)
 print("fine")
 """
+
+
+LOSS = """
+import torch
+from softbench.kernels.triton import strided_losses
+
+torch.manual_seed(0)
+B = torch.bfloat16
+for dtype, (outer, R, inner), smoothing, z_loss, softcap, scale in (
+    (torch.float32, (2, 21, 8), 0.1, 1e-2, 0, 1.5), (B, (3, 37, 5), 0, 0, 0, 1), (torch.float32, (1, 2100, 3), 0, 1e-3, 5.0, 1)
+):
+    x, target = torch.randn(outer, R, inner).to(dtype), torch.randint(R, (outer, inner))
+    target[:, ::3] = -100
+    options = {"label_smoothing": smoothing, "z_loss": z_loss, "softcap": softcap, "logit_scale": scale}
+    loss, lse = strided_losses.cross_entropy_forward(x, target.view(-1), **options)
+    wide = x.double().requires_grad_()
+    z = softcap * torch.tanh(wide / softcap) if softcap else wide * scale
+    expected = torch.logsumexp(z, 1)
+    assert torch.allclose(lse.double(), expected.view(-1), atol=2e-6)
+    more = torch.where(target == -100, 0, z_loss * expected.square())
+    of_each = torch.nn.functional.cross_entropy(z, target, reduction="none", label_smoothing=smoothing) + more
+    assert torch.allclose(loss.double(), of_each.view(-1), atol=2e-6)
+    unit = 2e-6 if dtype is torch.float32 else 2**-8
+    statistics = strided_losses.cross_entropy_statistics(x, target.view(-1), **options)[1]
+    for base, dloss in ((lse, torch.randn(of_each.shape)), (statistics, torch.ones(()).expand(of_each.shape))):
+        (slope,) = torch.autograd.grad(of_each, wide, dloss.double(), retain_graph=True)
+        dx = strided_losses.cross_entropy_backward(x, target.view(-1), base, dloss.reshape(-1), **options)
+        assert torch.allclose(dx.double(), slope, rtol=unit, atol=2e-6)
+    again, dx = strided_losses.cross_entropy_fused(x, target.view(-1), **options)
+    assert torch.allclose(again, loss, atol=2e-6) and torch.allclose(dx.double(), slope, rtol=unit, atol=2e-6)
+wrong = torch.tensor([-1, R, 2**32]).repeat(3)[: outer * inner]
+loss, dx = strided_losses.cross_entropy_fused(x, wrong)
+assert loss.isnan().all() and dx.isnan().all()
+print("fine")
+"""
+
+
+def test_cross_entropy_of_columns_and_its_gradient(run_interpreted):
+    run_interpreted(LOSS)
 
 
 def test_any_dimension_is_right_without_copies(run_interpreted):

@@ -1,0 +1,336 @@
+"""Cross entropy with the classes along a dimension that is not the last, as in images (N, C, H, W), and its gradient, without copies.
+
+x is (outer, R, inner) of any strides, where R are the classes, as in `strided.py`. `target` is int64 of shape (outer * inner,), and all
+numbers of a column are float32 of that shape. `softbench.kernels.common.losses` has the formulas and `loss_ops.py` their arithmetic. All
+functions raise TypeError or ValueError for other arguments.
+
+- forward: a program reads all classes of some columns, some rows at a time. One read.
+- backward: a program computes some rows of some columns from lse. One read, one write.
+- fused: a program holds all classes of some columns in registers. One read, one write; the two passes above where R is too long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..common.losses import base_of_rows, number_of_rows, result_of_rows, statistics_of_rows, targets_of_columns
+from .dispatch import DEVICE_TYPES, MAX_CACHED
+from .generic import CONTRACTION
+from .launch_plan import VECTOR_BYTES, WARP
+from .loss_ops import logits, rebased, row_loss, row_norm, slope, terms
+from .loss_stream import gradients
+from .losses import Options
+from .packed_io import rounded
+from .softmax_ops import finite_or_zero
+from .stable_key import with_stable_key
+from .strided import Tile, _address, _columns, _load, strides_in_units, tile_of, unit_of
+
+THREADS = 128
+SEGMENT_BYTES = 256  # of a row that a program of the forward and the backward reads
+FEWEST_TILES, MOST_TILES = 4, 6  # vectors of a thread in flight
+IGNORED = tl.constexpr(-2)
+NUMBERS = ["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"]
+SIZES = ["R", "inner", "columns"]
+
+
+@triton.jit
+def _number(outer, column, inner, ROWS: tl.constexpr):
+    """The numbers of columns, as targets and losses count them: (1, COLUMNS), and (ROWS, COLUMNS).
+
+    With the second ones all threads of a column load its target in the layout of x. Another layout would be exchanged between threads.
+    """
+    number = outer * inner + column
+    return number, number + tl.zeros((ROWS, 1), tl.int64)
+
+
+@triton.jit
+def _classes(target_ptr, number, inside, R, ignore_index):
+    """Targets of columns as int32, with two instructions for a comparison of 64 bits: IGNORED, or -1 if another one is out of range."""
+    target = tl.load(target_ptr + number, mask=inside, other=0)
+    found = tl.where(target.to(tl.uint64, bitcast=True) < R, target.to(tl.int32), -1)
+    return tl.where(target == ignore_index, IGNORED, found)
+
+
+@triton.jit
+def _base_and_norm(lse_ptr, sum_ptr, number, inside, z_loss):
+    """Of the statistics or lse of columns: dx has exp(z - base) * norm."""
+    if sum_ptr is None:
+        base = tl.load(lse_ptr + number, mask=inside, other=0.0)
+        lse = base
+        norm = tl.full(base.shape, 1.0, tl.float32)
+    else:
+        base = tl.load(lse_ptr + 2 * number, mask=inside, other=0.0)
+        s = tl.load(sum_ptr + 2 * number, mask=inside, other=1.0)
+        lse = base + tl.log(s)
+        norm = 1.0 / s
+    if z_loss is not None:
+        norm *= 1.0 + 2.0 * z_loss * lse
+    return base, norm
+
+
+@triton.jit
+def _accumulate(
+    m, s, d, count, z_target, x, inside, at, first, last, softcap, inverse, ROWS: tl.constexpr, TILES: tl.constexpr, THIRD: tl.constexpr
+):  # fmt: skip
+    """Each thread's partial results of its columns, (ROWS, COLUMNS), with tiles that begin at row `first`. `at` is the target."""
+    row = first + tl.arange(0, ROWS)[:, None]
+    n = m
+    z = ()
+    for k in tl.static_range(TILES):
+        z = z + (logits(x[k].to(tl.float32), inside & (row + k * ROWS < last), softcap, inverse),)
+        n = tl.maximum(n, z[k])
+    base = finite_or_zero(n)
+    s, d = rebased(m, s, d, count, base, THIRD)
+    target_from_here = at - row
+    for k in tl.static_range(TILES):
+        there = inside & (row + k * ROWS < last)
+        e, more = terms(z[k], there, base, THIRD)
+        s += e
+        if THIRD != "":
+            d += more
+            count += tl.where(there, 1.0, 0.0)
+        z_target = tl.where(target_from_here == k * ROWS, z[k], z_target)
+    return n, s, d, count, z_target
+
+
+@triton.jit
+def _merged(m, s, d, count, z_target, THIRD: tl.constexpr):
+    """The sums of whole columns, (1, COLUMNS)."""
+    top = tl.max(m, 0)[None, :]
+    s, d = rebased(m, s, d, count, finite_or_zero(top), THIRD)
+    if THIRD != "":
+        d = tl.sum(d, 0)[None, :]
+    return top, tl.sum(s, 0)[None, :], d, tl.max(z_target, 0)[None, :]
+
+
+@triton.jit(do_not_specialize=["x_outer", "x_row", *SIZES, *NUMBERS])
+def reduction_of_columns(
+    x_ptr, target_ptr, loss_ptr, lse_ptr, sum_ptr, x_outer, x_row, x_column, R, inner, columns,
+    ignore_index, hot, share, z_loss, softcap, inverse,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """Strides of outers and rows, `inner` and `columns`, count units of ALIGN elements, as in `strided.py`.
+
+    With a pointer to sums, the maximum takes the place of lse, and both are two numbers apart.
+    """
+    THIRD: tl.constexpr = "mean" if share is not None else ""
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
+    number, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
+    at = _classes(target_ptr, each, inside, R, ignore_index)
+    m = tl.full((ROWS, COLUMNS), -float("inf"), tl.float32)
+    s = tl.zeros((ROWS, COLUMNS), tl.float32)
+    d = tl.zeros((ROWS, COLUMNS), tl.float32)
+    count = tl.zeros((ROWS, COLUMNS), tl.float32)
+    z_target = m
+    for first in range(0, R, ROWS * TILES):
+        x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, first, R, ROWS, TILES, False, ALIGN, True, True)
+        m, s, d, count, z_target = _accumulate(m, s, d, count, z_target, x, inside, at, first, R, softcap, inverse, ROWS, TILES, THIRD)
+    top, s, d, z_target = _merged(m, s, d, count, z_target, THIRD)
+    target = _classes(target_ptr, number, inside, R, ignore_index)
+    loss, lse = row_loss(top, s, d, z_target, R, target, IGNORED, hot, share, z_loss)
+    tl.store(loss_ptr + number, loss, mask=inside)
+    if sum_ptr is None:
+        tl.store(lse_ptr + number, lse, mask=inside)
+    else:
+        tl.store(lse_ptr + 2 * number, top, mask=inside)
+        tl.store(sum_ptr + 2 * number, s, mask=inside)
+
+
+@triton.jit(do_not_specialize=["x_outer", "x_row", "dx_outer", "dx_row", "dloss_step", *SIZES, *NUMBERS])
+def gradient_of_columns(
+    x_ptr, target_ptr, lse_ptr, sum_ptr, dloss_ptr, dx_ptr, x_outer, x_row, x_column, dx_outer, dx_row, dx_column, dloss_step,
+    R, inner, columns, ignore_index, hot, share, z_loss, softcap, inverse,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """As `reduction_of_columns`; dloss is `dloss_step` elements apart."""
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
+    first = tl.program_id(1) * (ROWS * TILES)
+    x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, first, R, ROWS, TILES, False, ALIGN, True, True)
+    _, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
+    target = _classes(target_ptr, each, inside, R, ignore_index)
+    dloss = tl.load(dloss_ptr + each * dloss_step, mask=inside, other=0.0)
+    kept = target != IGNORED
+    base, norm = _base_and_norm(lse_ptr, sum_ptr, each, inside, z_loss)
+    norm = tl.where(target >= 0, norm, float("nan")) * dloss
+    row = first + tl.arange(0, ROWS)[:, None]
+    to, step = _address(dx_ptr, outer, column, (dx_outer, dx_row, dx_column), first, ROWS, False, ALIGN)
+    for k in tl.static_range(TILES):
+        dx = gradients(x[k].to(tl.float32), target - row, base, norm, share, hot, dloss, dloss, softcap, inverse, kept, k * ROWS, False)
+        tl.store(to + k * step, rounded(dx, dx_ptr.dtype.element_ty), mask=inside & (row + k * ROWS < R))
+
+
+@triton.jit(do_not_specialize=["x_outer", "x_row", "dx_outer", "dx_row", *SIZES, *NUMBERS, "dloss"])
+def fused_columns(
+    x_ptr, target_ptr, loss_ptr, dx_ptr, x_outer, x_row, x_column, dx_outer, dx_row, dx_column, R, inner, columns,
+    ignore_index, hot, share, z_loss, softcap, inverse, dloss,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, ALIGN: tl.constexpr,
+):  # fmt: skip
+    """As `reduction_of_columns`. `dloss` is that of all columns."""
+    THIRD: tl.constexpr = "mean" if share is not None else ""
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
+    x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, False, ALIGN, True)
+    number, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
+    at = _classes(target_ptr, each, inside, R, ignore_index)
+    nothing = tl.zeros((ROWS, COLUMNS), tl.float32)
+    m = nothing - float("inf")
+    m, s, d, count, z_target = _accumulate(m, nothing, nothing, nothing, m, x, inside, at, 0, R, softcap, inverse, ROWS, TILES, THIRD)
+    top, s, d, z_target = _merged(m, s, d, count, z_target, THIRD)
+    target = _classes(target_ptr, number, inside, R, ignore_index)
+    loss, _ = row_loss(top, s, d, z_target, R, target, IGNORED, hot, share, z_loss)
+    tl.store(loss_ptr + number, loss, mask=inside)
+    norm = row_norm(top, s, R, at, z_loss) * dloss
+    of_row = share
+    if share is not None:
+        of_row = share * dloss
+    row = tl.arange(0, ROWS)[:, None]
+    to, step = _address(dx_ptr, outer, column, (dx_outer, dx_row, dx_column), 0, ROWS, False, ALIGN)
+    for k in tl.static_range(TILES):
+        others = slope(x[k].to(tl.float32), top, norm, of_row, None, softcap, inverse)
+        at_target = slope(x[k].to(tl.float32), top, norm, of_row, hot * dloss, softcap, inverse)
+        dx = tl.where(at == IGNORED, 0.0, tl.where(at - row == k * ROWS, at_target, others))
+        there = inside if k < TILES - 1 else inside & (row + k * ROWS < R)
+        tl.store(to + k * step, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
+
+
+def cross_entropy_forward(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, lse) of each column."""
+    target = targets_of_columns(x, target, DEVICE_TYPES)
+    loss, lse = result_of_rows(x), result_of_rows(x)
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    _launch(reduction_of_columns, (x,), (target, loss, lse, None), options, part_of(x))
+    return loss, lse
+
+
+def cross_entropy_statistics(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, statistics) of each column."""
+    target = targets_of_columns(x, target, DEVICE_TYPES)
+    loss, statistics = result_of_rows(x), statistics_of_rows(x)
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    _launch(reduction_of_columns, (x,), (target, loss, *statistics.unbind(1)), options, part_of(x))
+    return loss, statistics
+
+
+def cross_entropy_backward(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    lse: torch.Tensor,
+    dloss: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+    classes: int = 0,
+) -> torch.Tensor:
+    """dx, contiguous, from the forward's lse or statistics and the gradient of each loss, of any stride.
+
+    `classes`: over which labels are smoothed, if x has a part of them.
+    """
+    target = targets_of_columns(x, target, DEVICE_TYPES)
+    of_columns, statistics = base_of_rows(lse, x)
+    base = (of_columns, None) if statistics is None else statistics.unbind(1)
+    dloss = number_of_rows(dloss, x, "dloss", spread=True)
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, classes=classes)
+    given = target, *base, dloss if logit_scale == 1.0 else dloss * logit_scale
+    _launch(gradient_of_columns, (x, dx), given, options, part_of(x))
+    return dx
+
+
+def cross_entropy_fused(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float = 0.0,
+    logit_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(loss, dx), where dx is contiguous and the gradient for a dloss of 1."""
+    target = targets_of_columns(x, target, DEVICE_TYPES)
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    loss, dx = result_of_rows(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    size = x.element_size()
+    if (tile := tile_of(x.shape[1], size, 4 // size)) is not None:  # a thread computes with float32
+        _launch(fused_columns, (x, dx), (target, loss), options, tile)
+        return loss, dx
+    statistics, dloss = statistics_of_rows(x).unbind(1), loss.new_full((1,), logit_scale).expand(loss.shape)
+    _launch(reduction_of_columns, (x,), (target, loss, *statistics), options, part_of(x))
+    _launch(gradient_of_columns, (x, dx), (target, *statistics, dloss), options, part_of(x))
+    return loss, dx
+
+
+def part_of(x: torch.Tensor) -> Tile:
+    """What a program of the forward or the backward reads at once: rows of a segment, or of wider ones where R is short."""
+    R, rows = x.shape[1], THREADS * VECTOR_BYTES // SEGMENT_BYTES
+    while rows > 1 and triton.cdiv(R, rows) < FEWEST_TILES:
+        rows //= 2
+    vectors = triton.cdiv(R, rows)
+    parts = triton.cdiv(vectors, MOST_TILES)
+    return Tile(rows, THREADS * VECTOR_BYTES // rows // x.element_size(), triton.cdiv(vectors, parts), THREADS)
+
+
+OfColumns = tuple[torch.Tensor | None, ...]
+_cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}
+
+
+def _launch(kernel: triton.JITFunction, tensors: tuple[torch.Tensor, ...], of_columns: OfColumns, options: Options, tile: Tile) -> None:
+    """Launches on x and perhaps dx, and on numbers of each column. All but dloss are as far apart as the kernel takes them."""
+    x = tensors[0]
+    if x.is_cuda and x.device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+        with torch.cuda.device(x.device):
+            return _launch(kernel, tensors, of_columns, options, tile)
+    operands = (x, *of_columns, *tensors[1:])
+    key: list[Hashable] = [kernel, x.shape, x.dtype, x.device, options, tile]
+    for tensor in operands:
+        key += (None,) if tensor is None else (tensor.stride(), tensor.data_ptr() % VECTOR_BYTES)
+    if (found := _cache.get(tuple(key))) is not None:
+        found[0](*[None if tensor is None else tensor.data_ptr() for tensor in operands], *found[1])
+        return None
+    grid, arguments = prepare(kernel, tensors, of_columns, options, tile)
+    if x.numel() == 0:
+        return None
+    compiled = with_stable_key(kernel)[grid](*operands, *arguments, num_warps=tile.threads // WARP, **CONTRACTION)
+    if hasattr(compiled, "function"):  # not under the interpreter, nor while Triton compiles in the background
+        if len(_cache) >= MAX_CACHED:
+            _cache.clear()
+        _cache[tuple(key)] = compiled[(*grid, 1)], arguments
+    return None
+
+
+def prepare(
+    kernel: triton.JITFunction, tensors: tuple[torch.Tensor, ...], of_columns: OfColumns, options: Options, tile: Tile
+) -> tuple[tuple[int, int], tuple[Any, ...]]:
+    """The grid of a launch, and its arguments after the tensors."""
+    outers, R, inner = tensors[0].shape
+    unit, gradient = unit_of(tensors), kernel is gradient_of_columns
+    grid = triton.cdiv(outers * inner, tile.columns), triton.cdiv(R, tile.rows * tile.tiles) if gradient else 1
+    dloss = of_columns[-1] if gradient else None
+    sizes = *(() if dloss is None else (dloss.stride(0),)), R, inner // unit, outers * inner // unit
+    more = (float(options.logit_scale),) if kernel is fused_columns else ()
+    return grid, (*strides_in_units(tensors, unit), *sizes, *options.numbers(R), *more, tile.rows, tile.columns, tile.tiles, unit)
