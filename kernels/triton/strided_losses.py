@@ -22,13 +22,12 @@ from ..common.losses import base_of_rows, number_of_rows, result_of_rows, statis
 from .dispatch import DEVICE_TYPES, MAX_CACHED
 from .generic import CONTRACTION
 from .launch_plan import VECTOR_BYTES, WARP
-from .loss_ops import logits, rebased, row_loss, row_norm, slope, terms
-from .loss_stream import gradients
+from .loss_ops import logits, rebased, row_loss, row_norm, slope, tanh, terms
 from .losses import Options
-from .packed_io import rounded
-from .softmax_ops import finite_or_zero
+from .packed_io import pack, rounded
+from .softmax_ops import LOG2E, exp_fast, finite_or_zero
 from .stable_key import with_stable_key
-from .strided import Tile, _address, _columns, _load, strides_in_units, tile_of, unit_of
+from .strided import HUGE, SMALL_FACTOR, Tile, _address, _columns, _load, strides_in_units, tile_of, unit_of
 
 THREADS = 128
 SEGMENT_BYTES = 256  # of a row that a program of the forward and the backward reads
@@ -71,6 +70,34 @@ def _base_and_norm(lse_ptr, sum_ptr, number, inside, z_loss):
     if z_loss is not None:
         norm *= 1.0 + 2.0 * z_loss * lse
     return base, norm
+
+
+@triton.jit
+def _gradient_places(
+    dx_ptr, columns, inner, strides, first, outer, column, inside, COLUMNS: tl.constexpr, ROWS: tl.constexpr, ALIGN: tl.constexpr
+):  # fmt: skip
+    """Where a tile of dx begins, the distance to the next one, and which columns exist: in pairs of 16 bits where all are in pairs."""
+    if dx_ptr.dtype.element_ty.primitive_bitwidth == 16 and ALIGN % 2 == 0:
+        outer, column, inside = _columns(columns * (ALIGN // 2), inner * (ALIGN // 2), COLUMNS // 2)
+        to, step = _address(dx_ptr, outer, column, strides, first, ROWS, True, ALIGN // 2)
+    else:
+        to, step = _address(dx_ptr, outer, column, strides, first, ROWS, False, ALIGN)
+    return to, step, inside
+
+
+@triton.jit
+def _store_gradient(to, dx, x, at_target, hot, softcap, inverse, keep, mask, DTYPE: tl.constexpr):
+    """Stores dx without `hot`, which this subtracts at the target. `keep` has no bits where the target is ignored."""
+    if softcap is not None:
+        u = tanh(x * inverse)
+        hot *= 1.0 - u * u
+    dx = tl.where(at_target, dx - hot, dx)
+    dx = (dx.to(tl.int32, bitcast=True) & keep).to(tl.float32, bitcast=True)
+    if to.dtype.element_ty == tl.int32:
+        lower, upper = tl.split(tl.reshape(dx, (dx.shape[0], dx.shape[1] // 2, 2)))
+        tl.store(to, pack(lower, upper, DTYPE), mask=mask)
+    else:
+        tl.store(to, rounded(dx, to.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -154,14 +181,42 @@ def gradient_of_columns(
     _, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
     target = _classes(target_ptr, each, inside, R, ignore_index)
     dloss = tl.load(dloss_ptr + each * dloss_step, mask=inside, other=0.0)
-    kept = target != IGNORED
     base, norm = _base_and_norm(lse_ptr, sum_ptr, each, inside, z_loss)
     norm = tl.where(target >= 0, norm, float("nan")) * dloss
+    of_row = share
+    if share is not None:
+        of_row = share * dloss
+    shrink = tl.where(tl.abs(base) > HUGE, SMALL_FACTOR, LOG2E)
+    exponent = base * shrink
+    if softcap is None:
+        norm *= tl.exp2(-tl.fma(base, shrink, -exponent))  # what the rounding of `exponent` has done
+        if inverse is not None:
+            shrink *= inverse
+    to, step, kept = _gradient_places(
+        dx_ptr, columns, inner, (dx_outer, dx_row, dx_column), first, outer, column, inside, COLUMNS, ROWS, ALIGN
+    )
     row = first + tl.arange(0, ROWS)[:, None]
-    to, step = _address(dx_ptr, outer, column, (dx_outer, dx_row, dx_column), first, ROWS, False, ALIGN)
+    keep = tl.where(target == IGNORED, 0, -1)
     for k in tl.static_range(TILES):
-        dx = gradients(x[k].to(tl.float32), target - row, base, norm, share, hot, dloss, dloss, softcap, inverse, kept, k * ROWS, False)
-        tl.store(to + k * step, rounded(dx, dx_ptr.dtype.element_ty), mask=inside & (row + k * ROWS < R))
+        z = x[k].to(tl.float32)
+        if softcap is None:
+            dx = tl.exp2(tl.fma(z, shrink, -exponent)) * norm
+            if share is not None:
+                dx -= of_row
+        else:
+            dx = slope(z, base, norm, of_row, None, softcap, inverse)
+        _store_gradient(
+            to + k * step,
+            dx,
+            z,
+            k * ROWS == target - row,
+            hot * dloss,
+            softcap,
+            inverse,
+            keep,
+            kept & (row + k * ROWS < R),
+            dx_ptr.dtype.element_ty,
+        )
 
 
 @triton.jit(do_not_specialize=["x_outer", "x_row", "dx_outer", "dx_row", *SIZES, *NUMBERS, "dloss"])
@@ -176,25 +231,54 @@ def fused_columns(
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, False, ALIGN, True)
     number, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
     at = _classes(target_ptr, each, inside, R, ignore_index)
-    nothing = tl.zeros((ROWS, COLUMNS), tl.float32)
-    m = nothing - float("inf")
-    m, s, d, count, z_target = _accumulate(m, nothing, nothing, nothing, m, x, inside, at, 0, R, softcap, inverse, ROWS, TILES, THIRD)
+    row = tl.arange(0, ROWS)[:, None]
+    z = ()
+    m = tl.full((ROWS, COLUMNS), -float("inf"), tl.float32)
+    for k in tl.static_range(TILES):
+        there = inside if k < TILES - 1 else inside & (row + k * ROWS < R)
+        z = z + (logits(x[k].to(tl.float32), there, softcap, inverse),)
+        m = tl.maximum(m, z[k])
+    base = finite_or_zero(m)
+    e = ()
+    z_target = tl.full((ROWS, COLUMNS), -float("inf"), tl.float32)
+    s = tl.zeros((ROWS, COLUMNS), tl.float32)
+    d = tl.zeros((ROWS, COLUMNS), tl.float32)
+    count = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for k in tl.static_range(TILES):
+        there = inside if k < TILES - 1 else inside & (row + k * ROWS < R)
+        of_e, more = terms(z[k], there, base, THIRD)
+        e = e + (of_e,)
+        s += of_e
+        if THIRD != "":
+            d += more
+            count += tl.where(there, 1.0, 0.0)
+        z_target = tl.where(at - row == k * ROWS, z[k], z_target)
     top, s, d, z_target = _merged(m, s, d, count, z_target, THIRD)
     target = _classes(target_ptr, number, inside, R, ignore_index)
     loss, _ = row_loss(top, s, d, z_target, R, target, IGNORED, hot, share, z_loss)
     tl.store(loss_ptr + number, loss, mask=inside)
-    norm = row_norm(top, s, R, at, z_loss) * dloss
-    of_row = share
-    if share is not None:
-        of_row = share * dloss
-    row = tl.arange(0, ROWS)[:, None]
-    to, step = _address(dx_ptr, outer, column, (dx_outer, dx_row, dx_column), 0, ROWS, False, ALIGN)
+    norm = row_norm(top, s, R, at, z_loss) * dloss * exp_fast(base - finite_or_zero(top))
+    keep = tl.where(at == IGNORED, 0, -1)
+    to, step, kept = _gradient_places(dx_ptr, columns, inner, (dx_outer, dx_row, dx_column), 0, outer, column, inside, COLUMNS, ROWS, ALIGN)
     for k in tl.static_range(TILES):
-        others = slope(x[k].to(tl.float32), top, norm, of_row, None, softcap, inverse)
-        at_target = slope(x[k].to(tl.float32), top, norm, of_row, hot * dloss, softcap, inverse)
-        dx = tl.where(at == IGNORED, 0.0, tl.where(at - row == k * ROWS, at_target, others))
-        there = inside if k < TILES - 1 else inside & (row + k * ROWS < R)
-        tl.store(to + k * step, rounded(dx, dx_ptr.dtype.element_ty), mask=there)
+        dx = e[k] * norm
+        if share is not None:
+            dx -= share * dloss
+        if softcap is not None:
+            dx *= 1.0 - (z[k] / softcap) * (z[k] / softcap)
+        there = kept if k < TILES - 1 else kept & (row + k * ROWS < R)
+        _store_gradient(
+            to + k * step,
+            dx,
+            x[k].to(tl.float32),
+            k * ROWS == at - row,
+            hot * dloss,
+            softcap,
+            inverse,
+            keep,
+            there,
+            dx_ptr.dtype.element_ty,
+        )
 
 
 def cross_entropy_forward(
