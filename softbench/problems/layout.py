@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
+BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 DYNAMO, SETTINGS = "torch._dynamo", "torch._dynamo.config"
 IMPORTING = ("__enum__", "default_factory_module")
 """Keys by which torch's trees in JSON import a module."""
@@ -259,29 +261,50 @@ def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -
     if not problem.recorded:  # a function of a package launches kernels, which need memory
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        for around in (nullcontext,) if DYNAMO in sys.modules else (_without_dynamo, nullcontext):
+        for around in (nullcontext,) if DYNAMO in sys.modules else (_soon, nullcontext):
             with suppress(Exception), around():  # the call with values shows the cause
                 return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
     return _trace(problem, values, dtype, nullcontext(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @contextmanager
-def _without_dynamo() -> Iterator[None]:
-    """A stand-in for Dynamo, whose import takes seconds. Modes of torch read its settings, and ask it to leave their functions alone."""
+def _soon() -> Iterator[None]:
+    """Leaves out what takes torch's modes seconds in a new process.
+
+    They import Dynamo to read its settings, and to have their own functions left alone; a stand-in suffices. They start CUDA to find out
+    whether there is a GPU, and ask again at each operator; NVML tells that, once.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     asked: list[Any] = []
 
     def disable(function: Any, *_: object, **__: object) -> Any:
         asked.append(function)
         return function
 
+    looking, without_gpu = vars(FakeTensorMode)["avoid_device_init"], not _has_gpu()
     (stand_in := ModuleType(DYNAMO)).__dict__.update(config=_settings(), disable=disable)
     sys.modules |= {DYNAMO: stand_in, SETTINGS: _settings()}
+    type.__setattr__(FakeTensorMode, "avoid_device_init", without_gpu)
     try:
         yield
     finally:
+        type.__setattr__(FakeTensorMode, "avoid_device_init", looking)
         for function in asked:
             vars(function).pop("__dynamo_disable", None)  # the answer, which torch keeps
         del sys.modules[DYNAMO], sys.modules[SETTINGS]
+
+
+@cache
+def _has_gpu() -> bool:
+    """What `torch.cuda.is_available` finds without a start of CUDA."""
+    before = os.environ.get(BY_NVML)
+    os.environ[BY_NVML] = "1"
+    try:
+        return torch.cuda.is_available()
+    finally:
+        del os.environ[BY_NVML]
+        os.environ |= {BY_NVML: before} if before is not None else {}
 
 
 @cache
