@@ -8,7 +8,7 @@ import torch
 from masked_softmaxes import B, F, case_of, plain
 from sampled import sampled
 from simulated import needs_nvcc, scores_library, simulate_scores
-from softbench.kernels.cuda import build, masked_softmax as kernels
+from softbench.kernels.cuda import build, invariant, masked_softmax as kernels
 from softbench.kernels.cuda.launch import TIERS, Plan
 from softbench.kernels.cuda.masked_softmax import launch_backward, launch_forward, masked_softmax
 
@@ -216,7 +216,9 @@ def test_the_rules_choose_by_columns_and_refuse_plans_that_do_not_fit(simulated)
 
 
 @needs_nvcc
-def test_gradients_and_views_are_those_of_torch(simulated):
+@pytest.mark.parametrize("function", [masked_softmax, invariant.masked_softmax])
+def test_gradients_and_views_are_those_of_torch(simulated, monkeypatch, function):
+    monkeypatch.setattr(function.softmax, "device_types", ("cpu",))
     torch.manual_seed(0)
     keep = torch.rand(2, 1, 1, 13) < 0.7
     keep[..., 0] = True
@@ -226,7 +228,7 @@ def test_gradients_and_views_are_those_of_torch(simulated):
         sink = torch.randn(3, requires_grad=True)
         p = plain(x.double(), 0.3, mask, causal, sink)
         dy = torch.randn(2, 3, 7, 13)
-        y = masked_softmax(x, scale=0.3, mask=mask, causal=causal, sink=sink)
+        y = function(x, scale=0.3, mask=mask, causal=causal, sink=sink)
         torch.testing.assert_close(y.double(), p, atol=1e-6, rtol=1e-5)
         for found, expected in zip(torch.autograd.grad(y, (x, sink), dy), torch.autograd.grad(p, (x, sink), dy.double()), strict=True):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
