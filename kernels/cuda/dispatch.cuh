@@ -2,6 +2,7 @@
 // of a kernel takes about a second to compile.
 #pragma once
 
+#include "heuristics.cuh"
 #include "invariant.cuh"
 #include "launcher.cuh"
 

@@ -6,16 +6,36 @@
 // left out where CTAs share a row: one that waits too long adds the row in another order.
 #pragma once
 
-#include "heuristics.cuh"
+#include "block.cuh"
+#include "bulk.cuh"
+#include "cluster.cuh"
+#include "generic.cuh"
+#include "launch_plan.cuh"
+#include "staged.cuh"
+#include "sub_warp.cuh"
 
 namespace softbench {
 
-constexpr int64_t INVARIANT_ROWS = 4096;    // for which a tile of tier staged is made
 constexpr int INVARIANT_STAGED = 256;       // the most columns of tier staged, whose rows follow each other from a 16-byte boundary
+constexpr int INVARIANT_TILE = 8192;        // bytes of such rows in a CTA, of each tensor
+constexpr int INVARIANT_BULK = 256;         // threads of a CTA of tier cluster_bulk
 constexpr int64_t INVARIANT_BLOCK = 2304;   // vectors of all tensors read: longer rows have a cluster, where there are clusters
+
 template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Plan& p);  // dispatch.cuh
 
 inline bool begins_at_lines(int64_t row_bytes) { return row_bytes % LINE_BYTES == 0; }
+
+// The multiple of 32 threads that holds `vectors` at k vectors a thread, at most `max_threads`.
+inline int invariant_threads(int64_t vectors, int k, int max_threads) {
+    return int(std::min<int64_t>(max_threads, round_up<int64_t>(ceil_div<int64_t>(vectors, k), WARP)));
+}
+
+// Rows of at most INVARIANT_STAGED columns.
+inline Plan invariant_staged_plan(int N, int size) {
+    const int lanes = 1 << log2_ceil(ceil_div(N, STAGED_ELEMENTS)), unit = std::max(WARP, STAGED_THREADS / lanes);
+    const int rows = std::min(INVARIANT_TILE / (N * size), 16 * STAGED_THREADS / lanes);
+    return {STAGED, ceil_div(N, lanes), STAGED_THREADS, lanes, std::max(unit, rows / unit * unit), VECTOR_BYTES, 0};
+}
 
 // Rows of `vectors` whole vectors in each of R tensors; AUTO if no tier holds them.
 inline Plan invariant_plan_of_vectors(int64_t vectors, int R, bool lines, bool has_target) {
@@ -28,13 +48,13 @@ inline Plan invariant_plan_of_vectors(int64_t vectors, int R, bool lines, bool h
     const int most_k = 8 / R, k = vectors <= 512 / R ? 2 : R == 1 && vectors > 2048 ? 8 : 4;
     const bool clusters = device().clusters();
     if (vectors * R <= INVARIANT_BLOCK || (!clusters && vectors <= int64_t(most_k) * BLOCK_THREADS))
-        return {BLOCK, k, threads_for(vectors, k, BLOCK_THREADS), 1, 0, base, 0};
+        return {BLOCK, k, invariant_threads(vectors, k, BLOCK_THREADS), 1, 0, base, 0};
     if (clusters)
         for (int threads : {192, 256, 512}) {
             const int64_t ctas = std::max<int64_t>(2, ceil_div<int64_t>(vectors, int64_t(most_k) * threads));
-            if (ctas <= MAX_CLUSTER) return {CLUSTER, most_k, threads_for(vectors, int(most_k * ctas), threads), int(ctas), 0, base, 0};
+            if (ctas <= MAX_CLUSTER) return {CLUSTER, most_k, invariant_threads(vectors, int(most_k * ctas), threads), int(ctas), 0, base, 0};
         }
-    if (clusters && lines) return {CLUSTER_BULK, 24 / R, CLUSTER_BULK_THREADS, MAX_CLUSTER, 0, LINE_ALIGNMENT, 0};
+    if (clusters && lines) return {CLUSTER_BULK, 24 / R, INVARIANT_BULK, MAX_CLUSTER, 0, LINE_ALIGNMENT, 0};
     return {AUTO};
 }
 
@@ -46,7 +66,7 @@ template <typename Op> Plan invariant_plan(const Tensors<Op>& t, int64_t N) {
     if (N > MAX_N) return by_element;
     if (N % V) {
         if (N > INVARIANT_STAGED || Op::HAS_TARGET || SIZE != sizeof(typename Op::Out)) return by_element;
-        const Plan staged = staged_plan(INVARIANT_ROWS, int(N), R, SIZE);
+        const Plan staged = invariant_staged_plan(int(N), SIZE);
         return plan_fits(t, N, staged) ? staged : Plan{AUTO};
     }
     const Plan found = invariant_plan_of_vectors(N / V, R, lines, Op::HAS_TARGET);
