@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +35,8 @@ def machine(tmp_path_factory):
 
 def surroundings(machine):
     known = {"GITHUB_REPOSITORY": "someone/kernel", "GITHUB_EVENT_PATH": str(machine / "event.json")}
-    known |= {"RUNNER_TOOL_CACHE": str(machine / "tools"), "PYTHONPATH": os.pathsep.join(site.getsitepackages()), "OMP_NUM_THREADS": "1"}
+    packages = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    known |= {"RUNNER_TOOL_CACHE": str(machine / "tools"), "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
     known |= {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     return os.environ | known
 
@@ -89,6 +89,26 @@ def test_a_planted_slowdown_fails_and_the_summary_names_it(machine, tmp_path):
     assert (comment["pull_request"], comment["exit_code"]) == (7, 1)
     assert re.search(r"^FAIL: [12] cells? slower", comment["text"], re.MULTILINE)  # a busy machine can lose the rounds of one cell
     assert "softbench: " not in comment["text"]
+
+
+PACKAGE = {
+    "pyproject.toml": '[project]\nname = "fast"\nversion = "1"\n',
+    "softbench.toml": 'build = ["cp -r fast $VIRTUAL_ENV/lib/python3*/site-packages/"]\n[[target]]\nfunction = "fast:scale"\n'
+    'inputs = "x[M,N]"\nM = 8\nN = [64, 128]\ndtype = "fp32"\n',
+}
+
+
+@pytest.mark.slow
+def test_a_planted_slowdown_of_a_package_fails(machine, tmp_path):
+    def package(text):
+        return {"fast/__init__.py": text.replace("softmax(x)", "scale(x)")}
+
+    origin = pull_request(tmp_path / "origin", {**PACKAGE, **package(FAST)}, {}, package(SLOW))
+    done = run(machine, tmp_path / "job", origin, file="", args="--rounds 6 --margin 50 --device cpu --changed")
+    assert (done.failed, done.outputs["gate"]["verdict"]) == (1, "fail"), done.log
+    comment = json.loads((tmp_path / "job" / "artifacts" / "softbench-gate" / "comment.json").read_text())["text"]
+    assert re.search(r"^FAIL: [12] cells? slower", comment, re.MULTILINE)
+    assert str(tmp_path) not in comment
 
 
 @pytest.fixture
