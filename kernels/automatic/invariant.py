@@ -73,7 +73,7 @@ def cross_entropy(
 @custom_op("softbench::invariant_logprob", mutates_args=())
 def logprob(x: Tensor, target: Tensor, ignore_index: int = NO_CLASS, logit_scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     """As `softbench::logprob`."""
-    results = choice.invariant_kernels("logprob", x).logprob_forward(x, target, ignore_index=ignore_index, logit_scale=logit_scale)
+    results = choice.invariant_kernels("logprob", x).logprob_statistics(x, target, ignore_index=ignore_index, logit_scale=logit_scale)
     found: tuple[Tensor, Tensor, Tensor] = tuple(results)
     return found
 

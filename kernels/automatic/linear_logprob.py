@@ -28,7 +28,7 @@ def linear_logprob(
 
     hidden is (..., H), weight (V, H) of the same dtype, target (...) of int64.
 
-    - Gradients: once, with respect to hidden and weight. Kept for it are hidden, weight and two numbers a row. In 16 bits, logits and
+    - Gradients: once, with respect to hidden and weight. Kept for it are hidden, weight and three numbers a row. In 16 bits, logits and
       their gradient are rounded to 16 bits once, and the gradient of weight is added up in 16 bits.
     - Memory: beside inputs, results and gradients at most 1 GB, for the logits of a part of the rows. 128 rows are the smallest part.
     - torch.compile(fullgraph=True) and CUDA graphs are supported. Autocast is that of `linear_cross_entropy`.
@@ -63,8 +63,8 @@ def _logits_of_parts(x: Tensor, weight: Tensor) -> Iterator[tuple[slice, Tensor]
 
 @custom_op("softbench::linear_logprob", mutates_args=())
 def _linear_logprob(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob, entropy, lse) of each row, in float32."""
-    results = tuple(torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(3))
+    """(logprob, entropy, statistics) of each row, in float32."""
+    results = tuple(torch.empty(shape, dtype=torch.float32, device=x.device) for shape in (len(x), len(x), (len(x), 2)))
     for where, logits in _logits_of_parts(x, weight):
         for whole, part in zip(results, _logprob(logits, target[where], ignore_index, scale), strict=True):
             whole[where] = part
@@ -73,7 +73,7 @@ def _linear_logprob(x: Tensor, weight: Tensor, target: Tensor, ignore_index: int
 
 @custom_op("softbench::linear_logprob_backward", mutates_args=())
 def _linear_logprob_backward(
-    x: Tensor, weight: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor, of_x: bool,
+    x: Tensor, weight: Tensor, target: Tensor, statistics: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor, of_x: bool,
     of_weight: bool, ignore_index: int, scale: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(dx, dw), empty where they are not needed."""
@@ -81,7 +81,7 @@ def _linear_logprob_backward(
     if of_weight and not len(x):
         dw.zero_()
     for where, logits in _logits_of_parts(x, weight):
-        given = target[where], lse[where], entropy[where], dlogprob[where], dentropy[where]
+        given = target[where], statistics[where], entropy[where], dlogprob[where], dentropy[where]
         if (kernels := _kernels("logprob", x)) is not None:
             dz = kernels.logprob_backward(logits, *given, ignore_index=ignore_index, logit_scale=scale, out=logits)
         else:
@@ -95,7 +95,7 @@ def _linear_logprob_backward(
 
 @_linear_logprob.register_fake
 def _(x: Tensor, *_others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    first, second, third = (x.new_empty(len(x), dtype=torch.float32) for _ in range(3))
+    first, second, third = (x.new_empty(shape, dtype=torch.float32) for shape in (len(x), len(x), (len(x), 2)))
     return first, second, third
 
 
@@ -107,12 +107,12 @@ def _(x: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, target, *ctx.options = inputs
-    _, entropy, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(x, weight, target, lse, entropy)
+    _, entropy, statistics = output
+    ctx.mark_non_differentiable(statistics)
+    ctx.save_for_backward(x, weight, target, statistics, entropy)
 
 
-def _gradients(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dstatistics: Tensor) -> tuple[Tensor | None, ...]:
     of_x, of_weight = ctx.needs_input_grad[:2]
     dx, dw = _linear_logprob_backward(*ctx.saved_tensors, dlogprob.contiguous(), dentropy.contiguous(), of_x, of_weight, *ctx.options)
     return dx if of_x else None, dw if of_weight else None, None, None, None

@@ -186,11 +186,11 @@ def _differentiable_gradient_of_loss(x: Tensor, target: Tensor, _base: Tensor, d
 
 @custom_op("softbench::logprob", mutates_args=())
 def _logprob(x: Tensor, target: Tensor, ignore_index: int = NO_CLASS, logit_scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob, entropy, lse)."""
+    """(logprob, entropy, statistics of rows)."""
     if (kernels := _kernels("logprob", x)) is None:
         return _formula_of_logprob(x, target, ignore_index, logit_scale)
-    found, entropy, lse = kernels.logprob_forward(x, target, ignore_index=ignore_index, logit_scale=logit_scale)
-    return found, entropy, lse
+    found, entropy, statistics = kernels.logprob_statistics(x, target, ignore_index=ignore_index, logit_scale=logit_scale)
+    return found, entropy, statistics
 
 
 def _formula_of_logprob(x: Tensor, target: Tensor, ignore_index: int = NO_CLASS, logit_scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,29 +200,30 @@ def _formula_of_logprob(x: Tensor, target: Tensor, ignore_index: int = NO_CLASS,
     entropy = -(torch.exp(y) * y.clamp(min=LOWEST)).sum(dim=-1)
     ignored = target == ignore_index
     found = y.gather(1, torch.where(ignored, 0, target)[:, None])[:, 0]
-    return torch.where(ignored, 0.0, found), entropy, aten.logsumexp(z, [-1])
+    return torch.where(ignored, 0.0, found), entropy, _statistics(z)
 
 
 @custom_op("softbench::logprob_backward", mutates_args=())
 def _logprob_backward(
-    x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None,
+    x: Tensor, target: Tensor, statistics: Tensor, entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None,
     ignore_index: int = NO_CLASS, logit_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """dx, with x's dtype. A gradient that is None is 0."""
     if (kernels := _kernels("logprob", x)) is None:
-        return _gradient_of_logprob(x, target, lse, entropy, dlogprob, dentropy, ignore_index, logit_scale)
-    dlogprob, dentropy = (torch.zeros_like(lse) if given is None else given for given in (dlogprob, dentropy))
-    dx: Tensor = kernels.logprob_backward(x, target, lse, entropy, dlogprob, dentropy, ignore_index=ignore_index, logit_scale=logit_scale)
+        return _gradient_of_logprob(x, target, statistics, entropy, dlogprob, dentropy, ignore_index, logit_scale)
+    dlogprob, dentropy = (torch.zeros_like(entropy) if given is None else given for given in (dlogprob, dentropy))
+    given = statistics, entropy, dlogprob, dentropy
+    dx: Tensor = kernels.logprob_backward(x, target, *given, ignore_index=ignore_index, logit_scale=logit_scale)
     return dx
 
 
 def _gradient_of_logprob(
-    x: Tensor, target: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None,
+    x: Tensor, target: Tensor, statistics: Tensor, entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None,
     ignore_index: int = NO_CLASS, logit_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """dx by torch's operators."""
-    dlogprob, dentropy = (torch.zeros_like(lse) if given is None else given for given in (dlogprob, dentropy))
-    y = _logits(x, 0.0, logit_scale) - lse[:, None]
+    dlogprob, dentropy = (torch.zeros_like(entropy) if given is None else given for given in (dlogprob, dentropy))
+    y = _logits(x, 0.0, logit_scale) - statistics[:, :1] - statistics[:, 1:].log()
     p = torch.exp(y)
     ignored = target == ignore_index
     dlogprob = torch.where(ignored, 0.0, dlogprob)[:, None]
@@ -232,12 +233,12 @@ def _gradient_of_logprob(
 
 
 def _differentiable_gradient_of_logprob(
-    x: Tensor, target: Tensor, _lse: Tensor, _entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None,
+    x: Tensor, target: Tensor, _statistics: Tensor, _entropy: Tensor, dlogprob: Tensor | None, dentropy: Tensor | None,
     ignore_index: int = NO_CLASS, logit_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """dx as a function of x alone, which lse and entropy are some of too."""
-    _, entropy, lse = _formula_of_logprob(x, target, ignore_index, logit_scale)
-    return _gradient_of_logprob(x, target, lse, entropy, dlogprob, dentropy, ignore_index, logit_scale)
+    """dx as a function of x alone, which the statistics and the entropy are some of too."""
+    _, entropy, statistics = _formula_of_logprob(x, target, ignore_index, logit_scale)
+    return _gradient_of_logprob(x, target, statistics, entropy, dlogprob, dentropy, ignore_index, logit_scale)
 
 
 @_cross_entropy.register_fake
@@ -255,7 +256,8 @@ def _fake_cross_entropy(
 
 @_logprob.register_fake
 def _fake_logprob(x: Tensor, target: Tensor, *_options: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _each(x, target.shape), _each(x, target.shape), _each(x, target.shape)
+    of_rows = _each(x, target.shape)
+    return of_rows, _each(x, target.shape), of_rows.new_empty((target.shape[0], 2))
 
 
 @_cross_entropy_backward.register_fake
@@ -273,10 +275,10 @@ def _save_loss(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 def _save_logprob(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, target, *ctx.options = inputs
-    _, entropy, lse = output
+    _, entropy, statistics = output
     ctx.set_materialize_grads(False)  # a DTensor mixes with no zeros of its parts
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(x, target, lse, entropy)
+    ctx.mark_non_differentiable(statistics)
+    ctx.save_for_backward(x, target, statistics, entropy)
 
 
 def _of_loss(ctx: Any, dloss: Tensor, _dstatistics: Tensor, _dcounted: Tensor) -> tuple[Tensor | None, ...]:
@@ -285,7 +287,7 @@ def _of_loss(ctx: Any, dloss: Tensor, _dstatistics: Tensor, _dcounted: Tensor) -
     return backward(*tensors, dloss, counted, *ctx.options), *[None] * (1 + len(ctx.options))
 
 
-def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dlse: Tensor) -> tuple[Tensor | None, ...]:
+def _of_logprob(ctx: Any, dlogprob: Tensor, dentropy: Tensor, _dstatistics: Tensor) -> tuple[Tensor | None, ...]:
     backward: Any = _differentiable_gradient_of_logprob if transformed() else _logprob_backward
     return backward(*ctx.saved_tensors, dlogprob, dentropy, *ctx.options), *[None] * (1 + len(ctx.options))
 

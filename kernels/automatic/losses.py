@@ -391,7 +391,7 @@ def logprob(
         operator: Any = _invariants().logprob
     else:
         operator = _logprob if _has_kernels("logprob", rows) and rows.numel() > 0 and not transformed() else _formula_of_logprob
-    found, entropy, _lse = operator(rows, classes, ignore_index, 1 / temperature)
+    found, entropy, _ = operator(rows, classes, ignore_index, 1 / temperature)
     return found.view(target.shape), entropy.view(target.shape)
 
 

@@ -143,6 +143,9 @@ bool has_numbers(const Tensor& x, int64_t M, const Tensor& like) {
   return x.scalar_type() == c10::kFloat && x.dim() == 1 && x.size(0) == M && x.device() == like.device();
 }
 bool has_contiguous_numbers(const Tensor& x, int64_t M, const Tensor& like) { return has_numbers(x, M, like) && x.is_contiguous(); }
+bool has_statistics(const Tensor& x, int64_t M, const Tensor& like) {  // the maximum and the sum of each row
+  return x.scalar_type() == c10::kFloat && x.sizes() == c10::IntArrayRef{M, 2} && x.device() == like.device() && x.is_contiguous();
+}
 
 bool logits_fit(int function, const Tensor& x, const Tensor& target) {
   if (!is_chosen(function, x) || !adjacent(x) || x.numel() == 0 || x.size(1) > MOST_COLUMNS) return false;
@@ -177,8 +180,7 @@ Results cross_entropy_backward(int function, Arguments arguments) {  // x, targe
   const int64_t M = x.size(0);
   const bool one = reduction != NONE, divides = reduction == MEAN;
   const bool fits = one ? dloss.dim() == 0 && dloss.scalar_type() == c10::kFloat && dloss.device() == x.device() : has_numbers(dloss, M, x);
-  const bool two = statistics.scalar_type() == c10::kFloat && statistics.sizes() == c10::IntArrayRef{M, 2} && statistics.device() == x.device() && statistics.is_contiguous();
-  if (!fits || !two || (divides && !has_contiguous_numbers(counted, 1, x))) return {};
+  if (!fits || !has_statistics(statistics, M, x) || (divides && !has_contiguous_numbers(counted, 1, x))) return {};
   const int64_t classes = arguments[11].toInt();
   const Launch launch(function, BACKWARD, x);
   if (!launch.function) return {};
@@ -198,24 +200,24 @@ Results logprob(int function, Arguments arguments) {  // x, target, ignore_index
   if (!launch.function) return {};
   const int64_t M = x.size(0);
   const int dtype = number_of(x.scalar_type());
-  Tensor found = fresh({M}, c10::kFloat, x), entropy = fresh({M}, c10::kFloat, x), lse = fresh({M}, c10::kFloat, x);
-  if (!launch(read(x), read(target), written(found), written(entropy), written(lse), arguments[2].toInt(), float(arguments[3].toDouble()), x.stride(0), M, x.size(1), dtype, dtype)) return {};
-  return {std::move(found), std::move(entropy), std::move(lse)};
+  Tensor found = fresh({M}, c10::kFloat, x), entropy = fresh({M}, c10::kFloat, x), statistics = fresh({M, 2}, c10::kFloat, x);
+  if (!launch(read(x), read(target), written(found), written(entropy), (void*)nullptr, written(statistics), arguments[2].toInt(), float(arguments[3].toDouble()), x.stride(0), M, x.size(1), dtype, dtype)) return {};
+  return {std::move(found), std::move(entropy), std::move(statistics)};
 }
 
-Results logprob_backward(int function, Arguments arguments) {  // x, target, lse, entropy, dlogprob and dentropy or None, and two options
-  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &lse = arguments[2].toTensor(), &entropy = arguments[3].toTensor();
+Results logprob_backward(int function, Arguments arguments) {  // x, target, statistics, entropy, dlogprob and dentropy or None, and two options
+  const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor(), &statistics = arguments[2].toTensor(), &entropy = arguments[3].toTensor();
   if (!logits_fit(function, x, target)) return {};
   const int64_t M = x.size(0);
   const Tensor dlogprob = given(arguments[4]), dentropy = given(arguments[5]);
   const auto fits = [&](const Tensor& one) { return !one.defined() || has_numbers(one, M, x); };
-  if (!has_contiguous_numbers(lse, M, x) || !has_contiguous_numbers(entropy, M, x) || !fits(dlogprob) || !fits(dentropy)) return {};
+  if (!has_statistics(statistics, M, x) || !has_contiguous_numbers(entropy, M, x) || !fits(dlogprob) || !fits(dentropy)) return {};
   const Launch launch(function, BACKWARD, x);
   if (!launch.function) return {};
   const int dtype = number_of(x.scalar_type());
   const auto stride = [](const Tensor& one) { return one.defined() ? one.stride(0) : int64_t(0); };
   Tensor dx = fresh_like(x);
-  if (!launch(read(x), read(target), read(lse), read(entropy), read(dlogprob), read(dentropy), written(dx), arguments[6].toInt(), float(arguments[7].toDouble()), x.stride(0),
+  if (!launch(read(x), read(target), (const void*)nullptr, read(statistics), read(entropy), read(dlogprob), read(dentropy), written(dx), arguments[6].toInt(), float(arguments[7].toDouble()), x.stride(0),
               x.size(1), stride(dlogprob),
               stride(dentropy), M, x.size(1), dtype, dtype))
     return {};

@@ -123,7 +123,7 @@ def _arguments(function: str) -> dict[str, list[Any]]:
         }
     if function == "logprob":
         options = [number, real]
-        return {"forward": [pointer] * 5 + options + [number] + launch, "backward": [pointer] * 7 + options + [number] * 4 + launch}
+        return {"forward": [pointer] * 6 + options + [number] + launch, "backward": [pointer] * 8 + options + [number] * 4 + launch}
     if function == "masked_softmax":
         sizes = [number] * 4  # what query 0 sees, B, H, S
         return {

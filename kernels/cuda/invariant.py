@@ -83,4 +83,5 @@ cross_entropy_backward = losses.cross_entropy_backward
 """It adds nothing, so its bits depend on its row alone."""
 cross_entropy_fused = partial(losses.cross_entropy_fused, invariant=True)
 logprob_forward = partial(losses.logprob_forward, invariant=True)
+logprob_statistics = partial(losses.logprob_statistics, invariant=True)
 logprob_backward = losses.logprob_backward

@@ -211,6 +211,7 @@ template <typename T, Logits LOGITS> struct CrossEntropy {
 struct LogprobRows {
     const int64_t* target;
     float *logprob, *entropy, *lse;
+    float2* statistics;  // as those of CrossEntropyRows, or null
     int64_t ignore_index;
     float scale;
 };
@@ -236,6 +237,7 @@ template <typename T> struct Logprob {
         given.logprob[row] = target == given.ignore_index ? 0.0f : logprob;
         given.entropy[row] = log_sum + sums.third / sums.sum;  // 0 / 0 in a row that contains only -inf
         if (given.lse) given.lse[row] = base + log_sum;
+        if (given.statistics) given.statistics[row] = make_float2(base, sums.sum);
     }
 };
 
@@ -301,7 +303,9 @@ template <typename T, bool CAPPED> struct CrossEntropyGradient {
 
 struct LogprobGradients {
     const int64_t* target;
-    const float *lse, *entropy, *dlogprob, *dentropy;  // a gradient that is null is 0
+    const float* lse;                            // of each row, or null
+    const float* statistics;                     // then the maximum and the sum of each row
+    const float *entropy, *dlogprob, *dentropy;  // a gradient that is null is 0
     int64_t ignore_index;
     float scale;
     int64_t dlogprob_stride = 1, dentropy_stride = 1;
@@ -312,30 +316,39 @@ template <typename T> struct LogprobGradient {
     static constexpr int V = VECTOR_BYTES / sizeof(T), E = Packed<T>::ELEMENTS;
     struct Loaded {
         int64_t target;
-        float lse, entropy, a, b;
+        float base, sum, entropy, a, b;  // sum 1: base is lse
 
         __device__ __forceinline__ Loaded(const Given& given, int64_t row)
-            : target(load_word(given.target + row)), lse(load_number(given.lse + row)), entropy(load_number(given.entropy + row)),
-              a(given.dlogprob ? load_number(given.dlogprob + row * given.dlogprob_stride) : 0.0f),
-              b(given.dentropy ? load_number(given.dentropy + row * given.dentropy_stride) : 0.0f) {}
+            : target(load_word(given.target + row)), base(load_number(given.lse ? given.lse + row : given.statistics + 2 * row)), sum(1.0f),
+              entropy(load_number(given.entropy + row)), a(given.dlogprob ? load_number(given.dlogprob + row * given.dlogprob_stride) : 0.0f),
+              b(given.dentropy ? load_number(given.dentropy + row * given.dentropy_stride) : 0.0f) {
+            if (!given.lse) sum = load_number(given.statistics + 2 * row + 1);
+        }
     };
 
-    float lse, entropy, a, b, scale;
+    float base, entropy, a, b, hot, scale;  // relative to the sum, but for hot, which is added at the target
     int target;
     static constexpr bool ignored = false;
 
     __device__ __forceinline__ LogprobGradient(const Given& given, const Loaded& loaded, int N)
-        : lse(loaded.lse), entropy(loaded.entropy), a(loaded.a * given.scale), b(loaded.b * given.scale), scale(given.scale) {
+        : base(loaded.base), entropy(loaded.entropy), a(loaded.a * given.scale), b(loaded.b * given.scale), scale(given.scale) {
         const bool outside = loaded.target < 0 || loaded.target >= N;
         if (loaded.target == given.ignore_index) a = 0.0f;
         else if (outside) a = NOT_A_NUMBER;
         target = outside ? -1 : int(loaded.target);
+        hot = a;
+        if (!given.lse) {
+            const float inverse = reciprocal(loaded.sum);
+            entropy -= log_of_row_sum(loaded.sum);
+            a *= inverse;
+            b *= inverse;
+        }
     }
     __device__ __forceinline__ float result(float x) const {
-        const float y = max_or_nan(x * scale - lse, FAR_BELOW);
+        const float y = max_or_nan(x * scale - base, FAR_BELOW);
         return -exp2_fast(y * LOG2_E) * fmaf(b, y + entropy, a);
     }
-    __device__ __forceinline__ float at_target(float x) const { return result(x) + a; }
+    __device__ __forceinline__ float at_target(float x) const { return result(x) + hot; }
 };
 
 }  // namespace softbench

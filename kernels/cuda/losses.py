@@ -171,9 +171,21 @@ def logprob_forward(
     if invariant:
         x, plan = placed(x), Plan(INVARIANT)
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
-    tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), ignore_index, logit_scale, x.stride(0)
+    tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), None, ignore_index, logit_scale, x.stride(0)
     _launch("logprob", "forward", tensors, x, plan)
     return results
+
+
+def logprob_statistics(
+    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, entropy, statistics), as `logprob_forward`."""
+    x, target = logits_and_targets(x, target)
+    x, plan = (placed(x), Plan(INVARIANT)) if invariant else (x, None)
+    found, entropy, statistics = result_of_rows(x), result_of_rows(x), statistics_of_rows(x)
+    pointers = x.data_ptr(), target.data_ptr(), found.data_ptr(), entropy.data_ptr(), None, statistics.data_ptr()
+    _launch("logprob", "forward", (*pointers, ignore_index, logit_scale, x.stride(0)), x, plan)
+    return found, entropy, statistics
 
 
 def logprob_backward(
@@ -189,13 +201,16 @@ def logprob_backward(
     out: torch.Tensor | None = None,
     plan: Plan | None = None,
 ) -> torch.Tensor:
-    """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (log(p_i) + entropy)) logit_scale. x is read once and dx is written once."""
+    """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (log(p_i) + entropy)) logit_scale, from lse or statistics.
+
+    x is read once and dx is written once.
+    """
     x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
-    named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
-    of_rows = [number_of_rows(tensor, x, name) for name, tensor in named.items()]
-    pointers = x.data_ptr(), target.data_ptr(), *(tensor.data_ptr() for tensor in of_rows), dx.data_ptr()
-    tensors = *pointers, ignore_index, logit_scale, x.stride(0), dx.stride(0), *(tensor.stride(0) for tensor in of_rows[2:])
+    named = {"entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
+    of_rows = [*base_of_rows(lse, x), *(number_of_rows(tensor, x, name) for name, tensor in named.items())]
+    pointers = x.data_ptr(), target.data_ptr(), *map(_pointer, of_rows), dx.data_ptr()
+    tensors = *pointers, ignore_index, logit_scale, x.stride(0), dx.stride(0), 1, 1
     _launch("logprob", "backward", tensors, x, plan)
     return dx
 

@@ -57,4 +57,5 @@ cross_entropy_backward = losses.cross_entropy_backward
 """It adds nothing, so its bits depend on its row alone."""
 cross_entropy_fused = functools.partial(losses.cross_entropy_fused, invariant=True)
 logprob_forward = functools.partial(losses.logprob_forward, invariant=True)
+logprob_statistics = functools.partial(losses.logprob_statistics, invariant=True)
 logprob_backward = losses.logprob_backward

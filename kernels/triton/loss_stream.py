@@ -50,7 +50,8 @@ def reduce_row(
     TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, MAX_PARTS: tl.constexpr,
     LOGPROB: tl.constexpr,
 ):  # fmt: skip
-    """Stores loss and lse, or loss and statistics if there is a third pointer, or logprob, entropy and lse.
+    """Stores loss and lse, or loss and statistics if there is a third pointer, or logprob, entropy and lse,
+    or with LOGPROB = 2 statistics.
 
     partials: FIELDS float32 for each part of each row. counters: an int64 for each row, 0 before and after. MAX_PARTS = 1: `parts` is 1.
     """
@@ -175,7 +176,11 @@ def store_results(
         logprob, entropy, lse = row_logprob(m, s, d, z_target, N, target, ignore_index)
         store_value(first_ptr + at, logprob)
         store_value(second_ptr + at, entropy)
-        store_value(third_ptr + at, lse)
+        if LOGPROB == 2:
+            store_value(third_ptr + 2 * at, m)
+            store_value(third_ptr + 2 * at + 1, s)
+        else:
+            store_value(third_ptr + at, lse)
     else:
         loss, lse = row_loss(m, s, d, z_target, N, target, ignore_index, hot, share, z_loss)
         store_value(first_ptr + at, loss)
@@ -212,7 +217,7 @@ def gradient_of_row(
 ):  # fmt: skip
     """dfirst is dloss or dlogprob, and a dfirst of None is 1. dsecond is dentropy of logprob, and extra its entropy.
 
-    For cross entropy with an extra, lse is the maximum and extra the sum, both of statistics (M, 2).
+    For cross entropy with an extra, lse is the maximum and extra the sum, both of statistics (M, 2). LOGPROB = 2: lse is statistics.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
@@ -261,7 +266,7 @@ def row_factors(
     The column is -1 if the target is out of range. The row is NaN then, unless the target is ignored, or for
     cross entropy ELSEWHERE. g is dlogprob or dloss.
     """
-    if LOGPROB or extra_ptr is None:
+    if LOGPROB == 1 or (LOGPROB == 0 and extra_ptr is None):
         base = tl.load(lse_ptr + row, mask=mask)
     else:
         base = tl.load(lse_ptr + 2 * row, mask=mask)
@@ -275,7 +280,13 @@ def row_factors(
         g = tl.where(target == ignore_index, 0.0, g)
         valid = valid | (target == ignore_index)
         dentropy = tl.load(dsecond_ptr + row, mask=mask)
-        norm = g + dentropy * tl.load(extra_ptr + row, mask=mask)
+        entropy = tl.load(extra_ptr + row, mask=mask)
+        if LOGPROB == 2:
+            s = tl.load(lse_ptr + 2 * row + 1, mask=mask)
+            norm = (g + dentropy * (entropy - tl.log(s))) / s
+            dentropy = dentropy / s
+        else:
+            norm = g + dentropy * entropy
         kept = valid | True
     else:
         dentropy = g

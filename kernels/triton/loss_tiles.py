@@ -43,7 +43,11 @@ def tile_of_losses(
         logprob, entropy, lse = row_logprob(m, s, d, z_target, N, target, ignore_index)
         tl.store(first_ptr + rows, logprob, mask=there)
         tl.store(second_ptr + rows, entropy, mask=there)
-        tl.store(third_ptr + rows, lse, mask=there)
+        if LOGPROB == 2:
+            tl.store(third_ptr + 2 * rows, m, mask=there)
+            tl.store(third_ptr + 2 * rows + 1, s, mask=there)
+        else:
+            tl.store(third_ptr + rows, lse, mask=there)
     else:
         if share is not None:
             d = tl.sum(tl.where(mask, base - z, 0.0), 1)

@@ -158,7 +158,18 @@ def logprob_forward(
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x = placed(x) if invariant else x
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
-    launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=True, invariant=invariant))
+    launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=1, invariant=invariant))
+    return results
+
+
+def logprob_statistics(
+    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logprob, entropy, statistics), as `logprob_forward`."""
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    x = placed(x) if invariant else x
+    results = result_of_rows(x), result_of_rows(x), statistics_of_rows(x)
+    launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=2, invariant=invariant))
     return results
 
 
@@ -174,13 +185,14 @@ def logprob_backward(
     logit_scale: float = 1.0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (z_i - lse + entropy)) logit_scale, from the forward's lse and entropy."""
+    """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (z_i - lse + entropy)) logit_scale, from lse or statistics, and the entropy."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
-    named = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
-    *statistics, dfirst, dsecond = (number_of_rows(given, x, name) for name, given in named.items())
-    gradients = _scaled(dfirst, logit_scale), _scaled(dsecond, logit_scale)
-    launch("gradient", (x, target, *statistics, *gradients, dx), Options(ignore_index, logit_scale=logit_scale, logprob=True))
+    of_rows, statistics = base_of_rows(lse, x)
+    named = {"entropy": entropy, "dlogprob": dlogprob, "dentropy": dentropy}
+    entropy, dfirst, dsecond = (number_of_rows(given, x, name) for name, given in named.items())
+    given = x, target, statistics if of_rows is None else of_rows, entropy, _scaled(dfirst, logit_scale), _scaled(dsecond, logit_scale), dx
+    launch("gradient", given, Options(ignore_index, logit_scale=logit_scale, logprob=1 if statistics is None else 2))
     return _result(dx, out)
 
 
@@ -224,7 +236,8 @@ class Options(NamedTuple):
     z_loss: float = 0.0
     softcap: float = 0.0
     logit_scale: float = 1.0
-    logprob: bool = False
+    logprob: int = 0
+    """1: logprob by lse; 2: by statistics."""
     classes: int = 0
     """Of the whole vocabulary, if the rows have a part of it."""
     invariant: bool = False

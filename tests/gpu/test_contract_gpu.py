@@ -1,11 +1,13 @@
 """The contract of `softbench.kernels` on a GPU, where our kernels run: torch's OpInfo, second gradients, transforms, options."""
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import contract
+import exact_gradients
 import pytest
 import torch
 from softbench.kernels.automatic.choice import which
@@ -143,3 +145,9 @@ def test_two_gpus_share_a_vocabulary_and_the_parts_of_a_dtensor():
         [sys.executable, "-c", code], env={**os.environ, **more}, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.stdout.endswith("fine\n"), done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "triton"])
+@pytest.mark.parametrize("N", [37, 5003, 70000])
+def test_gradients_of_rows_far_from_zero_lose_nothing(kind, N):
+    exact_gradients.check(importlib.import_module(f"softbench.kernels.{kind}.losses"), N, "cuda")

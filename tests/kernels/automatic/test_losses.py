@@ -110,7 +110,7 @@ def test_operators_are_registered_whole(logits, requires_grad):
     opcheck(operators._logprob, (x, TARGET.view(-1), -100, 0.5))
     rows, statistics = torch.rand(6), torch.rand(6, 2)
     opcheck(operators._cross_entropy_backward, (x.detach(), TARGET.view(-1), statistics, rows, rows[:1], -100, 0.1, 0.01, 3.0, 1, 0.5))
-    opcheck(operators._logprob_backward, (x.detach(), COUNTED.view(-1), rows, rows, rows, rows))
+    opcheck(operators._logprob_backward, (x.detach(), COUNTED.view(-1), statistics, rows, rows, rows))
 
 
 def test_training_steps_are_those_with_torchs_loss():

@@ -97,19 +97,19 @@ def cross_entropy_backward(
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 
-def logprob_forward(x, target, found, entropy, lse, ignored, scale, stride, M, N, dtype, *_):
+def logprob_forward(x, target, found, entropy, _lse, statistics, ignored, scale, stride, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=stride), at(target, M, dtype=torch.int64)
-    for to, value in zip((found, entropy, lse), losses._formula_of_logprob(x, target, ignored, scale), strict=True):
-        at(to, M).copy_(value)
+    for to, value in zip((found, entropy, statistics), losses._formula_of_logprob(x, target, ignored, scale), strict=True):
+        at(to, value.numel()).copy_(value.view(-1))
 
 
-def logprob_backward(x, target, lse, entropy, dlogprob, dentropy, dx, ignored, scale, sx, sdx, sl, se, M, N, dtype, *_):
+def logprob_backward(x, target, _lse, statistics, entropy, dlogprob, dentropy, dx, ignored, scale, sx, sdx, sl, se, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=sx), at(target, M, dtype=torch.int64)
     given = [
         None if one is None else torch.stack([at(one + 4 * s * row, 1)[0] for row in range(M)])
         for one, s in ((dlogprob, sl), (dentropy, se))
     ]
-    made = losses._gradient_of_logprob(x, target, at(lse, M), at(entropy, M), *given, ignored, scale)
+    made = losses._gradient_of_logprob(x, target, at(statistics, 2 * M).view(M, 2), at(entropy, M), *given, ignored, scale)
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 

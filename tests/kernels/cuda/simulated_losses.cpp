@@ -170,10 +170,11 @@ template <typename T, Logits LOGITS> void test_cross_entropy(const Rows<T>& r, c
 template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     ++tested;
     std::vector<float> logprob(r.M), entropy(r.M), lse(r.M), a(r.M), b(r.M);
+    std::vector<float2> statistics(r.M);
     std::vector<int64_t> target = r.target;
     for (int64_t& t : target) t = t == IGNORED ? 0 : t;
     const int64_t ignored = r.N % 4 < 2 ? 0 : IGNORED;  // a class of the row, or none
-    run_rows<Logprob<T>>(r, {target.data(), logprob.data(), entropy.data(), lse.data(), ignored, 1.0f}, plan);
+    run_rows<Logprob<T>>(r, {target.data(), logprob.data(), entropy.data(), lse.data(), statistics.data(), ignored, 1.0f}, plan);
     for (int m = 0; m < r.M; ++m) {
         const double l = r.lse(m, 0);
         double h = 0;
@@ -186,18 +187,21 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
         a[m] = float(generator() % 5) - 2;
         b[m] = float(generator() % 5) - 2;
     }
-    Memory<T> out = r.results;
-    T* const dx = out.data() + (r.dx - r.results.data());
-    Plan p = {AUTO};
     const bool without = r.N % 2;  // a gradient of the entropy
     if (without) std::fill(b.begin(), b.end(), 0.0f);
     if (r.M > 1) std::fill(a.begin(), a.end(), a[0]);  // as one number for all rows
-    run_gradient<LogprobGradient<T>>({{target.data(), lse.data(), entropy.data(), a.data(), without ? nullptr : b.data(), ignored, 1.0f, r.M > 1 ? 0 : 1}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
-    auto wanted = [&](int m, int n) {
-        const double y = r.z(m, n, 0) - lse[m], p = std::exp(y);
-        return (target[m] == ignored ? 0 : a[m]) * ((n == target[m]) - p) - (p == 0 ? 0 : b[m] * p * (y + entropy[m]));
-    };
-    compare_gradient("dx of logprob", r, wanted, p, dx, out, r.stride);
+    for (const bool exact : {false, true}) {  // from lse, and from the statistics
+        Memory<T> out = r.results;
+        T* const dx = out.data() + (r.dx - r.results.data());
+        Plan p = {AUTO};
+        run_gradient<LogprobGradient<T>>({{target.data(), exact ? nullptr : lse.data(), &statistics[0].x, entropy.data(), a.data(), without ? nullptr : b.data(), ignored,
+                                           1.0f, r.M > 1 ? 0 : 1}, r.x, dx, r.stride, r.stride, r.M, r.N}, &p, nullptr);
+        auto wanted = [&](int m, int n) {
+            const double y = r.z(m, n, 0) - (exact ? r.lse(m, 0) : double(lse[m])), p = std::exp(y);
+            return (target[m] == ignored ? 0 : a[m]) * ((n == target[m]) - p) - (p == 0 ? 0 : b[m] * p * (y + entropy[m]));
+        };
+        compare_gradient(exact ? "dx of logprob from statistics" : "dx of logprob", r, wanted, p, dx, out, r.stride);
+    }
 }
 
 // Rows on a warp each, with so many vectors a lane.

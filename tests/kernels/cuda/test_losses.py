@@ -53,8 +53,8 @@ def test_shapes_strides_and_options_come_where_the_library_expects_them(librarie
     assert fused[3] == rows.data_ptr() and fused[5:13] == [7, 0.5, 9, 5, 3, 5, 0, 0]
     losses.logprob_forward(wide.bfloat16(), TARGET, ignore_index=7, logit_scale=2.0)
     losses.logprob_backward(X, TARGET, rows, rows, rows, rows, out=wide, ignore_index=7, logit_scale=2.0)
-    assert [numbers[5:12] for name, numbers in libraries["logprob"].calls if name == "forward"] == [[7, 2.0, 5, 3, 5, 2, 2]]
-    assert [numbers[7:17] for name, numbers in libraries["logprob"].calls if name == "backward"] == [[7, 2.0, 5, 9, 1, 1, 3, 5, 0, 0]]
+    assert [numbers[6:13] for name, numbers in libraries["logprob"].calls if name == "forward"] == [[7, 2.0, 5, 3, 5, 2, 2]]
+    assert [numbers[8:18] for name, numbers in libraries["logprob"].calls if name == "backward"] == [[7, 2.0, 5, 9, 1, 1, 3, 5, 0, 0]]
 
 
 @pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"softcap": 30.0}, {"logit_scale": 2.0}])

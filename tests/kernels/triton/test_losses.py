@@ -162,6 +162,12 @@ def test_structured_long_rows_are_within_the_bounds(run_interpreted):
     run_interpreted(SETUP + LONG, timeout=270)
 
 
+def test_gradients_from_statistics_lose_nothing_far_from_zero(run_interpreted):
+    support = str(Path(__file__).parents[2] / "support")
+    code = f"import sys; sys.path.append({support!r}); import exact_gradients; from softbench.kernels.triton import losses\n"
+    run_interpreted(f"{code}exact_gradients.check(losses, 3001)")
+
+
 def test_special_targets_layouts_and_errors(run_interpreted):
     run_interpreted(SETUP + SPECIAL)
 
