@@ -20,16 +20,19 @@ inline int column_threads(int64_t R, int lanes, int ctas, int K, int most) {
     return int(std::min<int64_t>(ceil_div<int64_t>(step * lanes, WARP) * WARP, 2 * most));
 }
 
+// Small CTAs of 256 or 128 bytes of a row, then large CTAs, then shorter segments.
 inline ColumnPlan column_plan(int64_t R, int K, int most_threads) {
+    constexpr int SMALL = MOST_THREADS, LANES = SEGMENT_LANES;
     const int most = device().clusters() ? MAX_CLUSTER : 1;
-    for (int lanes : {SEGMENT_LANES, SEGMENT_LANES / 2, SEGMENT_LANES / 4, 2})
-        for (int limit : {MOST_THREADS, most_threads})
-            for (int ctas = 1; ctas <= most; ++ctas) {
-                int threads = column_threads(R, lanes, ctas, K, most_threads);
-                if (threads > limit || (limit > MOST_THREADS && most > 1 && ctas < most)) continue;
-                while (threads < 64) lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
-                return {lanes, ctas, threads};
-            }
+    const int cuts[][2] = {{LANES, SMALL}, {LANES / 2, SMALL}, {LANES, most_threads}, {LANES / 2, most_threads},
+                           {LANES / 4, SMALL}, {LANES / 4, most_threads}, {2, SMALL}, {2, most_threads}};
+    for (const auto& [of_cut, limit] : cuts)
+        for (int ctas = limit > SMALL ? most : 1; ctas <= most; ++ctas) {
+            int lanes = of_cut, threads = column_threads(R, lanes, ctas, K, most_threads);
+            if (threads > limit) continue;
+            while (threads < 64) lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
+            return {lanes, ctas, threads};
+        }
     return {SEGMENT_LANES, most, MOST_THREADS};  // read twice
 }
 
