@@ -206,7 +206,8 @@ def _variables(build: Sequence[str], project: Path) -> list[str]:
 
 def _lenders() -> list[str]:
     """The folders of packages of softbench's environment."""
-    return [path for path in dict.fromkeys(site.getsitepackages()) if Path(path).is_dir()]
+    own = [*([site.getusersitepackages()] if site.ENABLE_USER_SITE else []), *site.getsitepackages()]
+    return [path for path in dict.fromkeys(own) if Path(path).is_dir()]
 
 
 def _surroundings() -> list[str]:
