@@ -5,7 +5,7 @@ What a plugin changes here decides nothing: the judge has the clock, the values 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,8 @@ class JudgedCalls:
         self.touch = False
         self.at_once = False
         """True if the judge compares what the caller's stream reads right after each call."""
+        self.copied = False
+        """True once an output was copied, so that the copies of a challenge load no kernel: that waits for the GPU."""
         self.apart = False
         """True if the calls of a challenge leave their outputs in different places, although the backend overwrites its output."""
         self.events: tuple[torch.cuda.Event, ...] = ()
@@ -222,9 +224,19 @@ class JudgedCalls:
             for call, tensors in enumerate(given, first):
                 results = function(*arena.writable(call, tensors, apart=self.at_once))
                 outputs = (results,) if single else results
-                if self.at_once and isinstance(outputs, tuple | list):
-                    outputs = [out.detach().clone() if type(out) is torch.Tensor else out for out in outputs]
+                if (self.at_once or not self.copied) and isinstance(outputs, tuple | list):
+                    outputs = self._copied(outputs)
                 places.append(place(call, outputs, kept, copied=overwrites and not self.apart))
+
+    def _copied(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """Copies of outputs, made on the caller's stream; those of the first call are dropped."""
+        self.copied = True
+        copies = [out.detach().clone() if type(out) is torch.Tensor else out for out in outputs]
+        if not self.at_once:
+            return outputs
+        if self.apart:  # torch records a graph for each call after outputs that are alive
+            self.kept += outputs
+        return copies
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
