@@ -3,10 +3,11 @@
 The rule, for each class of calls (`Calls`):
 
 1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16.
-2. The CUDA kernels, where their library is built. That of another `dim` than the last is a library of its own, of softmax and log_softmax.
+2. The Triton kernels, over another `dim` than the last that is short (`MOST_SHORT`), where Triton can compile.
+3. The CUDA kernels, where their library is built. That of another `dim` than the last is a library of its own, of softmax and log_softmax.
    Nothing is built in a call: `build()` builds.
-3. The Triton kernels, where Triton can compile. They are compiled at their first call.
-4. torch.
+4. The Triton kernels, where Triton can compile. They are compiled at their first call.
+5. torch.
 
 A class is decided at its first call and not again in this process, unless `build()` adds a library.
 
@@ -44,6 +45,8 @@ OF_COLUMNS = ("columns",)
 """The CUDA library where `dim` is not the last."""
 LEAST_OVER_COLUMNS = 2**22
 """Elements from which cross entropy over another dimension than the last is ours: below, torch's kernels take less time than our call."""
+MOST_SHORT = {torch.float32: 256, torch.float16: 2048, torch.bfloat16: 2048}
+"""Elements of another dimension than the last up to which Triton's kernels are the faster ones; CUDA's share a longer one in clusters."""
 LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
 """The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""
 FORGETS: list[Callable[[], None]] = []
@@ -72,6 +75,8 @@ class Calls(NamedTuple):
     """The dtype of the result; None: that of x."""
     last: bool = True
     """Whether `dim` is the last dimension."""
+    short: bool = False
+    """Whether `dim` is another one, of few elements."""
     but: str = ""
     """Why the CUDA kernels do not take these calls; empty if they do."""
 
@@ -89,7 +94,7 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
     if function not in SUBJECTS:
         raise ValueError(f"function {function!r}: must be one of {', '.join(SUBJECTS)}")
     if function in OF_ROWS:
-        return choice(Calls(function, x.device, x.dtype, dtype, is_last(x, dim)))
+        return choice(Calls(function, x.device, x.dtype, dtype, is_last(x, dim), is_short(x, dim)))
     if function == "cross_entropy" and not is_last(x, dim):
         if x.numel() < LEAST_OVER_COLUMNS:
             return Choice("torch", f"over another dimension than the last it is faster below {LEAST_OVER_COLUMNS} elements")
@@ -101,6 +106,11 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
 def is_last(x: Tensor, dim: int) -> bool:
     """Whether `dim` is the last dimension of x."""
     return dim == -1 or dim == x.dim() - 1
+
+
+def is_short(x: Tensor, dim: int) -> bool:
+    """Whether `dim` is another dimension of x than the last, of at most MOST_SHORT elements."""
+    return -x.dim() <= dim < x.dim() - 1 and dim != -1 and x.shape[dim] <= MOST_SHORT.get(x.dtype, 0)
 
 
 def choice(calls: Calls) -> Choice:
@@ -127,7 +137,7 @@ def invariant_kernels(function: str, x: Tensor) -> Any:
 
 def choose(calls: Calls) -> Choice:
     """The rule of this module."""
-    function, device, dtype, result, last, but = calls
+    function, device, dtype, result, last, short, but = calls
     subject, of_rows = SUBJECTS[function], function in OF_ROWS
     if device.type != "cuda":
         return Choice("torch", f"{subject} on {device.type}, and our kernels run on CUDA GPUs")
@@ -135,6 +145,8 @@ def choose(calls: Calls) -> Choice:
         return Choice("torch", f"{subject} {dtype}, and our kernels take float32, float16 and bfloat16")
     if result not in (None, dtype) and not (result is torch.float32 and dtype in DTYPES[1:]):
         return Choice("torch", f"the result of {dtype} as {result} needs a cast")
+    if short and result in (None, dtype) and not without_triton():
+        return Choice("triton", "a program of Triton's kernels holds so short a dimension")
     libraries = LIBRARIES.get(function, (function,)) if last else OF_COLUMNS
     if not last and not of_rows:
         but = f"the CUDA kernels of {function} take rows"

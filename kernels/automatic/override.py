@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ..common.rows import DTYPES, Launch, LaunchColumns, apply_to_columns, apply_to_rows
 from . import filter as filters
-from .choice import is_last, which
+from .choice import is_last, is_short, which
 
 KEY = "CUDA"
 """The dispatch key of the overrides. Tests on the CPU replace it."""
@@ -93,8 +93,8 @@ class Override:
     """The function whose kernels these are, as in `choice.py`."""
     torchs: Any = None
     """torch's kernel, while the override is registered."""
-    launches: dict[tuple[torch.device, torch.dtype, bool], Callable[..., Any] | None] = field(default_factory=dict)
-    """Our launchers, also by whether `dim` is the last; None for torch's kernel."""
+    launches: dict[tuple[torch.device, torch.dtype, bool, bool], Callable[..., Any] | None] = field(default_factory=dict)
+    """Our launchers, also by whether `dim` is the last or short; None for torch's kernel."""
     devices: Sequence[int] = ()
     invariant: bool = False
     """Whether each call runs our launcher of the module `invariant`, whatever its size."""
@@ -130,13 +130,14 @@ class Override:
         """The operator by our kernel, where the rule holds."""
         tensors, dim, last = given[: self.tensors], given[self.tensors], given[-1]
         x = tensors[-1]
-        key = (x.device, x.dtype, is_last(x, dim))
+        last_dim = is_last(x, dim)
+        key = (x.device, x.dtype, last_dim, not last_dim and is_short(x, dim))
         launch = self.launches[key] if key in self.launches else self.decide(x, dim)
         first = tensors[0]
         result: Tensor | None = None
         if launch is not None and first.dtype == x.dtype and first.shape == x.shape and first.device == x.device:
             dtype = last if isinstance(last, torch.dtype) else torch.float32 if last else x.dtype
-            if key[-1] or self.invariant:
+            if last_dim or self.invariant:
                 result = apply_to_rows(launch, tensors, dim % x.dim(), None if dtype == x.dtype else dtype)
             else:
                 result = apply_to_columns(launch, tensors, dim % x.dim(), dtype)
@@ -151,7 +152,7 @@ class Override:
         if chosen != "torch":
             by = self.launchers if last or self.invariant else self.columns
             found = by(f"{chosen}.invariant" if self.invariant else chosen)
-        self.launches[x.device, x.dtype, last] = found
+        self.launches[x.device, x.dtype, last, not last and is_short(x, dim)] = found
         if chosen == "cuda" and last and self.launch_by and (stream := filters.current_stream()):
             device = max(0, x.get_device())
             self.launch_by(device, DTYPES.index(x.dtype), self.address(device), stream)

@@ -14,8 +14,8 @@ from . import choice
 from .choice import Calls
 
 Call = Callable[[Tensor, int, torch.dtype | None], Tensor]
-Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool]
-"""A class of calls of one function: device, dtype of x, dtype of the result (None: that of x), and whether `dim` is the last dimension."""
+Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool, bool]
+"""A class of calls of one function: device, dtype of x, dtype of the result (None: that of x), and as in `Calls` where `dim` lies."""
 
 
 def softmax(
@@ -91,7 +91,8 @@ class Function:
 
     def call(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> Call:
         """The function for this class of calls, which is decided at the first of them."""
-        key = (x.device, x.dtype, dtype, dim == -1 or dim == x.dim() - 1)  # as `is_last`, without a call
+        last = dim == -1 or dim == x.dim() - 1  # as `is_last`, without a call
+        key = (x.device, x.dtype, dtype, last, not last and choice.is_short(x, dim))
         return self.calls.get(key) or self.decide(key)
 
     def decide(self, key: Key) -> Call:
@@ -119,9 +120,9 @@ class Function:
 
 
 @torch.compiler.assume_constant_result
-def _decided(function: str, device: torch.device, dtype: torch.dtype, result: torch.dtype | None, last: bool) -> str:
+def _decided(function: str, device: torch.device, dtype: torch.dtype, result: torch.dtype | None, last: bool, short: bool) -> str:
     """The kernels of a class of calls. torch.compile takes the answer, and does not trace how it is found."""
-    return choice.choice(Calls(function, device, dtype, result, last)).kernels
+    return choice.choice(Calls(function, device, dtype, result, last, short)).kernels
 
 
 # torch.softmax and torch.log_softmax, by names that nobody replaces.

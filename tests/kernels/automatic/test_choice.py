@@ -51,6 +51,8 @@ def machine(monkeypatch):
         ("not built", "no compiler", (GPU, BF16, None, True), "torch"),
         ("", "", (GPU, BF16, FP32, False), "cuda"),
         ({"columns": "not built"}, "", (GPU, BF16, None, False), "triton"),
+        ("", "", (GPU, BF16, None, False, True), "triton"),
+        ("", "no compiler", (GPU, BF16, None, False, True), "cuda"),
         ("", "", (GPU, FP64, None, True), "torch"),
         ("", "", (GPU, FP32, BF16, True), "torch"),
         ("", "", (torch.device("cpu"), FP32, None, True), "torch"),
