@@ -182,7 +182,7 @@ def training_steps() -> list[str]:
             file = f"[{name}](../../results/h200/{path.name})"
             lines.append((file, str(case["model"]), str(case["batch"]), one["state"], faster, str(report["exit_code"])))
     if lines:
-        said = "Steps of models with 4 layers and 128 tokens, by the command in [tools/training_step.py](../../tools/training_step.py):"
+        said = "Steps of models with 4 layers and 128 tokens, by the command in `tools/training_step.py`:"
         return [said, table(("candidate", "model", "batch", "verdict", "times as fast (95 % interval)", "exit code"), lines, "llrlrr")]
     for one in json.loads((RESULTS / "h200" / "use-models.json").read_text())["lines"]:
         step = one["step_ms"]
