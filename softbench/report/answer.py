@@ -196,7 +196,7 @@ def _of_copy(rows: Sequence[Row], found: Mapping[CaseKey, Standing]) -> Line | N
         some = f"{len(values)} of {count(len(found), 'case')}" if len(values) < len(found) else ""
         spread = f"median{some and f' of {some}'}; {percent(values[0])} to {percent(values[-1])}" if len(values) > 1 else some
         return Line("of copy", f"{percent(median(values))} of the speed of copy, which only moves the bytes{_in_parentheses(spread)}")
-    if found and any(row.grade == Grade.YARDSTICK and row.median_us for row in rows):
+    if found and any(row.grade == Grade.YARDSTICK and row.median_us and row.timer != "host" for row in rows):
         return Line("of copy", "unknown: copy is doubtful, or slower than what it judges; measure again when nothing else runs", "yellow")
     return None
 

@@ -182,7 +182,7 @@ def _cards(rows: Sequence[Row]) -> list[Text]:
 def _without_copy(rows: Sequence[Row]) -> list[Text]:
     """Why cells beside a measured `copy` have no percentage."""
     copies = {(row.run, row.unit, row.case) for row in rows if row.grade == Grade.YARDSTICK and row.median_us}
-    lacking = [row for row in rows if row.timed and not row.of_copy and row.grade != Grade.YARDSTICK]
+    lacking = [row for row in rows if row.timed and not row.of_copy and row.grade != Grade.YARDSTICK and row.timer != "host"]
     cells = sum((row.run, row.unit, row.case) in copies for row in lacking)
     what = "copy has a doubtful label there, or took 1.5 times as long as the cell: measure again when nothing else runs"
     return [Text(f"without % of copy ({count(cells, 'cell')}): {what}")] if cells else []

@@ -74,7 +74,7 @@ def _row(cell: _Cell, yardstick: _Cell | None, reference: _Cell | None, device: 
         reason=_reason(record),
         median_us=median,
         gbps=gbps,
-        of_copy=_of_copy(cell, yardstick),
+        of_copy=None if timing and timing.kind == "host" else _of_copy(cell, yardstick),
         speedup=_times_as_fast(cell, reference),
         relative_to=reference.record.backend if reference else "",
         build_s=build.seconds if build else None,
