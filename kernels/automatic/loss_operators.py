@@ -225,10 +225,13 @@ def _gradient_of_logprob(
     dlogprob, dentropy = (torch.zeros_like(entropy) if given is None else given for given in (dlogprob, dentropy))
     y = _logits(x, 0.0, logit_scale) - statistics[:, :1] - statistics[:, 1:].log()
     p = torch.exp(y)
-    ignored = target == ignore_index
+    ignored, elsewhere = target == ignore_index, target == ELSEWHERE
     dlogprob = torch.where(ignored, 0.0, dlogprob)[:, None]
     of_entropy = torch.where(p == 0, 0.0, p * (y + entropy[:, None])) * dentropy[:, None]
-    dz = (-p * dlogprob - of_entropy).scatter_add(1, torch.where(ignored, 0, target)[:, None], dlogprob)
+    at = torch.where(ignored | elsewhere, 0, target)[:, None]
+    outside = (at < 0) | (at >= x.shape[1])
+    dz, at = torch.where(outside, torch.nan, -p * dlogprob - of_entropy), torch.where(outside, 0, at)
+    dz = dz.scatter_add(1, at, torch.where(elsewhere[:, None], 0.0, dlogprob))
     return (dz * logit_scale).to(x.dtype)
 
 

@@ -4,13 +4,8 @@ Each rank has logits (M, V_r) of its part of the classes, and all ranks have the
 reads its logits once, by the kernels that `choice.py` names. One `all_gather` of a few numbers a row follows, from which each rank
 computes the results of all classes. The gradient of a rank's logits needs no exchange.
 
-In cross entropy the numbers of a row are its loss and its statistics in the part. The loss is NaN where the target is elsewhere, and the
-backward of the kernels then gets the target ELSEWHERE.
-
-In logprob they are a logit of the part, the distance of the part's lse from it, lse itself, the target's logit, and the entropy. Of the
-first three those are taken that were rounded less, and float64 adds the parts up. Neither rounds anything at the size of the row's maximum.
-The kernels of logprob know no row whose target is elsewhere. They get a class of the part in its place, and that column of the gradient is
-written again.
+The numbers of a row are its loss or log-probability and its statistics in the part, and for logprob the entropy. So nothing is rounded at
+the size of the row's maximum. The first is NaN where the target is elsewhere. The backward of the kernels then gets the target ELSEWHERE.
 """
 
 from __future__ import annotations
@@ -34,6 +29,8 @@ from .loss_operators import (
     _cross_entropy_backward,
     _kernels,
     _logits as _logits_of,
+    _logprob,
+    _logprob_backward,
     _rows,
     _statistics,
     aten,
@@ -59,12 +56,6 @@ class Options(NamedTuple):
     z_loss: float = 0.0
     softcap: float = 0.0
     logit_scale: float = 1.0
-
-    @property
-    def of_logits(self) -> dict[str, float]:
-        """What the kernels need to compute z of x."""
-        given = {"softcap": self.softcap, "logit_scale": self.logit_scale}
-        return {name: number for name, number in given.items() if number != (name == "logit_scale")}
 
 
 def loss_of(
@@ -196,25 +187,6 @@ def _place(x: Tensor, group: dist.ProcessGroup, shard: Sequence[int] | None) -> 
     return Shard(sizes[: group.rank()].sum(), sizes.sum())
 
 
-class _Rows(NamedTuple):
-    """The targets of rows as a part sees them."""
-
-    at: Tensor
-    """A class of the part: the target, or the nearest one. (M,)"""
-    inside: Tensor
-    """Whether the target is in the part, (M,)."""
-    z: Tensor
-    """The logit at this class, in float32 or float64, (M,)."""
-
-    @staticmethod
-    def of(x: Tensor, target: Tensor, shard: Shard, options: Options) -> tuple[_Rows, Tensor]:
-        """And the target's logit, which is 0 where the target is elsewhere."""
-        local = target - shard.first
-        at = local.clamp(0, x.shape[1] - 1)
-        inside, z = at == local, _logits(x.gather(1, at[:, None])[:, 0], options)
-        return _Rows(at, inside, z), torch.where(inside, z, 0.0)
-
-
 def _logits(x: Tensor, options: Options) -> Tensor:
     return _logits_of(x, options.softcap, options.logit_scale)
 
@@ -226,9 +198,12 @@ def _exchanged(payload: Tensor, group: dist.ProcessGroup) -> Tensor:
     return found.view(group.size(), *payload.shape)
 
 
-def _lse_of_parts(z: Tensor, above: Tensor, lse: Tensor) -> Tensor:
-    """lse of the parts in float64: the logit z and what lse is above it, or lse alone if that was rounded less."""
-    return torch.where(above.abs() < lse.abs(), z + above, lse)
+def _lse_of_parts(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The maximum and the sum of all classes, and their lse less that of each part, from the statistics of the parts in float64."""
+    maxima = torch.where(sums == 0, -torch.inf, maxima)  # a part of -inf alone has no maximum
+    highest = maxima.amax(0).clamp(min=torch.finfo(torch.float32).min)
+    whole = torch.where(sums == 0, 0.0, torch.exp(maxima - highest) * sums).sum(0)
+    return highest, whole, (highest - maxima) + (whole.log() - sums.log())
 
 
 def _small_kernels(x: Tensor, options: Options) -> Any:
@@ -264,12 +239,8 @@ def _merged(
     The loss of each row, or reduced; the statistics of rows (M, 2); the targets of this part for the backward, which may be ELSEWHERE,
     IGNORED or NO_RANKS (M,); and the number of rows that are not ignored, (1,), or (0,) without a reduction.
     """
-    of_parts, total, losses, *of_mean = of_ranks.double().unbind(1)
-    of_parts = torch.where(total == 0, -torch.inf, of_parts)  # a part of -inf alone has no maximum
-    highest = of_parts.amax(0).clamp(min=torch.finfo(of_ranks.dtype).min)
-    sums = torch.exp(of_parts - highest) * total
-    whole = torch.where(total == 0, 0.0, sums).sum(0)
-    apart = (highest - of_parts) + (whole.log() - total.log())  # lse of all classes over that of the part
+    maxima, total, losses, *of_mean = of_ranks.double().unbind(1)
+    highest, whole, apart = _lse_of_parts(maxima, total)
     loss, e = torch.where(losses.isnan(), 0.0, losses + apart).sum(0), options.label_smoothing
     loss = torch.where(losses.isnan().all(0), torch.inf, loss)  # the target's part has -inf alone
     loss = torch.where((whole > 0) & whole.isfinite(), loss, torch.nan)
@@ -322,65 +293,27 @@ class _Logprob(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options) -> tuple[Tensor, Tensor]:
-        rows, z_target = _Rows.of(x, target, shard, options)
-        found, entropy, lse = _log_probabilities(x, rows.at, options)
-        of_ranks = _exchanged(torch.stack([rows.z, -found, lse, z_target, entropy]), group)
-        *of_lse, z_targets, entropies = of_ranks.double().unbind(1)
-        of_parts = _lse_of_parts(*of_lse)
-        whole = aten.logsumexp(of_parts, [0])
-        share = torch.exp(of_parts - whole)
-        result = _counted(target, z_targets.sum(0) - whole, shard, options)
-        # A part whose logits are all -inf has no share.
-        of_row = torch.where(share == 0, 0.0, share * (entropies + whole - of_parts)).sum(0)
-        wide = lse.dtype
-        ctx.save_for_backward(x, target, whole.to(wide), of_row.to(wide), *rows)
-        ctx.shard, ctx.options = shard, options
-        return result.to(wide), of_row.to(wide)
+        found, entropy, statistics = _log_probabilities(x, target - shard.first, options)
+        of_ranks = _exchanged(torch.cat([statistics.T, -found[None], entropy[None]]), group)
+        loss, statistics, classes, _ = _merged(of_ranks[:, :3], target, shard, x.shape[1], options, NONE)
+        maxima, sums, _, entropies = of_ranks.double().unbind(1)
+        *_, apart = _lse_of_parts(maxima, sums)
+        share = torch.exp(-apart)  # 0 of a part whose logits are all -inf
+        of_row = torch.where(share == 0, 0.0, share * (entropies + apart)).sum(0).to(loss.dtype)
+        ctx.save_for_backward(x, classes, statistics, of_row)
+        ctx.scale = options.logit_scale
+        return 0.0 - loss, of_row
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Tensor | None, ...]:
-        x, target, lse, entropy, *of_rows = ctx.saved_tensors
-        rows, options = _Rows(*of_rows), ctx.options
-        dlogprob = _counted(target, dlogprob, ctx.shard, options)
-        dx = _gradient_of_logprob(x, rows.at, lse, entropy, dlogprob, dentropy.contiguous(), options)
-        y = rows.z - lse
-        p = torch.exp(y)
-        dz = dlogprob * (rows.inside.to(y.dtype) - p) - dentropy * torch.where(p == 0, 0.0, p * (y + entropy))
-        return _rewritten(dx, rows, _of_x(dz, rows.z, options)), *[None] * 4
+        return _logprob_backward(*ctx.saved_tensors, dlogprob, dentropy, IGNORED, ctx.scale), *[None] * 4
 
 
-def _of_x(dz: Tensor, z: Tensor, options: Options) -> Tensor:
-    """The gradient of x, from that of z."""
-    if options.softcap:
-        dz = dz * (1 - (z / options.softcap).square())
-    return dz if options.logit_scale == 1.0 else dz * options.logit_scale
-
-
-def _rewritten(dx: Tensor, rows: _Rows, column: Tensor) -> Tensor:
-    return dx.scatter_(1, rows.at[:, None], column.to(dx.dtype)[:, None])
-
-
-def _log_probabilities(x: Tensor, at: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    """(logprob, entropy, lse) of a part."""
-    if (kernels := _kernels("logprob", x)) is not None:
-        found: tuple[Tensor, Tensor, Tensor] = kernels.logprob_forward(x, at, **options.of_logits)
-        return found
-    z = _logits(x, options)
-    y = aten.log_softmax.int(z, -1)
-    entropy = -(torch.exp(y) * y.clamp(min=torch.finfo(torch.float32).min)).sum(1)
-    return y.gather(1, at[:, None])[:, 0], entropy, aten.logsumexp(z, [1])
-
-
-def _gradient_of_logprob(
-    x: Tensor, at: Tensor, lse: Tensor, entropy: Tensor, dlogprob: Tensor, dentropy: Tensor, options: Options
-) -> Tensor:
-    """dx of a part, whose column `at` is written again."""
-    if (kernels := _kernels("logprob", x)) is not None:
-        found: Tensor = kernels.logprob_backward(x, at, lse, entropy, dlogprob, dentropy, **options.of_logits)
-        return found
-    z = _logits(x, options)
-    y = z - lse[:, None]
-    p = torch.exp(y)
-    dz = -p * dlogprob[:, None] - torch.where(p == 0, 0.0, p * (y + entropy[:, None])) * dentropy[:, None]
-    return _of_x(dz, z, options).to(x.dtype)
+def _log_probabilities(x: Tensor, local: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    """(logprob, entropy, statistics) of a part. The logprob is NaN where the target is elsewhere."""
+    if _kernels("logprob", x) is not None:
+        return _logprob(x, local, NO_CLASS, options.logit_scale)
+    loss, statistics = _of_part(x, local, options)
+    y = aten.log_softmax.int(_logits(x, options), -1)
+    return -loss, -(torch.exp(y) * y.clamp(min=torch.finfo(torch.float32).min)).sum(1), statistics

@@ -10,8 +10,8 @@ e = label_smoothing:
     dx_i = dloss ((1 + 2 z_loss lse) p_i - (1 - e) [i = t] - e / N) (1 - (z_i / softcap)^2) logit_scale
 
 Where the target is `ignore_index`, loss and dx are 0; of logprob, the log-probability is 0 and the entropy stays. Another target out of
-range makes the results of its row NaN, but for dx of cross entropy where the target is ELSEWHERE. Nothing is read or written out of range,
-and there is no device assertion.
+range makes the results of its row NaN, but for dx where the target is ELSEWHERE. Nothing is read or written out of range, and there is no
+device assertion.
 
 The statistics of a row, float32 of (M, 2), are the maximum of z and the sum of exp(z - maximum). An lse is rounded at the size of the
 maximum, and p with it, so a gradient takes the statistics if there are some.

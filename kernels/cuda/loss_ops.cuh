@@ -334,7 +334,7 @@ template <typename T> struct LogprobGradient {
         : base(loaded.base), entropy(loaded.entropy), a(loaded.a * given.scale), b(loaded.b * given.scale), scale(given.scale) {
         const bool outside = loaded.target < 0 || loaded.target >= N;
         if (loaded.target == given.ignore_index) a = 0.0f;
-        else if (outside) a = NOT_A_NUMBER;
+        else if (outside && loaded.target != ELSEWHERE) a = NOT_A_NUMBER;
         target = outside ? -1 : int(loaded.target);
         hot = a;
         if (!given.lse) {

@@ -263,8 +263,8 @@ def row_factors(
 ):  # fmt: skip
     """(column of the target, kept, base, norm, g, dentropy) of rows, for `gradients`. `row` is a number, or a tensor of any shape.
 
-    The column is -1 if the target is out of range. The row is NaN then, unless the target is ignored, or for
-    cross entropy ELSEWHERE. g is dlogprob or dloss.
+    The column is -1 if the target is out of range. The row is NaN then, unless the target is ignored or
+    ELSEWHERE. g is dlogprob or dloss.
     """
     if LOGPROB == 1 or (LOGPROB == 0 and extra_ptr is None):
         base = tl.load(lse_ptr + row, mask=mask)
@@ -276,6 +276,7 @@ def row_factors(
         g = tl.load(dfirst_ptr + row, mask=mask)
     valid = (target >= 0) & (target < N)
     column = tl.where(valid, target, -1).to(tl.int32)
+    valid = valid | (target == ELSEWHERE)
     if LOGPROB:
         g = tl.where(target == ignore_index, 0.0, g)
         valid = valid | (target == ignore_index)
@@ -299,5 +300,4 @@ def row_factors(
         if z_loss is not None:
             norm = norm * (1.0 + 2.0 * z_loss * lse)
         kept = target != ignore_index
-        valid = valid | (target == ELSEWHERE)
     return column, kept, base, tl.where(valid, norm, float("nan")), g, dentropy
