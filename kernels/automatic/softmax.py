@@ -92,7 +92,7 @@ class Function:
     def call(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> Call:
         """The function for this class of calls, which is decided at the first of them."""
         last = dim == -1 or dim == x.dim() - 1  # as `is_last`, without a call
-        key = (x.device, x.dtype, dtype, last, not last and choice.is_short(x, dim))
+        key = (x.device, x.dtype, dtype, last, not last and isinstance(dim, int) and choice.is_short(x, dim))
         return self.calls.get(key) or self.decide(key)
 
     def decide(self, key: Key) -> Call:
