@@ -13,7 +13,7 @@ from torch.library import custom_op
 
 from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
-from ..common.rows import DTYPES, check_no_transform
+from ..common.rows import AUTOCASTS, DTYPES, check_no_transform
 from .choice import Calls, choice, without_triton
 from .loss_operators import _cross_entropy, _cross_entropy_backward
 
@@ -64,7 +64,7 @@ def linear_cross_entropy(
 def _as_autocast(x: Tensor) -> Tensor:
     """x in the dtype that autocast has for it, as `torch.nn.functional.linear` takes it."""
     kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind) or x.dtype not in DTYPES:
+    if kind not in AUTOCASTS or not torch.is_autocast_enabled(kind) or x.dtype not in DTYPES:
         return x
     return x.to(torch.get_autocast_dtype(kind))
 

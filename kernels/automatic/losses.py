@@ -15,7 +15,7 @@ from torch.nn import _reduction
 
 from ..common import extension, sharding
 from ..common.losses import check_arguments
-from ..common.rows import DTYPES, around, is_strided, transformed
+from ..common.rows import AUTOCASTS, DTYPES, around, is_strided, transformed
 from .choice import LEAST_OVER_COLUMNS, which
 from .loss_operators import (
     NONE,
@@ -398,6 +398,6 @@ def logprob(
 def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The dtype of a loss, as torch has it."""
     kind = x.device.type
-    if dtype is None and x.dtype in DTYPES[1:] and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if dtype is None and x.dtype in DTYPES[1:] and kind in AUTOCASTS and torch.is_autocast_enabled(kind):
         return torch.float32
     return dtype or x.dtype

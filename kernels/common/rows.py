@@ -9,6 +9,8 @@ import torch
 from torch.autograd import forward_ad
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "xpu", "mps", "hpu") if torch.amp.is_autocast_available(kind))
+"""Kinds of devices that have autocast. torch.compile of torch 2.11 cannot trace the question."""
 
 Launch = Callable[..., None]
 """`forward(x, y)` or `backward(dy, y, dx)` on (M, N) tensors whose last stride is 1. The kernels write the last of these tensors.
