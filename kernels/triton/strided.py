@@ -27,6 +27,7 @@ from .stable_key import with_stable_key
 VECTOR_BYTES = 16
 SECTOR_BYTES = 32
 THREAD_BYTES = 256  # of a tile: half of the 128 registers with which an SM has 512 threads
+MOST_HELD = 21  # rows of a thread with four columns whose float32 it keeps: two thirds of the 128 registers
 MAX_CACHED = 4096  # launches
 LN2, HUGE, SMALL_FACTOR = tl.constexpr(0.6931471805599453), tl.constexpr(2.0**100), tl.constexpr(2.0**-20)
 MOST_SCALE = 2.0**26  # HUGE times it is finite
@@ -278,6 +279,17 @@ def tile_of(R: int, size: int, reads: int) -> Tile | None:
     return None
 
 
+def kept_tile(R: int, columns: int, size: int) -> Tile | None:
+    """The tile of threads that keep float32 of four columns, which lie in `columns` columns of the tile of `size` bytes.
+
+    Threads of short columns have whole ones, and exchange nothing. None if no program holds R rows of a sector.
+    """
+    rows = triton.next_power_of_2(triton.cdiv(R, MOST_HELD))
+    threads = 64 if rows == 1 else 128 if rows <= 8 else 256
+    wide = threads * columns // rows
+    return Tile(rows, wide, triton.cdiv(R, rows), threads) if wide * size >= SECTOR_BYTES else None
+
+
 class Launch(NamedTuple):
     """A launch on tensors of one layout."""
 
@@ -313,6 +325,8 @@ def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | N
     size, align = max(tensor.element_size() for tensor in tensors), unit_of(tensors)
     pairs = size == 2 and align >= 2 and torch.version.hip is None and all(tensor.dtype == first.dtype for tensor in tensors)
     unit = 2 if pairs else 1
+    if tile is None and pairs and len(tensors) == 2:
+        tile = kept_tile(R, 2, size * unit)
     tile = tile or tile_of(R, size * unit, len(tensors) - 1)
     if tile is None:
         return None

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from ..common.losses import base_of_rows, number_of_rows, result_of_rows, statistics_of_rows, targets_of_columns
+from .devices import device_traits
 from .dispatch import DEVICE_TYPES, MAX_CACHED
 from .generic import CONTRACTION
 from .launch_plan import VECTOR_BYTES, WARP
@@ -27,11 +28,11 @@ from .losses import Options
 from .packed_io import pack, rounded
 from .softmax_ops import LOG2E, exp_fast, finite_or_zero
 from .stable_key import with_stable_key
-from .strided import HUGE, SMALL_FACTOR, Tile, _address, _columns, _load, strides_in_units, tile_of, unit_of
+from .strided import HUGE, MOST_HELD, SMALL_FACTOR, Tile, _address, _columns, _load, kept_tile, strides_in_units, unit_of
 
-THREADS = 128
-SEGMENT_BYTES = 256  # of a row that a program of the forward and the backward reads
-FEWEST_TILES, MOST_TILES = 4, 6  # vectors of a thread in flight
+THREADS = 64
+COLUMNS_OF_THREAD = 4  # 16 bytes of float32, as all results of columns are
+PROGRAMS_OF_SM = 8  # of so many threads with 128 registers
 IGNORED = tl.constexpr(-2)
 NUMBERS = ["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"]
 SIZES = ["R", "inner", "columns"]
@@ -39,12 +40,11 @@ SIZES = ["R", "inner", "columns"]
 
 @triton.jit
 def _number(outer, column, inner, ROWS: tl.constexpr):
-    """The numbers of columns, as targets and losses count them: (1, COLUMNS), and (ROWS, COLUMNS).
+    """The numbers of columns, (ROWS, COLUMNS), as targets and losses count them.
 
-    With the second ones all threads of a column load its target in the layout of x. Another layout would be exchanged between threads.
+    All threads of a column load its target, in the layout of x. Another layout would be exchanged between threads.
     """
-    number = outer * inner + column
-    return number, number + tl.zeros((ROWS, 1), tl.int64)
+    return outer * inner + column + tl.zeros((ROWS, 1), tl.int64)
 
 
 @triton.jit
@@ -147,8 +147,8 @@ def reduction_of_columns(
     """
     THIRD: tl.constexpr = "mean" if share is not None else ""
     outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
-    number, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
-    at = _classes(target_ptr, each, inside, R, ignore_index)
+    number = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
+    at = _classes(target_ptr, number, inside, R, ignore_index)
     m = tl.full((ROWS, COLUMNS), -float("inf"), tl.float32)
     s = tl.zeros((ROWS, COLUMNS), tl.float32)
     d = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -158,14 +158,14 @@ def reduction_of_columns(
         x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, first, R, ROWS, TILES, False, ALIGN, True, True)
         m, s, d, count, z_target = _accumulate(m, s, d, count, z_target, x, inside, at, first, R, softcap, inverse, ROWS, TILES, THIRD)
     top, s, d, z_target = _merged(m, s, d, count, z_target, THIRD)
-    target = _classes(target_ptr, number, inside, R, ignore_index)
-    loss, lse = row_loss(top, s, d, z_target, R, target, IGNORED, hot, share, z_loss)
-    tl.store(loss_ptr + number, loss, mask=inside)
+    loss, lse = row_loss(top, s, d, z_target, R, at, IGNORED, hot, share, z_loss)
+    once = inside & (tl.arange(0, ROWS)[:, None] == 0)
+    tl.store(loss_ptr + number, loss, mask=once)
     if sum_ptr is None:
-        tl.store(lse_ptr + number, lse, mask=inside)
+        tl.store(lse_ptr + number, lse + tl.zeros_like(m), mask=once)
     else:
-        tl.store(lse_ptr + 2 * number, top, mask=inside)
-        tl.store(sum_ptr + 2 * number, s, mask=inside)
+        tl.store(lse_ptr + 2 * number, top + tl.zeros_like(m), mask=once)
+        tl.store(sum_ptr + 2 * number, s + tl.zeros_like(m), mask=once)
 
 
 @triton.jit(do_not_specialize=["x_outer", "x_row", "dx_outer", "dx_row", "dloss_step", *SIZES, *NUMBERS])
@@ -178,10 +178,10 @@ def gradient_of_columns(
     outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
     first = tl.program_id(1) * (ROWS * TILES)
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, first, R, ROWS, TILES, False, ALIGN, True, True)
-    _, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
-    target = _classes(target_ptr, each, inside, R, ignore_index)
-    dloss = tl.load(dloss_ptr + each * dloss_step, mask=inside, other=0.0)
-    base, norm = _base_and_norm(lse_ptr, sum_ptr, each, inside, z_loss)
+    number = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
+    target = _classes(target_ptr, number, inside, R, ignore_index)
+    dloss = tl.load(dloss_ptr + number * dloss_step, mask=inside, other=0.0)
+    base, norm = _base_and_norm(lse_ptr, sum_ptr, number, inside, z_loss)
     norm = tl.where(target >= 0, norm, float("nan")) * dloss
     of_row = share
     if share is not None:
@@ -229,8 +229,8 @@ def fused_columns(
     THIRD: tl.constexpr = "mean" if share is not None else ""
     outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, False, ALIGN, True)
-    number, each = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
-    at = _classes(target_ptr, each, inside, R, ignore_index)
+    number = _number(outer, column, inner.to(tl.int64) * ALIGN, ROWS)
+    at = _classes(target_ptr, number, inside, R, ignore_index)
     row = tl.arange(0, ROWS)[:, None]
     z = ()
     m = tl.full((ROWS, COLUMNS), -float("inf"), tl.float32)
@@ -254,9 +254,8 @@ def fused_columns(
             count += tl.where(there, 1.0, 0.0)
         z_target = tl.where(at - row == k * ROWS, z[k], z_target)
     top, s, d, z_target = _merged(m, s, d, count, z_target, THIRD)
-    target = _classes(target_ptr, number, inside, R, ignore_index)
-    loss, _ = row_loss(top, s, d, z_target, R, target, IGNORED, hot, share, z_loss)
-    tl.store(loss_ptr + number, loss, mask=inside)
+    loss, _ = row_loss(top, s, d, z_target, R, at, IGNORED, hot, share, z_loss)
+    tl.store(loss_ptr + number, loss, mask=inside & (row == 0))
     norm = row_norm(top, s, R, at, z_loss) * dloss * exp_fast(base - finite_or_zero(top))
     keep = tl.where(at == IGNORED, 0, -1)
     to, step, kept = _gradient_places(dx_ptr, columns, inner, (dx_outer, dx_row, dx_column), 0, outer, column, inside, COLUMNS, ROWS, ALIGN)
@@ -295,7 +294,7 @@ def cross_entropy_forward(
     target = targets_of_columns(x, target, DEVICE_TYPES)
     loss, lse = result_of_rows(x), result_of_rows(x)
     options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
-    _launch(reduction_of_columns, (x,), (target, loss, lse, None), options, part_of(x))
+    _launch(reduction_of_columns, (x,), (target, loss, lse, None), options, part_of(x, True))
     return loss, lse
 
 
@@ -313,7 +312,7 @@ def cross_entropy_statistics(
     target = targets_of_columns(x, target, DEVICE_TYPES)
     loss, statistics = result_of_rows(x), statistics_of_rows(x)
     options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
-    _launch(reduction_of_columns, (x,), (target, loss, *statistics.unbind(1)), options, part_of(x))
+    _launch(reduction_of_columns, (x,), (target, loss, *statistics.unbind(1)), options, part_of(x, True))
     return loss, statistics
 
 
@@ -341,7 +340,7 @@ def cross_entropy_backward(
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, classes=classes)
     given = target, *base, dloss if logit_scale == 1.0 else dloss * logit_scale
-    _launch(gradient_of_columns, (x, dx), given, options, part_of(x))
+    _launch(gradient_of_columns, (x, dx), given, options, part_of(x, False))
     return dx
 
 
@@ -359,24 +358,23 @@ def cross_entropy_fused(
     target = targets_of_columns(x, target, DEVICE_TYPES)
     options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
     loss, dx = result_of_rows(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    size = x.element_size()
-    if (tile := tile_of(x.shape[1], size, 4 // size)) is not None:  # a thread computes with float32
+    if (tile := kept_tile(x.shape[1], COLUMNS_OF_THREAD, x.element_size())) is not None:
         _launch(fused_columns, (x, dx), (target, loss), options, tile)
         return loss, dx
     statistics, dloss = statistics_of_rows(x).unbind(1), loss.new_full((1,), logit_scale).expand(loss.shape)
-    _launch(reduction_of_columns, (x,), (target, loss, *statistics), options, part_of(x))
-    _launch(gradient_of_columns, (x, dx), (target, *statistics, dloss), options, part_of(x))
+    _launch(reduction_of_columns, (x,), (target, loss, *statistics), options, part_of(x, True))
+    _launch(gradient_of_columns, (x, dx), (target, *statistics, dloss), options, part_of(x, False))
     return loss, dx
 
 
-def part_of(x: torch.Tensor) -> Tile:
-    """What a program of the forward or the backward reads at once: rows of a segment, or of wider ones where R is short."""
-    R, rows = x.shape[1], THREADS * VECTOR_BYTES // SEGMENT_BYTES
-    while rows > 1 and triton.cdiv(R, rows) < FEWEST_TILES:
-        rows //= 2
-    vectors = triton.cdiv(R, rows)
-    parts = triton.cdiv(vectors, MOST_TILES)
-    return Tile(rows, THREADS * VECTOR_BYTES // rows // x.element_size(), triton.cdiv(vectors, parts), THREADS)
+def part_of(x: torch.Tensor, reduces: bool) -> Tile:
+    """What a program reads at once. Threads have whole columns, unless programs that reduce would be fewer than a GPU holds."""
+    outers, R, inner = x.shape
+    rows, programs = 1, PROGRAMS_OF_SM * device_traits(x.device)[1] if reduces else 0
+    while rows < min(R, WARP) and outers * inner * rows < programs * THREADS * COLUMNS_OF_THREAD:
+        rows *= 2
+    tiles = triton.cdiv(R, rows)
+    return Tile(rows, THREADS * COLUMNS_OF_THREAD // rows, triton.cdiv(tiles, triton.cdiv(tiles, MOST_HELD)), THREADS)
 
 
 OfColumns = tuple[torch.Tensor | None, ...]
