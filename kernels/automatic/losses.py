@@ -6,7 +6,7 @@ probabilities as targets, weights with smoothing or z-loss, transforms of `torch
 
 import importlib
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -346,6 +346,7 @@ def _invariants() -> Any:
     return invariant
 
 
+@cache
 def _parallel() -> Any:
     """The functions of a vocabulary that is split across processes; few programs import torch.distributed."""
     return importlib.import_module(".vocabulary_parallel", __package__)

@@ -10,6 +10,7 @@ the size of the row's maximum. The first is NaN where the target is elsewhere. T
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -191,11 +192,18 @@ def _logits(x: Tensor, options: Options) -> Tensor:
     return _logits_of(x, options.softcap, options.logit_scale)
 
 
-def _exchanged(payload: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The numbers of all ranks, (ranks, numbers, M)."""
-    found = payload.new_empty(group.size() * payload.shape[0], payload.shape[1])
-    _all_gather(found, payload, group=group)
-    return found.view(group.size(), *payload.shape)
+def _exchanged(payload: list[Tensor], group: dist.ProcessGroup) -> Tensor:
+    """The numbers of all ranks: the statistics (M, 2), then others (M,), one after the other. (ranks, numbers)"""
+    mine = torch.cat([payload[0].view(-1), *payload[1:]])
+    found = mine.new_empty(group.size() * mine.shape[0])
+    _all_gather(found, mine, group=group)
+    return found.view(group.size(), mine.shape[0])
+
+
+def _of_ranks(exchanged: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """The maxima, the sums, and the other numbers of all ranks, each (ranks, M) in float64."""
+    wide, others = exchanged.double(), exchanged.shape[1] // rows - 2 if rows else 3
+    return wide[:, : 2 * rows : 2], wide[:, 1 : 2 * rows : 2], *wide[:, 2 * rows :].reshape(len(wide), others, rows).unbind(1)
 
 
 def _lse_of_parts(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -208,9 +216,12 @@ def _lse_of_parts(maxima: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _small_kernels(x: Tensor, options: Options) -> Any:
     """The module whose Triton kernel adds up the parts in one launch; None: torch."""
-    if not x.is_cuda or x.dtype not in DTYPES or options.label_smoothing or without_triton():
-        return None
-    return importlib.import_module("..triton.vocabulary_parallel", __package__)
+    return _triton() if x.is_cuda and x.dtype in DTYPES and not options.label_smoothing else None
+
+
+@functools.cache  # searching for Triton and a compiler takes the host as long as the GPU needs for 4096 rows
+def _triton() -> Any:
+    return None if without_triton() else importlib.import_module("..triton.vocabulary_parallel", __package__)
 
 
 def _counted(target: Tensor, of_row: Tensor, shard: Shard, options: Options) -> Tensor:
@@ -234,12 +245,12 @@ def _of_part(x: Tensor, local: Tensor, options: Options, smoothing: float = 0.0)
 def _merged(
     of_ranks: Tensor, target: Tensor, shard: Shard, size: int, options: Options, reduction: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What all classes have, from the statistics, the loss, and with smoothing two more numbers of each part, (ranks, 3 or 5, M).
+    """What all classes have, from the statistics, the loss, and with smoothing two more numbers of each part, as `_exchanged` has them.
 
     The loss of each row, or reduced; the statistics of rows (M, 2); the targets of this part for the backward, which may be ELSEWHERE,
     IGNORED or NO_RANKS (M,); and the number of rows that are not ignored, (1,), or (0,) without a reduction.
     """
-    maxima, total, losses, *of_mean = of_ranks.double().unbind(1)
+    maxima, total, losses, *of_mean = _of_ranks(of_ranks, len(target))
     highest, whole, apart = _lse_of_parts(maxima, total)
     loss, e = torch.where(losses.isnan(), 0.0, losses + apart).sum(0), options.label_smoothing
     loss = torch.where(losses.isnan().all(0), torch.inf, loss)  # the target's part has -inf alone
@@ -267,12 +278,12 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options, reduction: int) -> Tensor:
         small = _small_kernels(x, options)
         of_rows, statistics = _of_part(x, target if shard.first == 0 else target - shard.first, options)
-        payload = [statistics.T, of_rows[None]]
+        payload = [statistics, of_rows]
         if options.label_smoothing:
             below, _ = _of_part(x, torch.zeros_like(target), options, 1.0)
             below = torch.where(below.isnan() & x[:, 0].isneginf(), torch.inf, below)  # a kernel multiplies 0 by the distance to this logit
-            payload += [below[None], torch.full_like(below, x.shape[1])[None]]
-        of_ranks = _exchanged(torch.cat(payload), group)
+            payload += [below, torch.full_like(below, x.shape[1])]
+        of_ranks = _exchanged(payload, group)
         merge = _merged if small is None else small.merged
         loss, statistics, classes, counted = merge(of_ranks, target, shard, x.shape[1], options, reduction)
         ctx.save_for_backward(x, classes, statistics, counted)
@@ -294,9 +305,9 @@ class _Logprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options) -> tuple[Tensor, Tensor]:
         found, entropy, statistics = _log_probabilities(x, target - shard.first, options)
-        of_ranks = _exchanged(torch.cat([statistics.T, -found[None], entropy[None]]), group)
-        loss, statistics, classes, _ = _merged(of_ranks[:, :3], target, shard, x.shape[1], options, NONE)
-        maxima, sums, _, entropies = of_ranks.double().unbind(1)
+        of_ranks = _exchanged([statistics, -found, entropy], group)
+        loss, statistics, classes, _ = _merged(of_ranks, target, shard, x.shape[1], options, NONE)
+        maxima, sums, _, entropies, *_ = _of_ranks(of_ranks, len(target))
         *_, apart = _lse_of_parts(maxima, sums)
         share = torch.exp(-apart)  # 0 of a part whose logits are all -inf
         of_row = torch.where(share == 0, 0.0, share * (entropies + apart)).sum(0).to(loss.dtype)

@@ -23,8 +23,8 @@ _cache: dict[tuple[Hashable, ...], Callable[..., object]] = {}
 def merged(
     of_ranks: Tensor, target: Tensor, shard: tuple[int | Tensor, int | Tensor], size: int, options: Any, reduction: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(loss, statistics, classes, counted), as `automatic/vocabulary_parallel.py` has them, from (ranks, 3, M)."""
-    ranks, _, M = of_ranks.shape
+    """(loss, statistics, classes, counted), as `automatic/vocabulary_parallel.py` has them, from (ranks, 3 M)."""
+    ranks, M = of_ranks.shape[0], target.shape[0]
     loss, statistics = of_ranks.new_empty(() if reduction else M), of_ranks.new_empty((M, 2))
     classes, counted = torch.empty_like(target), of_ranks.new_empty(1 if reduction else 0)
     if not M:
@@ -32,17 +32,26 @@ def merged(
     tensors = of_ranks, target.contiguous(), *shard, loss, statistics, classes, counted
     numbers = size, M, options.ignore_index, float(options.z_loss), ranks, reduction, ROWS
     programs = 1 if reduction else triton.cdiv(M, ROWS)  # one adds up all losses, in an order that does not change
-    given = [one.data_ptr() if isinstance(one, Tensor) else one for one in tensors]
-    with torch.cuda.device_of(of_ranks):  # Triton launches on the current device
-        kinds = [one % 16 if isinstance(of, Tensor) else "number" for of, one in zip(tensors, given, strict=True)]
-        key = of_ranks.device, programs, ranks, reduction, abs(options.ignore_index) < 2**31, *kinds
-        if (run := _cache.get(key)) is not None:
-            run(*given, *numbers)
-        else:
-            compiled = with_stable_key(_merge)[(programs,)](*tensors, *numbers)
-            if hasattr(compiled, "function"):  # not under the interpreter
-                _cache[key] = compiled[(programs, 1, 1)]
+    device = of_ranks.device
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
+        with torch.cuda.device(device):
+            _launch(device, tensors, numbers, programs)
+    else:
+        _launch(device, tensors, numbers, programs)
     return loss, statistics, classes, counted
+
+
+def _launch(device: torch.device, tensors: tuple[Any, ...], numbers: tuple[Any, ...], programs: int) -> None:
+    given = [one.data_ptr() if isinstance(one, Tensor) else one for one in tensors]
+    kinds = [one % 16 if isinstance(of, Tensor) else "number" for of, one in zip(tensors, given, strict=True)]
+    _, _, ignore_index, _, *constants = numbers
+    key = device, programs, abs(ignore_index) < 2**31, *constants, *kinds
+    if (run := _cache.get(key)) is not None:
+        run(*given, *numbers)
+    else:
+        compiled = with_stable_key(_merge)[(programs,)](*tensors, *numbers)
+        if hasattr(compiled, "function"):  # not under the interpreter
+            _cache[key] = compiled[(programs, 1, 1)]
 
 
 @triton.jit
@@ -68,20 +77,20 @@ def _merge(
         target = tl.load(target_ptr + row, mask=there, other=0)
         highest = tl.full((ROWS,), float("-inf"), tl.float32)
         for rank in tl.static_range(RANKS):
-            m = tl.load(of_ranks_ptr + rank * 3 * M + row, mask=there, other=0.0)
-            s = tl.load(of_ranks_ptr + (rank * 3 + 1) * M + row, mask=there, other=1.0)
+            m = tl.load(of_ranks_ptr + rank * 3 * M + 2 * row, mask=there, other=0.0)
+            s = tl.load(of_ranks_ptr + rank * 3 * M + 2 * row + 1, mask=there, other=1.0)
             highest = tl.where((s != 0.0) & (m > highest), m, highest)  # a part of -inf alone has no maximum
         highest = tl.where(highest == float("-inf"), 0.0, highest)
         whole = tl.zeros((ROWS,), tl.float32)
         for rank in tl.static_range(RANKS):
-            m = tl.load(of_ranks_ptr + rank * 3 * M + row, mask=there, other=0.0)
-            s = tl.load(of_ranks_ptr + (rank * 3 + 1) * M + row, mask=there, other=1.0)
+            m = tl.load(of_ranks_ptr + rank * 3 * M + 2 * row, mask=there, other=0.0)
+            s = tl.load(of_ranks_ptr + rank * 3 * M + 2 * row + 1, mask=there, other=1.0)
             whole += tl.where(s == 0.0, 0.0, s * tl.exp(m - highest))
         log = tl.log(whole)
         loss = tl.full((ROWS,), float("inf"), tl.float32)  # where the target's part has -inf alone
         for rank in tl.static_range(RANKS):
-            m = tl.load(of_ranks_ptr + rank * 3 * M + row, mask=there, other=0.0)
-            s = tl.load(of_ranks_ptr + (rank * 3 + 1) * M + row, mask=there, other=1.0)
+            m = tl.load(of_ranks_ptr + rank * 3 * M + 2 * row, mask=there, other=0.0)
+            s = tl.load(of_ranks_ptr + rank * 3 * M + 2 * row + 1, mask=there, other=1.0)
             of_part = tl.load(of_ranks_ptr + (rank * 3 + 2) * M + row, mask=there, other=0.0)
             loss = tl.where(of_part == of_part, of_part + ((highest - m) + (log - tl.log(s))), loss)
         lse = highest + log
