@@ -30,6 +30,8 @@ inline ColumnPlan column_plan(int64_t R, int K, int most_threads) {
         for (int ctas = limit > SMALL ? most : 1; ctas <= most; ++ctas) {
             int lanes = of_cut, threads = column_threads(R, lanes, ctas, K, most_threads);
             if (threads > limit) continue;
+            while (threads > ceil_div<int64_t>(ceil_div<int64_t>(R, ctas), K) * lanes && 2 * threads <= limit)  // some have no rows
+                lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
             while (threads < 64) lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
             return {lanes, ctas, threads};
         }
