@@ -70,7 +70,7 @@ def dot_terms(dy, y, LOG: tl.constexpr):
         return dy * y
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["M", "scale"])
 def tile_of_rows(
     x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr, LOG: tl.constexpr, scale
 ):  # fmt: skip
@@ -96,7 +96,7 @@ def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, 
     tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["M", "scale"])
 def loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
     if scale is not None and scale.dtype.is_ptr():
@@ -133,7 +133,7 @@ def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
     loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, False, None)
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["M", "scale"])
 def gradient_tile(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, POLICY: tl.constexpr, LOG: tl.constexpr, scale,
@@ -154,7 +154,7 @@ def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, B
     gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["M", "scale"])
 def gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
     if scale is not None and scale.dtype.is_ptr():

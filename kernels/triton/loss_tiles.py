@@ -71,7 +71,7 @@ def tile_of_losses(
             tl.store(dx_ptr + rows[:, None] * dx_stride * UNIT + columns, rounded(dx, dx_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
+@triton.jit(do_not_specialize=["M", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def reduction_tile(
     x_ptr, target_ptr, first_ptr, second_ptr, third_ptr, x_stride, M, N,
     ignore_index, hot, share, z_loss, softcap, inverse, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -83,7 +83,7 @@ def reduction_tile(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
+@triton.jit(do_not_specialize=["M", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def fused_tile(
     x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, x_stride, dx_stride, M, N,
     ignore_index, hot, share, z_loss, softcap, inverse, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -95,7 +95,7 @@ def fused_tile(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
+@triton.jit(do_not_specialize=["M", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def gradient_tile(
     x_ptr, target_ptr, lse_ptr, extra_ptr, dfirst_ptr, dsecond_ptr, dx_ptr, x_stride, dx_stride, M, N,
     ignore_index, hot, share, z_loss, softcap, inverse, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,

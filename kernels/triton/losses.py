@@ -373,8 +373,8 @@ def _tile(name: str, problem: Problem, strides: tuple[int, ...], options: Option
     M, N = problem.M, problem.N
     BM, BN = block_m(N), block_n(N)
     unit = VECTOR_BYTES // problem.element_size if problem.alignment == VECTOR_BYTES else 1
-    # The stride of a single row is never used, and need not be a multiple of a vector.
-    counted = (stride // unit if M > 1 else 0 for stride in strides)
+    # The stride of a single row is never used, and need not be a multiple of a vector. But 16 divides 0, so Triton adds in another order.
+    counted = (stride // unit if M > 1 or options.invariant else 0 for stride in strides)
     arguments = *counted, M, N // unit, *options.numbers(N), unit, BM, BN, options.logprob
     return Prepared(TILES[name], triton.cdiv(M, BM), arguments, {"num_warps": warps(BM * BN), **CONTRACTION})
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -49,7 +48,7 @@ def compare_rows(backend: Backend, case: Case, counts: Sequence[int], seconds: f
         return f"{only[0]}, which adds in another order"
     if reason := refused(backend, of_rows(case, FIXED)):
         return reason
-    ends, rows, tried = time.monotonic() + seconds, _Rows(case, max(counts), seed), list[int]()
+    ends, rows, tried = time.monotonic() + seconds, _Rows(case, counts, seed), list[int]()
     most, found = rows.most, _Found()
     for M in counts:
         if most < M or refused(backend, of_rows(case, M)):
@@ -76,11 +75,11 @@ def of_rows(case: Case, M: int) -> Case:
 class _Rows:
     """The inputs of all batches: a batch has the first rows of the same memory."""
 
-    def __init__(self, case: Case, most: int, seed: int) -> None:
+    def __init__(self, case: Case, counts: Sequence[int], seed: int) -> None:
         room = MAX_ELEMENTS[case.device]
         if case.device == "cuda":
             room = min(room, torch.cuda.mem_get_info()[0] // FREE_BYTES)
-        self.case, self.most = case, min(most, max(1, room // case.N))
+        self.case, self.most = case, min(max(counts), max(1, room // case.N))
         full = of_rows(case, max(self.most, FIXED))
         op = operation(case.op)
         self.given = tuple(tensor.detach() for tensor in any_dim.make(full, seed, torch.device(case.device)))
@@ -88,6 +87,10 @@ class _Rows:
         self.outputs = [op.tensors[name] for name in op.passes[case.direction].outputs]
         self.with_rows = [spec.has_rows and len(tensor) == full.M for spec, tensor in zip(specs, self.given, strict=True)]
         self.fixed = tuple(tensor[:FIXED].clone() for tensor in self._own(self.given))
+        count = {M: len(places_of(M)) for M in counts if self.most >= M}
+        every = torch.tensor([place for M in count for place in places_of(M)], device=self.given[0].device)
+        self.places = dict(zip(count, every.split(list(count.values())), strict=True))
+        """The places in a batch, by its number of rows."""
         self.dtypes: list[torch.dtype] = []
         """Those of the outputs that have rows."""
         for spec, free, tensor in zip(specs, op.free(full), self.given, strict=True):
@@ -101,7 +104,7 @@ class _Rows:
 
     def bits(self, call: Call, M: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """The outputs as integers: (FIXED, places, columns) of each turn, and (REPEATS, places, columns) of the last turn again."""
-        case, places = of_rows(self.case, M), torch.tensor(places_of(M), device=self.given[0].device)
+        case, places = of_rows(self.case, M), self.places[M]
         batch = [tensor[:M] if own else tensor for tensor, own in zip(self.given, self.with_rows, strict=True)]
         if case.direction is Direction.BOTH:
             batch[0].requires_grad_()
@@ -125,13 +128,13 @@ class _Rows:
 
 
 class _Found:
-    """The differences of all batches."""
+    """The differences of all batches. They stay on the device until the end: where other processes share it, each wait is long."""
 
     def __init__(self) -> None:
         self.first: tuple[int, list[torch.Tensor]] | None = None
         """The first number of rows, and the bits of its fixed rows at place 0."""
-        self.seen: dict[str, list[tuple[int, int, int]]] = {"run": [], "M": [], "position": []}
-        """By what they depend on: the rows of the batch, those of the other batch or the place of the row, and the ULP between."""
+        self.seen: list[tuple[str, int, int, torch.Tensor, torch.Tensor]] = []
+        """What is compared, the rows of the batch, those of the other batch or the place of the row, whether bits differ, and by what ULP."""
 
     def add(self, M: int, bits: tuple[list[torch.Tensor], list[torch.Tensor]], dtypes: Sequence[torch.dtype]) -> None:
         """The bits of a batch."""
@@ -139,23 +142,23 @@ class _Found:
         own = [one[:, 0] for one in turns]
         self.first = self.first or (M, own)
         for mine, repeated, place_0, other, dtype in zip(turns, again, own, self.first[1], dtypes, strict=True):
-            self._compare("run", M, M, repeated, mine[-1].expand_as(repeated), dtype)
-            self._compare("M", M, self.first[0], place_0, other, dtype)
-            places = range(mine.shape[1])
-            if torch.equal(mine, torch.stack([place_0.roll(-place, 0) for place in places], 1)):
-                continue
-            for place, number in zip(places, places_of(M), strict=True):
-                self._compare("position", M, number, mine[:, place], place_0.roll(-place, 0), dtype)
-
-    def _compare(self, kind: str, M: int, other: int, mine: torch.Tensor, its: torch.Tensor, dtype: torch.dtype) -> None:
-        if not torch.equal(mine, its):
-            self.seen[kind].append((M, other, ulps(mine, its) if dtype.is_floating_point else 0))
+            expected = torch.stack([place_0.roll(-place, 0) for place in range(mine.shape[1])], 1)
+            for kind, its, one, all_its in (("run", M, repeated, mine[-1].expand_as(repeated)), ("M", self.first[0], place_0, other)):
+                self.seen.append((kind, M, its, (one != all_its).any(), ulps(one, all_its, dtype).max()))
+            differ, apart = (mine != expected).any(0).any(-1), ulps(mine, expected, dtype).amax((0, 2))
+            self.seen += [("position", M, number, differ[place], apart[place]) for place, number in enumerate(places_of(M))]
 
     def differences(self) -> list[tuple[str, int, int, int]]:
         """Of each kind the smallest example, and the worst ULP of all. Where runs differ, nothing is said of the others."""
-        kinds = ["run"] if self.seen["run"] else ["M", "position"]
-        found = [(kind, min(self.seen[kind]), max(ulp for *_, ulp in self.seen[kind])) for kind in kinds if self.seen[kind]]
-        return [(kind, M, other, worst) for kind, (M, other, _), worst in found]
+        if not self.seen:
+            return []
+        numbers = torch.stack([torch.stack((differ.long(), ulp)) for *_, differ, ulp in self.seen]).tolist()
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for (kind, M, other, *_), (differ, ulp) in zip(self.seen, numbers, strict=True):
+            if differ:
+                found.setdefault(kind, []).append((M, other, ulp))
+        kinds = [kind for kind in (("run",) if "run" in found else ("M", "position")) if kind in found]
+        return [(kind, *min(found[kind])[:2], max(ulp for *_, ulp in found[kind])) for kind in kinds]
 
 
 def places_of(M: int) -> list[int]:
@@ -163,11 +166,11 @@ def places_of(M: int) -> list[int]:
     return sorted({min(max(0, place), M - 1) for place in (0, 1, 2, 5, M // 3, M // 2 + 1, M - 2, M - 1)})
 
 
-def ulps(mine: torch.Tensor, its: torch.Tensor) -> int:
-    """The largest distance of two floats in units in the last place, from their bits."""
+def ulps(mine: torch.Tensor, its: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The distance of floats of a dtype in units in the last place, from their bits; 0 for integers."""
 
-    def ordered(bits: torch.Tensor) -> Any:
+    def ordered(bits: torch.Tensor) -> torch.Tensor:
         wide = bits.long()
         return torch.where(wide < 0, torch.iinfo(bits.dtype).min - wide, wide)
 
-    return int((ordered(mine) - ordered(its)).abs().max())
+    return (ordered(mine) - ordered(its)).abs() if dtype.is_floating_point else torch.zeros_like(mine, dtype=torch.int64)
