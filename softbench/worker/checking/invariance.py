@@ -134,7 +134,7 @@ class _Found:
         self.first: tuple[int, list[torch.Tensor]] | None = None
         """The first number of rows, and the bits of its fixed rows at place 0."""
         self.seen: list[tuple[str, int, int, torch.Tensor, torch.Tensor]] = []
-        """What is compared, the rows of the batch, those of the other batch or the place of the row, whether bits differ, and by what ULP."""
+        """What is compared, the rows of the batch, those of the other batch or the place of the row, whether bits differ, and the ULP."""
 
     def add(self, M: int, bits: tuple[list[torch.Tensor], list[torch.Tensor]], dtypes: Sequence[torch.dtype]) -> None:
         """The bits of a batch."""
