@@ -390,8 +390,12 @@ def test_half_of_the_queue_is_for_the_copies_of_outputs(queued):
     challenges.run()
     challenges.worker.handle(ReleaseOutputs())
     events.clear()
-    assert len(challenges.worker.handle(QueueCalls(at_once=True)).places) == 1
-    assert events == ["hold", "call"]
+    first = challenges.worker.handle(QueueCalls(at_once=True)).places
+    assert (len(first), events) == (1, ["hold", "call"])
+    block = challenges.block()
+    rest = challenges.worker.handle(MakeCalls(challenges.size, at_once=True)).places
+    assert [place for (place,) in (*first, *rest)] == [call * output_layout(CASE)[1] for call in range(CALLS)]
+    block.close()
 
 
 def test_a_queued_call_that_fails_holds_nothing_back(queued):
