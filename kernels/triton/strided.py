@@ -327,6 +327,8 @@ def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | N
     unit = 2 if pairs else 1
     if tile is None and pairs and len(tensors) == 2:
         tile = kept_tile(R, 2, size * unit)
+        if tile is None and (longer := tile_of(R, size * unit, 1)) is not None:
+            tile = longer._replace(keep=False)
     tile = tile or tile_of(R, size * unit, len(tensors) - 1)
     if tile is None:
         return None
