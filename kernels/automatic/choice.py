@@ -44,7 +44,7 @@ OF_ROWS = ("softmax", "log_softmax")
 OF_COLUMNS = ("columns",)
 """The CUDA library where `dim` is not the last."""
 LEAST_OVER_COLUMNS = 2**22
-"""Elements from which cross entropy over another dimension than the last is ours: below, torch's kernels take less time than our call."""
+"""Elements from which cross entropy over another dimension than the last is ours, as softmax in `use()`. This number was not measured."""
 MOST_SHORT = {torch.float32: 256, torch.float16: 2048, torch.bfloat16: 2048}
 """Elements of another dimension than the last up to which Triton's kernels are the faster ones; CUDA's share a longer one in clusters."""
 LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
@@ -97,7 +97,7 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
         return choice(Calls(function, x.device, x.dtype, dtype, is_last(x, dim), is_short(x, dim)))
     if function == "cross_entropy" and not is_last(x, dim):
         if x.numel() < LEAST_OVER_COLUMNS:
-            return Choice("torch", f"over another dimension than the last it is faster below {LEAST_OVER_COLUMNS} elements")
+            return Choice("torch", f"over another dimension than the last, our kernels take {LEAST_OVER_COLUMNS} elements and more")
         return choice(Calls(function, x.device, x.dtype, last=False))
     converted = function == "masked_softmax" and dtype is not None
     return choice(Calls(function, x.device, dtype if converted and dtype is not None else x.dtype))
