@@ -176,14 +176,19 @@ def training_steps() -> list[str]:
     for name, path in reports.items():
         report = json.loads(path.read_text()) if path.is_file() else {"verdicts": []}
         for one in report["verdicts"]:
-            case = {"model": "gpt2", "batch": 1} | parse_op(one["op"])[1]
+            case = {"model": "gpt2", "batch": 1, "length": 128} | parse_op(one["op"])[1]
             ends = [1 / end for end in (one["ratio"], *reversed(one["interval"]))] if one["ratio"] and one["interval"] else []
             faster = "{:.3f} ({:.3f} to {:.3f})".format(*ends) if ends else ""
             file = f"[{name}](../../results/h200/{path.name})"
-            lines.append((file, str(case["model"]), str(case["batch"]), one["state"], faster, str(report["exit_code"])))
+            lines.append(
+                (file, *(str(case[name]) for name in ("model", "batch", "length")), one["state"], faster, str(report["exit_code"]))
+            )
     if lines:
-        said = "Steps of models with 4 layers and 128 tokens, by the command in `tools/training_step.py`:"
-        return [said, table(("candidate", "model", "batch", "verdict", "times as fast (95 % interval)", "exit code"), lines, "llrlrr")]
+        said = "Steps of models with 4 layers in bf16, by the command in `tools/training_step.py`:"
+        return [
+            said,
+            table(("candidate", "model", "batch", "tokens", "verdict", "times as fast (95 % interval)", "exit code"), lines, "llrrlrr"),
+        ]
     for one in json.loads((RESULTS / "h200" / "use-models.json").read_text())["lines"]:
         step = one["step_ms"]
         faster = "{:.3f} ({:.3f} to {:.3f})".format(step["faster"], *step["interval"])
