@@ -16,11 +16,11 @@ from ..common.rows import DTYPES, canonical_dim
 from . import choice, loss_operators as losses
 
 
-def softmax(x: Tensor, dim: int | None, dtype: torch.dtype | None, *, log: bool) -> Tensor:
+def softmax(x: Tensor, dim: int, dtype: torch.dtype | None, *, log: bool) -> Tensor:
     """softmax or log_softmax of x over `dim`, differentiable once."""
     if dtype is None and x.is_cuda and x.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
-    return _softmax(x, canonical_dim(-1 if dim is None else dim, x.dim()), dtype, log)
+    return _softmax(x, canonical_dim(dim, x.dim()), dtype, log)
 
 
 @custom_op("softbench::invariant_softmax", mutates_args=())

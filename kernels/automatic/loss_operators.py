@@ -109,7 +109,7 @@ def _reduced(loss: Tensor, statistics: Tensor, target: Tensor, ignore_index: int
 
 def _statistics(z: Tensor) -> Tensor:
     """The maximum of each row, and the sum of exp(z - maximum), (M, 2). The gradients of both together are right, those of one are not."""
-    highest = z.detach().amax(1)
+    highest = z.detach().amax(1) if z.shape[1] else z.new_zeros(z.shape[0])
     highest = torch.where(highest.isfinite(), highest, 0.0)
     return torch.stack([highest, torch.exp(z - highest[:, None]).sum(1)], 1)
 

@@ -115,7 +115,8 @@ def cross_entropy(
         refused = {"weight": weight is not None, "lse": lse is not None, "return_...": others, "inplace_backward": inplace_backward}
         numbers = {"label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap, "logit_scale": logit_scale}
         named = ", ".join(name for name, is_given in refused.items() if is_given)
-        whole = partial(cross_entropy, reduction="none", dim=-1, dtype=torch.float32)
+        wide = torch.float64 if input.dtype is torch.float64 else torch.float32
+        whole = partial(cross_entropy, reduction="none", dim=-1, dtype=wide)
         split: Tensor | None = _parallel().loss_of(
             input, target, process_group, shard, reduction, whole, dim=dim, refused=named, ignore_index=ignore_index, **numbers
         )
@@ -136,7 +137,7 @@ def cross_entropy(
         _check_lse(lse, target, weight)
     options = ignore_index, label_smoothing, z_loss, softcap
     given, needs_lse = _rows_for_kernels(input, target, weight, dim, options, lse, invariant), return_lse or return_z_loss
-    if given is None and invariant:
+    if given is None and invariant and not (is_strided(input) and not input.numel() and _has_kernels("cross_entropy", input)):
         why = which(input, function="cross_entropy")
         raise ValueError(f"invariant=True of cross_entropy: torch alone takes these arguments (kernels for the logits: {why})")
     if given is None:

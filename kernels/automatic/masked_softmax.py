@@ -54,7 +54,8 @@ def masked_softmax(
     - Gradients: of any order, with respect to scores, a bias, sink and a scale in a tensor. Kept for them are the result and, with a sink,
       a number for each row. The gradient of a row of NaN is NaN, also under a bool, where torch's `masked_fill` has 0. Beyond what a causal
       query sees, it may be NaN or 0.
-    - invariant: as of `softmax`. It excludes a scale in a tensor, a bias with without_keys="zero", and more than 16384 keys.
+    - invariant: as of `softmax`. It excludes a scale in a tensor, a bias of float64 or with without_keys="zero", and more than
+      16384 keys.
     - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Scores that are not contiguous are copied.
 
     Raises:
@@ -81,8 +82,9 @@ def masked_softmax(
     four, mask = _as_scores(x), _of_scores(mask, x)
     scale = scale.reshape(()) if isinstance(scale, Tensor) else scale
     by_torch = transformed() or of_scale or (zero and special)
-    if invariant and (by_torch or isinstance(scale, Tensor)):
-        raise ValueError("invariant=True of masked_softmax excludes a scale in a tensor, torch.func, and a bias with without_keys='zero'")
+    if invariant and (by_torch or isinstance(scale, Tensor) or (mask is not None and mask.dtype is torch.float64)):
+        excluded = "a scale in a tensor, a bias of float64 or with without_keys='zero', and torch.func"
+        raise ValueError(f"invariant=True of masked_softmax excludes {excluded}")
     if by_torch:
         result = _formula(four, mask, sink, scale, causal, zero)[0]
     else:
@@ -275,10 +277,12 @@ def _invariant(
     scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `_masked_softmax`, by kernels whose results of a row do not depend on the other rows."""
-    given = mask if mask is None or mask.dtype is torch.bool else mask.to(scores.dtype)
+    x = scores
+    if mask is not None and mask.dtype not in (torch.bool, x.dtype):  # CUDA's kernels read one dtype, and 16 bits would round the bias
+        x, mask = x.float(), mask.float()
     function: MaskedSoftmax = invariant_kernels(NAME, scores).masked_softmax
-    y, share = function.forward(scores, scale=scale, mask=given, causal=causal, sink=sink, shares=True)
-    return y, scores.new_empty(0, dtype=torch.float32) if share is None else share
+    y, share = function.forward(x, scale=scale, mask=mask, causal=causal, sink=sink, shares=True)
+    return y.to(scores.dtype), scores.new_empty(0, dtype=torch.float32) if share is None else share
 
 
 @custom_op("softbench::invariant_masked_softmax_backward", mutates_args=())

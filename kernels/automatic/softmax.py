@@ -40,7 +40,7 @@ def softmax(
         RuntimeError: the launch failed, or torch has no softmax of this dtype.
     """
     if invariant:
-        return _invariant(input, dim, dtype, out, log=False)
+        return _invariant(input, dim, dtype, out, _stacklevel, log=False)
     if out is None and not torch.compiler.is_compiling() and (y := entries.softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
@@ -53,18 +53,23 @@ def log_softmax(
 ) -> Tensor:  # fmt: skip
     """log(softmax(input)) over `dim`; otherwise as `softmax`."""
     if invariant:
-        return _invariant(input, dim, dtype, out, log=True)
+        return _invariant(input, dim, dtype, out, _stacklevel, log=True)
     if out is None and not torch.compiler.is_compiling() and (y := entries.log_softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
     return _LOG_SOFTMAX(input, dim, dtype, out, _stacklevel)
 
 
-def _invariant(x: Tensor, dim: int | None, dtype: torch.dtype | None, out: Tensor | None, *, log: bool) -> Tensor:
+def _invariant(x: Tensor, dim: int | None, dtype: torch.dtype | None, out: Tensor | None, stacklevel: int, *, log: bool) -> Tensor:
     from . import invariant
 
     if out is not None:
         raise ValueError("invariant=True excludes out")
+    if not is_strided(x):
+        raise TypeError(f"input is {type(x).__name__}; with invariant=True it must be a tensor with strides")
+    if dim is None:
+        name = "log_softmax" if log else "softmax"
+        dim = functional._get_softmax_dim(name, x.dim(), stacklevel + 1)  # type: ignore[attr-defined]
     return invariant.softmax(x, dim, dtype, log=log)
 
 

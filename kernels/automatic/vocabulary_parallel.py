@@ -63,10 +63,10 @@ def loss_of(
     logits: Tensor, target: Tensor, group: dist.ProcessGroup | None, shard: Sequence[int] | None, reduction: str, whole: Callable[..., Any],
     *, dim: int, refused: str = "", **options: Any,
 ) -> Tensor | None:  # fmt: skip
-    """The cross entropy of logits (..., V_r, ...) of the ranks of `group`, or of a DTensor (..., V, ...) without one, in float32.
+    """The cross entropy of logits (..., V_r, ...) of the ranks of `group`, or of a DTensor (..., V, ...) without one.
 
-    `options` are those of `Options`. `whole` gives the float32 loss of each row of logits (..., V) with all classes. None for a DTensor
-    whose vocabulary is whole, if an argument is named in `refused`, or the targets are probabilities.
+    It is in float32, or in float64 for such logits. `options` are those of `Options`. `whole` gives the loss of each row of logits (..., V)
+    with all classes. None for a DTensor whose vocabulary is whole, if an argument is named in `refused`, or the targets are probabilities.
 
     Raises:
         ValueError: `refused` names an argument, the shapes do not fit, or an option is out of range.

@@ -189,3 +189,6 @@ def _functions_of_dtensor(mesh):
             call = partial(kernels.cross_entropy, reduction=reduction, label_smoothing=0.1, z_loss=0.01)
             _same(mesh, call, (x, target), [place, of_target], of_target if reduction == "none" else None)
         _same(mesh, lambda x, target: kernels.logprob(x, target)[1], (x, target.clamp(min=0)), [place, of_target], of_target)
+    part, of_part = (distribute_tensor(one, mesh, [Shard(0)]) for one in (x.double(), target))
+    mine, its = kernels.cross_entropy(part, of_part).full_tensor(), kernels.cross_entropy(x.double(), target)
+    torch.testing.assert_close(mine, its, rtol=1e-12, atol=0)

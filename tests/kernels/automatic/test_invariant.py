@@ -11,6 +11,7 @@ from softbench.kernels import cross_entropy, log_softmax, logprob, masked_softma
 X, TARGET = torch.randn(3, 5), torch.tensor([0, 4, 2])
 
 FUNCTIONS = """
+import warnings
 import torch
 from torch.testing import assert_close
 from torch.nn.functional import cross_entropy as loss_of
@@ -34,6 +35,11 @@ for reduction in ("mean", "none"):
     agrees(mine, loss_of(x, target, reduction=reduction, label_smoothing=0.1), torch.ones_like(mine))
 agrees(kernels.logprob(x, target, invariant=True)[0], torch.log_softmax(x, -1)[range(3), target], torch.ones(3))
 agrees(kernels.masked_softmax(x, scale=0.5, causal=True, invariant=True), kernels.masked_softmax(x, scale=0.5, causal=True), dy)
+half, bias = x.detach().half(), 1000 + torch.randn(3, 40)  # the bias has digits that half precision lacks
+assert_close(kernels.masked_softmax(half, mask=bias, invariant=True), kernels.masked_softmax(half, mask=bias), rtol=1e-3, atol=1e-6)
+with warnings.catch_warnings(record=True):  # about the implicit dimension, which is the first
+    assert_close(kernels.softmax(x[None], None, invariant=True), torch.nn.functional.softmax(x[None]))
+assert kernels.cross_entropy(x[:0], target[:0], reduction="none", invariant=True).shape == (0,)
 print("fine")
 """
 

@@ -69,6 +69,7 @@ def test_classes_in_another_dimension_take_the_operators(shape, dim, monkeypatch
 def test_means_of_no_rows_are_nan_as_torchs():
     assert cross_entropy(torch.randn(2, 5), torch.tensor([-100, -100])).isnan()
     assert cross_entropy(torch.randn(0, 5), torch.zeros(0, dtype=torch.int64)).isnan()
+    assert logprob(torch.randn(0, 0), torch.zeros(0, dtype=torch.int64))[0].shape == (0,)
 
 
 def test_logprob_and_entropy_are_those_of_a_categorical(logits):
