@@ -228,9 +228,13 @@ def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
     Raises:
         UsageError: the problem has no such inputs or outputs. Exceptions of its own code pass through.
     """
-    found, *others = (_traced(problem, values, TENSOR_DTYPES[dtype]) for dtype in problem.traced[: 1 + problem.takes_dtype])
+    dtypes = [TENSOR_DTYPES[dtype] for dtype in problem.traced[: 1 + problem.takes_dtype]]
+    found, *others = (_traced(problem, values, dtype) for dtype in dtypes)
     other = next(iter(others), found)
-    specs = {name: _spec(name, one, two) for (name, one), two in zip(found.named.items(), other.named.values(), strict=True)}
+    specs = {
+        name: _spec(name, [one.dtype, two.dtype] == dtypes, one)
+        for (name, one), two in zip(found.named.items(), other.named.values(), strict=True)
+    }
     dtype = next((NAMES[one.dtype] for one in found.named.values() if NAMES.get(one.dtype) in CASE_DTYPES), "fp32")
     M, N, shape = _extent(values, next(iter(found.named.values())).shape)
     call = Pass(found.inputs, found.outputs, (*found.inputs, *found.state), (), tuple(found.inputs[place] for place in found.in_place))
@@ -410,10 +414,10 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name if names.count(name) == 1 else f"{name}_{names[:place].count(name)}" for place, name in enumerate(names))
 
 
-def _spec(name: str, one: torch.Tensor, two: torch.Tensor) -> TensorSpec:
+def _spec(name: str, follows: bool, one: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor, which has the dtype of the case if it `follows`."""
     if one.dtype not in NAMES:
         raise UsageError(f"{name} is {one.dtype}; softbench has {', '.join(TENSOR_DTYPES)}")
-    follows = (one.dtype, two.dtype) == (torch.float32, torch.bfloat16)
     return TensorSpec(tuple(map(int, one.shape)), CASE_DTYPE if follows else NAMES[one.dtype])
 
 

@@ -109,6 +109,9 @@ def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monke
     known = {"name": "half", "function": "toy.py:half", "inputs": "x[M,N]", "tolerance": None, "recorder": "base"}
     file.write_text(json.dumps({**known, "dtypes": ["bf16"]}))
     assert declared(TargetValues(Target(file)), [{"M": 4, "N": 8}]).cases
+    file.write_text(json.dumps({**known, "dtypes": ["bf16", "fp16"]}))
+    (case,) = declared(TargetValues(Target(file)), [{"M": 4, "N": 8}]).cases.values()
+    assert {spec.dtype for spec in case.tensors.values()} == {"case"}, "all have the dtype of the case"
     file.write_text(json.dumps({**known, "dtypes": []}))
     with pytest.raises(AssertionError):
         declared(TargetValues(Target(file)), [{"M": 4, "N": 8}])
