@@ -33,6 +33,7 @@ from .strided import HUGE, MOST_HELD, SMALL_FACTOR, Tile, _address, _columns, _l
 THREADS = 64
 COLUMNS_OF_THREAD = 4  # 16 bytes of float32, as all results of columns are
 PROGRAMS_OF_SM = 8  # of so many threads with 128 registers
+MOST_GRID_Y = 65535  # of CUDA
 IGNORED = tl.constexpr(-2)
 NUMBERS = ["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"]
 SIZES = ["R", "inner", "columns"]
@@ -368,10 +369,11 @@ def cross_entropy_fused(
 
 
 def part_of(x: torch.Tensor, reduces: bool) -> Tile:
-    """What a program reads at once. Threads have whole columns, unless programs that reduce would be fewer than a GPU holds."""
+    """What a program reads at once. Threads have whole columns, unless programs that reduce would be fewer than a GPU holds, or those of
+    a gradient more than a grid's second axis."""
     outers, R, inner = x.shape
-    rows, programs = 1, PROGRAMS_OF_SM * device_traits(x.device)[1] if reduces else 0
-    while rows < min(R, WARP) and outers * inner * rows < programs * THREADS * COLUMNS_OF_THREAD:
+    rows, programs, most = 1, PROGRAMS_OF_SM * device_traits(x.device)[1] if reduces else 0, R if reduces else MOST_HELD * MOST_GRID_Y
+    while rows < min(R, WARP) and (outers * inner * rows < programs * THREADS * COLUMNS_OF_THREAD or R > rows * most):
         rows *= 2
     tiles = triton.cdiv(R, rows)
     return Tile(rows, THREADS * COLUMNS_OF_THREAD // rows, triton.cdiv(tiles, triton.cdiv(tiles, MOST_HELD)), THREADS)

@@ -66,6 +66,9 @@ for dtype, (outer, R, inner), smoothing, z_loss, softcap, scale in (
 wrong = torch.tensor([-1, R, 2**32]).repeat(3)[: outer * inner]
 loss, dx = strided_losses.cross_entropy_fused(x, wrong)
 assert loss.isnan().all() and dx.isnan().all()
+for R in (4_000_000, 40_000_000):  # a grid's second axis has at most 65535 programs
+    part = strided_losses.part_of(torch.empty(1, R, 2, dtype=B, device="meta"), False)
+    assert R <= part.rows * part.tiles * 65535
 print("fine")
 """
 
