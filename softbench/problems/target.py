@@ -259,7 +259,8 @@ def _name(key: str, tensors: Tensors) -> str:
 
 def _accept(file: Path, outputs: Tensors, peak: float) -> None:
     """Note that these outputs are within the tolerance of those in the file, and their largest error."""
-    file.with_name(f"{_name(file.stem, outputs)}.ok").write_text(repr(peak), "utf-8")
+    with replacing(file.with_name(f"{_name(file.stem, outputs)}.ok")) as opened:  # another process may read it at any time
+        opened.write(repr(peak).encode())
 
 
 def _accepted(file: Path, outputs: Tensors) -> float | None:

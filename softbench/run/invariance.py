@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
 from softbench.core.messages import RowsCompared
-from softbench.core.text import split_exclusions
+from softbench.core.text import count, split_exclusions
 from softbench.ops import registry
 from softbench.ops.operation import Operation
 
@@ -46,8 +46,10 @@ def _has_rows(operation: Operation, direction: Direction) -> bool:
     """True if rows of an output depend on their own inputs only: no output is a number, as the mean of a loss, whose gradient has 1/M."""
     if operation.whole:
         return False
-    outputs = [operation.tensors[name] for name in operation.passes[direction].outputs]
-    return all(spec.axes for spec in outputs) and any(spec.has_rows for spec in outputs)
+    passes = operation.passes
+    outputs = [operation.tensors[name] for name in passes[direction].outputs]
+    losses = [operation.tensors[name] for name in passes[Direction.FORWARD].outputs] if Direction.FORWARD in passes else []
+    return all(spec.axes for spec in (*outputs, *losses)) and any(spec.has_rows for spec in outputs)
 
 
 def cases(patterns: Sequence[str], directions: Sequence[str], *, quick: bool) -> list[tuple[str, Direction, bool, str]]:
@@ -88,5 +90,5 @@ def told(reply: RowsCompared) -> tuple[str, str, float]:
 
 def _example(kind: str, M: int, other: int) -> str:
     if kind == "run":
-        return f"two calls on {M} rows"
+        return f"two calls on {count(M, 'row')}"
     return f"M={M} and M={other}" if kind == "M" else f"rows 0 and {other} of {M}"

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from softbench.core import text
 from softbench.core.case import Case, Direction
 from softbench.core.messages import RowsCompared
 from softbench.ops.registry import operation
@@ -64,7 +65,9 @@ def compare_rows(backend: Backend, case: Case, counts: Sequence[int], seconds: f
         tried.append(M)
         if time.monotonic() > ends and len(tried) > 1:
             break
-    return RowsCompared(tuple(tried), found.differences()) if tried else "it takes none of these numbers of rows"
+    if len(tried) < min(2, len(counts)):
+        return f"it takes {text.count(len(tried), 'number')} of rows here, and the comparison needs two"
+    return RowsCompared(tuple(tried), found.differences())
 
 
 def of_rows(case: Case, M: int) -> Case:
@@ -117,7 +120,10 @@ class _Rows:
         which = (torch.arange(len(places), device=places.device) + turn) % FIXED
         for tensor, rows in zip(self._own(batch), self.fixed, strict=True):
             tensor.data[places] = rows[which]
-        outputs, found = output_checks.as_tuple(call(*batch), output_checks.forms(case)), list[torch.Tensor]()
+        due = output_checks.forms(case)
+        outputs, found = output_checks.as_tuple(call(*batch), due), list[torch.Tensor]()
+        if reason := output_checks.misformed(tuple(batch), outputs, due):
+            raise TypeError(f"{reason}, for {text.count(case.M, 'row')}")
         self.dtypes = []
         for spec, out in zip(self.outputs, outputs, strict=True):
             if spec.has_rows and len(out) == case.M:

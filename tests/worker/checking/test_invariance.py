@@ -80,6 +80,24 @@ def test_what_the_bits_of_a_row_depend_on_is_found_with_the_smallest_example(for
         assert (M, other) == example and 1 <= ulp < 20
 
 
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [(lambda x: "rows", "returned str"), (lambda x: x.new_zeros(len(x) + 1, x.shape[1]), "shape"), (lambda x: x > 0, "dtype")],
+)
+def test_outputs_of_another_form_are_not_called_invariant(forward, reason):
+    with pytest.raises(TypeError, match=f"{reason}.*1 row"):
+        compare_rows(Rows(forward), Case(1, 64, "fp32", Direction.FORWARD, "cpu"), (1, 2), 60, 0)
+
+
+def test_one_number_of_rows_is_nothing_to_compare():
+    class OneRow(Rows):
+        def supports(self, case):
+            return None if case.M in (1, 8) else "one row only"
+
+    found = compare_rows(OneRow(row_by_row), Case(1, 64, "fp32", Direction.FORWARD, "cpu"), (1, 2, 4), 60, 0)
+    assert found == "it takes 1 number of rows here, and the comparison needs two"
+
+
 @pytest.mark.parametrize("op", ["softmax", "cross_entropy", "masked_softmax(causal=true,sink=true)", "matmul", "add_rms_norm"])
 def test_rows_of_every_operation_are_compared(op):
     from softbench.backends.torch_eager import backend
@@ -113,6 +131,8 @@ def test_patterns_choose_lengths_and_a_length_of_the_users_own():
         told.cases(["normal *"], [Direction.FORWARD], quick=False)
     with pytest.raises(UsageError, match="or a mean over them"):
         CheckRequest.of({"plugins": ()}, "linear_cross_entropy", invariance=True)
+    with pytest.raises(UsageError, match="or a mean over them"):  # its gradient is divided by the number of rows
+        told.directions_of("cross_entropy(reduction=mean)", None, (Direction.BACKWARD,))
 
 
 def test_a_row_that_depends_on_its_batch_makes_the_exit_code_1():
