@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch):
 def known(monkeypatch):
     """An entry with these backends, and no way to ask a worker."""
 
-    def no_session(*_):
+    def no_session(*_, **__):
         raise AssertionError("a session was opened")
 
     monkeypatch.setattr(run, "Session", no_session)

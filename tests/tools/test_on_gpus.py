@@ -89,8 +89,10 @@ def test_a_signal_ends_running_steps_and_leaves_out_the_others(run, tmp_path, ev
     running = [tmp_path / "out" / f"long-{i}" / "pid" for i in range(1 if every else 2)]
 
     def end_when_running():
-        wait_for(lambda: all(file.exists() and file.read_text() for file in running))
-        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            wait_for(lambda: all(file.exists() and file.read_text() for file in running))
+        finally:  # on a host where they start too late the test fails, and does not wait for the steps
+            os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=end_when_running).start()
     code, lines, out = run(steps)
