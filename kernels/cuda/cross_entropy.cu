@@ -1,7 +1,7 @@
 // Cross entropy of rows of logits, its gradient, and both in one pass. As softmax.cu, it is called through C.
 //
 //   forward   row_statistics.cuh   reads x once and writes two numbers of each row
-//   backward  row_gradient.cuh     computes dx from x and the lse of each row
+//   backward  row_gradient.cuh     computes dx from x and these numbers of each row
 //   fused     loss_ops.cuh         reads x once and writes dx once, by the tiers of softmax.cu, with a loss in addition. Smoothing, a softcap and a scale take
 //                                  the kernels of forward and backward one after the other.
 //   reduce    loss_reduction.cuh   adds the losses of the rows
