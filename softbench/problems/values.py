@@ -132,14 +132,15 @@ class ProblemValues(Values):
             found = []
             for place in layout.in_place:
                 outs = []
-                for value in (0, 1):
+                for fill in (partial(_fill, value=0), _scatter, partial(_fill, value=math.nan)):
                     given = [tensor.clone() for tensor in inputs]
-                    _fill(given[place], value)
+                    fill(given[place])
                     with torch.no_grad():
                         outs.append(layout.results(layout.called(self.callable(case.device), given), given))
                 if all(
                     torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
-                    for one, other in zip(*outs, strict=True)
+                    for changed in outs[1:]
+                    for one, other in zip(outs[0], changed, strict=True)
                 ):
                     found.append(place)
             self.written[case.key] = tuple(found)
@@ -262,6 +263,8 @@ class ProblemValues(Values):
         for name, exact, bounded in zip(self._layout(case).outputs, all_exact, self._bounds(case, wide, all_exact, own), strict=True):
             if not exact.is_floating_point() or not exact.numel():
                 continue
+            if exact.isnan().all():
+                return f"all of {name} is NaN, which tells no right output from a wrong one"
             expected, loose = bounded.expected.reshape(-1), bounded.loose.reshape(-1)
             read = [one for place, one in enumerate(wide) if place not in self._destinations(case, given)]
             for what, made in _uncomputed(exact, read):
@@ -318,6 +321,12 @@ def _fill(tensor: torch.Tensor, value: float) -> None:
     if math.isnan(value) and not tensor.is_floating_point():
         value = 0 if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).min
     tensor.copy_(torch.full((), value, dtype=torch.float64 if tensor.is_floating_point() else torch.int64))
+
+
+def _scatter(tensor: torch.Tensor) -> None:
+    """Fill a tensor with numbers that differ from each other: what reads it may not see by how much all of it is shifted."""
+    places = torch.arange(tensor.numel(), device=tensor.device).reshape(tensor.shape)
+    tensor.copy_((places * 7 % 13 < 6).to(torch.float64 if tensor.is_floating_point() else torch.int64))
 
 
 def _rounding(dtype: str) -> tuple[float, float, float]:

@@ -198,6 +198,23 @@ def test_calls_in_place_and_the_state_after_them(tmp_path, monkeypatch):
     assert judged(operation, lambda x, w: (x * w + 1).sum())[0] == "wrong"
 
 
+def test_an_input_is_read_though_its_shift_changes_nothing(tmp_path):
+    """An input that is only written is full of NaN: had softmax in place been taken for that, all would be NaN, and any output right."""
+    operation = problem(
+        tmp_path, "def inputs(M=8, N=16):\n return torch.randn(M, N)\n\ndef reference(x):\n x.copy_(x.softmax(1))\n return x.amax(1)\n"
+    )
+
+    def inplace(x):
+        x.copy_(torch.softmax(x, 1))
+        return x.max(1).values
+
+    assert judged(operation, inplace) == ("sampled", "")
+    assert judged(operation, lambda x: x.softmax(1).amax(1))[0] == judged(operation, lambda x: inplace(x) * 2)[0] == "wrong"
+    nothing = problem(tmp_path, "def inputs(M=8, N=16):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * torch.nan\n")
+    (case,), numerics = cases(nothing), registry.numerics(nothing.name)
+    assert numerics.accepted(case, numerics.make(case, 0, torch.device("cpu"))).startswith("all of y is NaN")
+
+
 def test_a_solution_may_write_its_last_arguments(tmp_path):
     text = "destination = True\n\ndef inputs(M=8, N=16):\n return torch.randn(M, N)\n\ndef reference(x):\n return x.exp(), x.sum(1)\n"
     operation = problem(tmp_path, text)
