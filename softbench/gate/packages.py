@@ -170,7 +170,7 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path, threads: in
     found: dict[Target, Operation] = {}
     pythons = [str(one.python) for one in (sides.candidate, sides.reference)]
     for environment in dict.fromkeys((sides.reference, sides.candidate)):
-        left = {file: target.cases for file, target in files.items() if target not in found}
+        left = {file: (target.function.partition(":")[0], target.cases) for file, target in files.items() if target not in found}
         for file, one in (operations.read_in(str(environment.python), left, pythons, threads) if left else {}).items():
             if not isinstance(one, UsageError):
                 found[files[file]] = one

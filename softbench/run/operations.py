@@ -83,17 +83,27 @@ def names(
 
 
 def read_in(
-    python: str, files: Mapping[Path, Cases], pythons: Sequence[str], threads: int | None = None, seconds: float = PHASES["import"]
+    python: str,
+    files: Mapping[Path, tuple[str, Cases]],
+    pythons: Sequence[str],
+    threads: int | None = None,
+    seconds: float = PHASES["import"],
 ) -> dict[Path, Operation | UsageError]:
     """Read files of operations or problems in a worker of another environment, and make them known here; an error for each that is invalid.
 
-    `files` has the cases of each. `pythons` are the interpreters of the session that follows, and `threads` is as of that.
+    `files` has the place of each one's code and its cases. A worker reads neighbours of one place only: code may change its whole process,
+    as by another default dtype. `pythons` are the interpreters of the session that follows, and `threads` is as of that.
     """
     found: dict[Path, Operation | UsageError] = {}
     pool = opened(threads=threads, pythons=pythons)
     try:
         worker: Worker | None = None
-        for file, cases in files.items():
+        before = ""
+        for file, (place, cases) in files.items():
+            if worker and place != before:
+                pool.discard(worker)
+                worker = None
+            before = place
             worker = worker or pool.spawn("operation", python=python)
             try:
                 found[file] = registry.declared(_asked(pool, worker, str(file), "", seconds, cases))

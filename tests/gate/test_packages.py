@@ -17,6 +17,7 @@ from softbench.gate import fresh_pairs, packages, scan, targets
 from softbench.problems.load import declared
 from softbench.problems.target import Target, TargetValues
 from softbench.results.document import load_header
+from softbench.run import operations
 
 OLD = "def scale(x, factor=2.0):\n    return x * factor\n"
 BENCHMARKS = """
@@ -115,6 +116,18 @@ def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monke
     file.write_text(json.dumps({**known, "dtypes": []}))
     with pytest.raises(AssertionError):
         declared(TargetValues(Target(file)), [{"M": 4, "N": 8}])
+
+
+def test_targets_of_two_modules_share_no_reader(tmp_path, monkeypatch):
+    """A module may change its whole process, as by another default dtype."""
+    readers, read = iter("abc"), []
+    pool = SimpleNamespace(spawn=lambda role, python: next(readers), discard=read.append)
+    monkeypatch.setattr(operations, "opened", lambda **given: pool)
+    monkeypatch.setattr(operations, "keep", lambda pool: None)
+    monkeypatch.setattr(operations, "_asked", lambda pool, worker, *rest: read.append(worker) or "softmax")
+    files = {tmp_path / f"{place}{number}": (place, ()) for place in ("wide", "plain") for number in range(2)}
+    operations.read_in("python", files, ["python"])
+    assert "".join(read) == "aaabbb", "each is asked twice and discarded"
 
 
 def test_outputs_that_were_compared_once_are_not_read_again(tmp_path, monkeypatch):
