@@ -6,7 +6,11 @@ import pytest
 from composite import git
 from gating import dice, interleaved, stored_run
 
+from softbench.gate import paired, run_files
 from softbench.gate.commits import SHORT
+from softbench.gate.verdicts import Rules
+
+RULES = Rules(margin=paired.MARGIN)
 
 
 @pytest.fixture
@@ -25,12 +29,19 @@ def stored(main, tmp_path):
 
 
 def test_the_commit_that_changed_a_target_is_named_and_drawn(main, stored, tmp_path):
+    unfinished = next((tmp_path / "results").glob("run-*.csv")).read_text().replace("run-2", "run-1")
+    (tmp_path / "results" / "run-19990101-000000.csv").write_text(unfinished)
     code, out, err = main("history", "softmax.py")
     assert code == 0, err
+    assert err.count("left out, because no JSON is beside it") == 1
     *changes, page = out.splitlines()
     assert page == "history.html"
     assert [line.partition(":")[0] for line in changes] == [f"{stored[1]} is slower than {stored[0]}"] * 2
     assert all(re.search(r"1\.0[78]\d \[1\.0\d+, 1\.\d+\]$", line) for line in changes)
+    read = run_files.read(sorted((tmp_path / "results").glob("run-2*.csv"))[-1])
+    verdicts = paired.compare(read, "new", "old", RULES).verdicts
+    ratios = {f"{one.ratio:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in verdicts}
+    assert {line.partition("1.0")[1] + line.partition("1.0")[2] for line in changes} == ratios, "as the gate compares process pairs"
     text = (tmp_path / page).read_text()
     assert text.index(f"<code>{stored[2]}") < text.index(f"<code>{stored[1]}") < text.index(f"<code>{stored[0]}")
     assert (text.count("<svg"), text.count('<g class="bad">'), text.count("<circle")) == (2, 2, 6)

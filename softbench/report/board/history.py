@@ -12,18 +12,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from heapq import heappop, heappush
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise, permutations
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from softbench import __version__
-from softbench.core.case import parse_op
+from softbench.core.case import CaseKey, parse_op
 from softbench.core.errors import ResultsError, SoftbenchError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade
 from softbench.core.statistics import Ratio, over, ratio
 from softbench.core.text import micros, one_line
+from softbench.gate import paired, run_files
 from softbench.gate.commits import SHORT, Commit, in_order
+from softbench.gate.verdicts import Rules
 from softbench.report.assets.embedded import asset, source_hash
 from softbench.results.columns import Row
 from softbench.results.csv import read_csv
@@ -41,6 +44,8 @@ class Point(NamedTuple):
     row: Row
     copy: Row | None
     """That of copy in the same run."""
+    paired: Mapping[str, Ratio] = MappingProxyType({})
+    """Its time over that of other backends in the same process pairs, as the gate compares them."""
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -115,7 +120,9 @@ def _product(first: Ratio, second: Ratio) -> Ratio:
 
 
 def times(old: Point, new: Point) -> Ratio | None:
-    """The time of a point over that of another one; None without intervals, or of two timers."""
+    """The time of a point over that of another one, of process pairs in one run; None without intervals, or of two timers."""
+    if old.run is new.run and (found := new.paired.get(old.row.backend)):
+        return found
     if not (old.row.ends and new.row.ends) or old.row.timer != new.row.timer:
         return None
     return ratio(new.row.median_us or 0.0, new.ends, old.row.median_us or 0.0, old.ends)
@@ -141,7 +148,10 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
     runs, problems = find(places)
     made, known = History(target, threshold), set[str]()
     first: dict[str, str] = {}
-    for run in runs:
+    unfinished = [str(run.file) for run in runs if not beside(run.file).exists()]
+    if unfinished:
+        problems.append(f"{', '.join(unfinished)}: left out, because no JSON is beside it; the run is unfinished or not whole")
+    for run in (one for one in runs if str(one.file) not in unfinished):
         try:
             header = load_header(beside(run.file))
             rows = read_csv(run.file, stored=False)[0]
@@ -149,15 +159,19 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
             problems.append(str(error))
             continue
         copies = {row.case: row for row in rows if row.grade == Grade.YARDSTICK and row.timed and not row.doubtful}
+        pairs: dict[tuple[str, CaseKey], dict[str, Ratio]] | None = None
         for row in rows:
             names = _names(row, header)
             known |= names
             if not row.timed or row.grade == Grade.YARDSTICK or not any(fnmatchcase(name, target) for name in names):
                 continue
+            pairs = _pairs(run, list(header.get("commits") or {})) if pairs is None else pairs
             own = row.backend if fnmatchcase(row.backend, target) else row.backend.partition(".")[2]
             commit = one_line(str((header.get("commits") or {}).get(row.backend) or header.get("git_commit") or run.run), 60)
             case = " ".join(filter(None, (own, str(row.case), f"on {row.device}")))
-            made.cases.setdefault(case, {}).setdefault(commit, []).append(Point(run, row, copies.get(row.case)))
+            made.cases.setdefault(case, {}).setdefault(commit, []).append(
+                Point(run, row, copies.get(row.case), pairs.get((row.backend, row.case), {}))
+            )
             first.setdefault(commit, run.started[:10])
     if len({point.row.device for points in made.cases.values() for some in points.values() for point in some}) == 1:
         made.cases = {case.partition(" on ")[0]: points for case, points in made.cases.items()}
@@ -166,6 +180,21 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
         raise ResultsError(f"{target}: no run in {', '.join(map(str, places))} has a time of it; the targets there are {listed}")
     made.commits = _ordered(first, repository)
     return made, problems
+
+
+def _pairs(run: FoundRun, backends: Sequence[str]) -> dict[tuple[str, CaseKey], dict[str, Ratio]]:
+    """The time of each backend and case over that of other backends, by the gate's comparison; none of a run that it cannot compare."""
+    found: dict[tuple[str, CaseKey], dict[str, Ratio]] = {}
+    if len(backends) < 2:
+        return found
+    with suppress(SoftbenchError):
+        samples = run_files.read(run.file)
+        for new, old in combinations(backends, 2):
+            for one in paired.compare(samples, new, old, Rules(margin=paired.MARGIN)).verdicts:
+                if one.ratio and one.interval and not (one.cell.unit or one.cell.measure):
+                    found.setdefault((new, one.cell.identity), {})[old] = Ratio(one.ratio, *one.interval)
+                    found.setdefault((old, one.cell.identity), {})[new] = Ratio(1 / one.ratio, 1 / one.interval[1], 1 / one.interval[0])
+    return found
 
 
 def _names(row: Row, header: JsonObject) -> set[str]:
