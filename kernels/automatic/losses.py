@@ -139,7 +139,8 @@ def cross_entropy(
     given, needs_lse = _rows_for_kernels(input, target, weight, dim, options, lse, invariant), return_lse or return_z_loss
     if given is None and invariant and not (is_strided(input) and not input.numel() and _has_kernels("cross_entropy", input)):
         why = which(input, function="cross_entropy")
-        raise ValueError(f"invariant=True of cross_entropy: torch alone takes these arguments (kernels for the logits: {why})")
+        told = why.why if why.kernels == "torch" else f"torch alone takes these arguments (kernels for the logits: {why})"
+        raise ValueError(f"invariant=True of cross_entropy: {told}")
     if given is None:
         loss, lse = _by_torch(input, target, weight, number, dim, dtype, *options, logit_scale, lse, needs_lse)
     else:

@@ -198,7 +198,8 @@ def use(*, invariant: bool = False) -> Iterator[None]:
       kernels.
     - Results: within the bound of docs/correctness.md, and not bit for bit those of torch.
     - invariant: in each call of these dtypes a row of the result, and of a gradient, has the same bits whatever the other rows are and how
-      many. So calls of every size run our kernels, launched by Python. Blocks of both kinds cannot be in one another.
+      many. So calls of every size run our kernels, launched by Python. torch silently keeps calls on other devices and of other dtypes, and
+      these may not be invariant. Blocks of both kinds cannot be in one another.
     - torch.compile: compiled code has Inductor's own kernels, inside and outside of the block. `softbench.kernels.softmax` is for compiled
       functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.
     - CUDA graphs: a graph keeps the kernels that were active while it was captured. Call the function once before, as always.

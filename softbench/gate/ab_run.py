@@ -124,6 +124,8 @@ def compare(
         run = measure(request)
     except UsageError as error:
         message = str(error).replace("--backends", "--candidate, --reference", 1).replace("--relative-to", "--reference", 1)
+        if "unknown backend" in message and not request.settings().plugins:
+            message += "; --plugin NAME=FILE adds a kernel of your own"
         raise UsageError(message) from None
     first = samples_of(run)
     mine = own(first, base, allowed) if base else None

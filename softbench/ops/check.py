@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from softbench.ops.values import Values
 
 OVERRIDDEN = "torch computes the check otherwise than numpy: the plugin replaced operators that the check needs"
+OVERFLOWS = 11.0
+"""exp of a larger number may exceed the largest of fp16; that of fp32 is exp(88.7)."""
 MOST_NAMED = 3
 """Numbers of wrong rows in a message."""
 MOST_KINDS = 4
@@ -135,6 +137,8 @@ class _Comparison:
     worst: Worst | None = None
     masked: bool = False
     """True if outputs are NaN in rows that hold -inf, and should not be."""
+    highest: list[tuple[bool, bool, float]] = field(default_factory=list)
+    """Of each row of a chunk where some are so: whether it is, whether it holds -inf, and its maximum."""
     wrong: set[int] = field(default_factory=set)
     """The numbers of structured rows that are wrong."""
 
@@ -146,10 +150,20 @@ class _Comparison:
             return Accuracy(Grade.WRONG, self.peak, self._where() + _told(self.kinds, self.wrong, self.numbers))
         if self.masked:
             others = "is right in all others" if self.peak <= 1 else f"in others {self._rounding()}: {self._where()}"
-            return Accuracy(Grade.FINITE_ONLY, self.peak, f"gives NaN in rows that hold -inf, and {others}")
+            return Accuracy(Grade.FINITE_ONLY, self.peak, f"gives NaN in rows {self._lost_rows()}, and {others}")
         if self.peak <= 1:
             return Accuracy(self.values.passing(self.case), self.peak, "")
         return Accuracy(self.values.looser(self.case), self.peak, f"{self._rounding()}: {self._where()}")
+
+    def _lost_rows(self) -> str:
+        """What the rows of NaN have in common: -inf, or large values where a row of small ones that holds -inf is not NaN."""
+        least = min((top for lost, _, top in self.highest if lost), default=0.0)
+        others = [(holds, top) for lost, holds, top in self.highest if not lost and math.isfinite(top)]
+        large = least > OVERFLOWS and len(self.highest) == rows_in(self.case) and all(top < least for _, top in others)
+        if not large:
+            return "that hold -inf"
+        holds = "" if any(holds for holds, _ in others) else "that hold -inf and "
+        return f"{holds}whose maximum is {least:.3g} or more"
 
     def _where(self) -> str:
         return self.worst.where if self.worst else ""
@@ -225,7 +239,13 @@ class _Comparison:
         if len(holding) != len(lost):  # a pass over all rows
             holding = holding.any().view(1)
         lost &= holding.view(-1, *[1] * (lost.dim() - 1))
-        return lost if lost.any() else None
+        if not lost.any():
+            return None
+        if len(holding) == len(first):
+            rows = lost.reshape(len(lost), -1).any(dim=-1)
+            tops = first.reshape(len(first), -1).amax(dim=-1)
+            self.highest += zip(rows.tolist(), holding.reshape(len(first), -1).any(dim=-1).tolist(), tops.tolist(), strict=True)
+        return lost
 
 
 def _index(place: int, shape: Sequence[int]) -> list[int]:

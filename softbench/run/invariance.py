@@ -56,7 +56,7 @@ def cases(patterns: Sequence[str], directions: Sequence[str], *, quick: bool) ->
     """As the check cases of an operation: a case for each length, such as `N=4096`. A pattern `N=5000` adds this length.
 
     Raises:
-        UsageError: a pattern selects no length.
+        UsageError: a pattern selects no length, or the patterns leave none.
     """
     given = [int(number[1]) for pattern in patterns if (number := _LENGTH.fullmatch(pattern))]
     lengths = sorted({*given, *(QUICK_LENGTHS if quick else LENGTHS)})
@@ -68,6 +68,8 @@ def cases(patterns: Sequence[str], directions: Sequence[str], *, quick: bool) ->
                 f"--case '{pattern}': with --invariance the cases are {', '.join(name for name, _ in named)}, or N= any length"
             )
     chosen = [name for name, _ in named if _matches(name, wanted or ["*"]) and not _matches(name, excluded)]
+    if not chosen:
+        raise UsageError(f"--case {' --case '.join(map(repr, patterns))}: no case is left")
     return [(name, Direction(direction), False, "") for direction in directions for name in chosen]
 
 
@@ -84,7 +86,7 @@ def told(reply: RowsCompared) -> tuple[str, str, float]:
     """The class, the smallest examples in words, and the worst distance in ULP."""
     texts = [f"{_example(kind, M, other)}: {ulp} ULP" for kind, M, other, ulp in reply.differences]
     verdict = ", ".join(kind for kind, *_ in reply.differences) or INVARIANT
-    tried = f"M={min(reply.tried)}" + (f" to {max(reply.tried)}, {len(reply.tried)} values" if len(reply.tried) > 1 else "")
+    tried = f"M={min(reply.tried)}" + (f" to {max(reply.tried)}, {len(reply.tried)} values of M" if len(reply.tried) > 1 else "")
     return verdict, "; ".join(texts) or tried, float(max((ulp for *_, ulp in reply.differences), default=0))
 
 

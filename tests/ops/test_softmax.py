@@ -261,6 +261,14 @@ def test_nan_in_rows_with_masks_alone_is_finite_only(rows_with_masks):
     assert found.detail == "gives NaN in rows that hold -inf, and is right in all others"
 
 
+def test_nan_in_rows_of_large_values_alone_is_not_put_down_to_masks(rows_with_masks):
+    case, x = Case(6, 4096, "fp32", Direction.FORWARD, "cpu"), rows_with_masks
+    x[2] += 100
+    found = NUMERICS.check(case, (x,), (x.exp() / x.exp().sum(-1, keepdim=True),))
+    assert found.grade is Grade.FINITE_ONLY
+    assert found.detail == f"gives NaN in rows whose maximum is {x[2].max():.3g} or more, and is right in all others"
+
+
 def test_finite_only_names_low_precision_of_other_rows(rows_with_masks):
     case, x = Case(6, 4096, "fp32", Direction.FORWARD, "cpu"), rows_with_masks
     x[0] += 1e5

@@ -129,6 +129,8 @@ def test_patterns_choose_lengths_and_a_length_of_the_users_own():
     assert named == ["N=1000", "N=5000"]
     with pytest.raises(UsageError, match="N= any length"):
         told.cases(["normal *"], [Direction.FORWARD], quick=False)
+    with pytest.raises(UsageError, match=r"--case '!N=\*': no case is left"):
+        told.cases(["!N=*"], [Direction.FORWARD], quick=False)
     with pytest.raises(UsageError, match="or a mean over them"):
         CheckRequest.of({"plugins": ()}, "linear_cross_entropy", invariance=True)
     with pytest.raises(UsageError, match="or a mean over them"):  # its gradient is divided by the number of rows
