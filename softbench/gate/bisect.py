@@ -98,18 +98,18 @@ class Search:
             if end.decision is not Decision.SLOWER:
                 return
             cells = [verdict.cell for verdict in end.verdicts]
-            good, bad = self._narrowed(start, last, cells)
+            good, bad = self._narrowed(start, last, cells, end)
             known = good == start and bad == last  # both were compared already
             found = end if known else self._step(bad, good, cells)
             yield Found(self.commits[bad], self.commits[good], found, tuple(self.commits[good + 1 : bad]), len(self.steps) - before)
             start = bad
 
-    def _narrowed(self, start: int, last: int, cells: Sequence[CellKey]) -> tuple[int, int]:
+    def _narrowed(self, start: int, last: int, cells: Sequence[CellKey], end: Step) -> tuple[int, int]:
         """The last good and the first bad commit; those between them are undecided, or not measured after too many undecided ones."""
         good, bad, undecided, measured = start, last, set[int](), 0
         while measured < MOST_UNDECIDED and (places := [place for place in range(good + 1, bad) if place not in undecided]):
             place = min(places, key=lambda one: abs(2 * one - good - bad))
-            step = self._step(place, start, cells)
+            step = self.steps[-1] = of_half(self._step(place, start, cells), end)
             match step.decision:
                 case Decision.SLOWER:
                     bad = place
@@ -128,6 +128,10 @@ class Search:
 
 MOST_UNDECIDED = 3
 """Commits that are measured and stay undecided in the search of one slowdown: then the machine is too noisy to decide others."""
+LARGE = 4.0
+"""A slowdown of so many margins is looked for by its half, in log."""
+HALVED = (State.AMBIGUOUS, State.SAME, State.FASTER)
+"""The states of cells that half of a slowdown may decide."""
 SETTLED = (State.SAME, State.FASTER, State.NEW, State.UNMEASURED)
 """The states of cells that are not slower."""
 
@@ -148,6 +152,23 @@ def decided(report: GateReport, commit: str, against: str, cells: Collection[Cel
         reason = open_ones[0].reason if open_ones else report.summary
         return Step(commit, against, Decision.UNDECIDED, reason, (*open_ones, *(one for one in tested if one not in open_ones)))
     return Step(commit, against, Decision.WITHIN, verdicts=tested)
+
+
+def of_half(step: Step, end: Step) -> Step:
+    """An undecided step decided by half of a slowdown, in log, if the comparison of the ends shows one of LARGE margins; else the step.
+
+    An interval that contains the half decides nothing, and neither does one beyond the margin on the side of the fast commit.
+    """
+    sizes = {one.cell: math.log(one.interval[0]) for one in end.verdicts if one.interval}
+    known = []
+    for one in step.verdicts:
+        size, margin = sizes.get(one.cell, 0.0), math.log1p(one.margin or 0.0)
+        if step.decision is not Decision.UNDECIDED or not one.interval or one.state not in HALVED or size < LARGE * margin or not margin:
+            return step
+        low, high = map(math.log, one.interval)
+        known.append(Decision.SLOWER if low > size / 2 else Decision.WITHIN if low <= margin and high < size / 2 else Decision.UNDECIDED)
+    decision = next((one for one in (Decision.SLOWER, Decision.UNDECIDED, Decision.WITHIN) if one in known), Decision.UNDECIDED)
+    return step if decision is Decision.UNDECIDED else Step(step.commit, step.against, decision, "by half of the slowdown", step.verdicts)
 
 
 def more_may_decide(step: Step, times: float) -> bool:

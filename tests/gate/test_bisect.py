@@ -72,6 +72,19 @@ def test_a_machine_too_noisy_to_decide_ends_the_search_after_a_few_commits():
     assert one.steps == 1 + bisect.MOST_UNDECIDED
 
 
+def test_a_large_slowdown_is_sought_by_its_half():
+    """An interval that excludes the slowdown but not the margin is decided; one with the half is not, nor a small one."""
+
+    def of_half(low, high, size):
+        open_one = Verdict(key("new", 1), State.AMBIGUOUS, "why", math.sqrt(low * high), (low, high), margin=0.03)
+        worst = Verdict(key("new", 1), State.SLOWER, "why", size, (size, size), margin=0.03)
+        return bisect.of_half(step(open_one), step(worst)).decision
+
+    assert of_half(0.900, 1.103, 27.0) is Decision.WITHIN
+    assert of_half(1.02, 40.0, 27.0) is of_half(0.9, 1.103, 1.08) is of_half(1.1, 2.0, 27.0) is Decision.UNDECIDED
+    assert of_half(6.0, 40.0, 27.0) is Decision.SLOWER
+
+
 def test_more_process_pairs_are_measured_only_if_they_may_decide():
     def open_step(ratio, high):
         return step(verdict(1, State.SAME), Verdict(key("new", 2), State.AMBIGUOUS, "why", ratio, (ratio**2 / high, high), margin=0.03))
