@@ -41,9 +41,11 @@ from softbench.kernels.triton import strided_losses
 
 torch.manual_seed(0)
 B = torch.bfloat16
+kept = strided_losses.kept_tile
 for dtype, (outer, R, inner), smoothing, z_loss, softcap, scale in (
-    (torch.float32, (2, 21, 8), 0.1, 1e-2, 0, 1.5), (B, (3, 37, 5), 0, 0, 0, 1), (torch.float32, (1, 2100, 3), 0, 1e-3, 5.0, 1)
+    (torch.float32, (2, 21, 8), 0.1, 1e-2, 0, 1.5), (B, (3, 37, 5), 0, 0, 0, 1), (torch.float32, (1, 130, 3), 0, 1e-3, 5.0, 1)
 ):
+    strided_losses.kept_tile = kept if R < 100 else lambda *_: None  # as columns that no program keeps, which take two passes
     x, target = torch.randn(outer, R, inner).to(dtype), torch.randint(R, (outer, inner))
     target[:, ::3] = -100
     options = {"label_smoothing": smoothing, "z_loss": z_loss, "softcap": softcap, "logit_scale": scale}
