@@ -65,8 +65,9 @@ def judge(
     settings = Settings.from_sources({}, from_flags({name: given[name] for name in ("device", "timeout")}))
     try_file(json)
     with interruptible():
-        case = options.case_of(given, "softbench judge takes one case")
-        verdict = signed_verdict.judge(settings, plugin, case, backend, key, __version__)
+        verdict = signed_verdict.judge(
+            settings, plugin, lambda: options.case_of(given, "softbench judge takes one case"), backend, key, __version__
+        )
     if not printed(verdict.text, json, "--json"):
         _show(verdict.document)
     raise typer.Exit(verdict.exit_code)

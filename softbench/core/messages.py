@@ -191,6 +191,8 @@ class LoadOperation(Request[Described], frozen=True, tag="operation"):
     file: str
     cases: tuple[dict[str, Value], ...] = ()
     """Values of parameters of a problem, each a case. Without them, its own cases count."""
+    layouts: bytes = b""
+    """Those of the cases of a problem that are known. No shapes are followed then."""
 
 
 class LoadSource(Request[Loaded], frozen=True, tag="load"):

@@ -27,7 +27,7 @@ from softbench.core.text import one_line, size
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess, plugin_folder
-from softbench.ops.registry import is_whole, operation, path_of
+from softbench.ops.registry import is_whole, layouts, operation, path_of
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Pool
 from softbench.worker.checking import output_checks
@@ -56,6 +56,7 @@ CACHES = (
     "CUDA_CACHE_PATH",
 )
 """Variables that get folders of the plugin's own, so that it poisons no other process's cache."""
+BUSY_GPU = "time: the GPU was busy between the calls of the judge; end other programs on it, and judge again"
 REFUSED = (Grade.WRONG, Grade.UNVERIFIED)
 READ_AT_ONCE = ", read right after its call: another thread or stream, for which the caller's stream does not wait, may write it later"
 
@@ -134,7 +135,7 @@ class Judge:
         with ExitStack() as stack:
             try:
                 files = [file for file in (source.file, *map(path_of, operations)) if file]
-                plain, plugin = (self._start(stack, label, case, found, files, operations) for label in ("no plugin", "plugin"))
+                plain, plugin = self._started(stack, case, found, files, operations)
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))
                 found.before_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
@@ -153,10 +154,20 @@ class Judge:
                 found.status, found.reason = Status.UNVERIFIED, f"the judge cannot judge this case: {one_line(repr(error), 200)}"
         return found
 
-    def _start(
-        self, stack: ExitStack, label: str, case: Case, found: Judgement, files: Sequence[Path], operations: Sequence[str]
-    ) -> PluginProcess:
-        """A confined process with a folder of its own. It ends with `stack`."""
+    def _started(
+        self, stack: ExitStack, case: Case, found: Judgement, files: Sequence[Path], operations: Sequence[str]
+    ) -> list[PluginProcess]:
+        """Two confined processes with the users' operations: one without a plugin, and that of the plugin. They end with `stack`."""
+        started = [self._start(stack, label, case, found.calls, files) for label in ("no plugin", "plugin")]
+        for process, confine in started:
+            found.confinement |= process.ask(confine, "import").levels
+        for file in operations:  # challenges have the tensors of the case's operation
+            for process, _ in started:
+                process.ask(LoadOperation(file, layouts=layouts().get(file, b"")), "import")
+        return [process for process, _ in started]
+
+    def _start(self, stack: ExitStack, label: str, case: Case, calls: int, files: Sequence[Path]) -> tuple[PluginProcess, ConfineProcess]:
+        """A process with a folder of its own, and the request that confines it, which it has already."""
         folder = stack.enter_context(plugin_folder())
         own = {variable: f"{folder}/{variable.lower()}" for variable in CACHES}
         for path in own.values():
@@ -164,12 +175,10 @@ class Judge:
         libraries, built = built_libraries()
         worker = self.pool.spawn(label, {**self.environment, **own, **libraries, "TORCHINDUCTOR_COMPILE_THREADS": "1"})
         stack.callback(self.pool.discard, worker)
-        process = PluginProcess(self.pool, worker, case, found.calls, self.deadlines)
         readable = (*self.readable, *built, *(str(file.parent) for file in files))
-        found.confinement |= process.ask(ConfineProcess(readable, folder, case.device, sockets=case.device == "cuda"), "import").levels
-        for file in operations:  # challenges have the tensors of the case's operation
-            process.ask(LoadOperation(file), "import")
-        return process
+        confine = ConfineProcess(readable, folder, case.device, sockets=case.device == "cuda")
+        self.pool.send_ahead(worker, confine)
+        return PluginProcess(self.pool, worker, case, calls, self.deadlines), confine
 
     @staticmethod
     def _share(stack: ExitStack, processes: Sequence[PluginProcess]) -> None:
@@ -205,12 +214,14 @@ class Judge:
             with plugin.stopped():
                 empty, gpu_us = plain.empty(drawn)
             if gpu_us > most_us:
-                raise EndedError(Status.UNVERIFIED, "time: the GPU was busy between the calls of the judge")
+                raise EndedError(Status.UNVERIFIED, BUSY_GPU)
             us, accuracy = plugin.challenge(drawn, at_once=number == at_once)
             if not found.grade or accuracy.grade not in PASSES:
                 found.grade = accuracy.grade.value
             if accuracy.grade in REFUSED:
-                raise EndedError(Status(accuracy.grade.value), accuracy.detail + (READ_AT_ONCE if number == at_once else ""))
+                plugin.release()
+                later = number == at_once and plugin.challenge(inputs.draw())[1].grade not in REFUSED
+                raise EndedError(Status(accuracy.grade.value), accuracy.detail + (READ_AT_ONCE if later else ""))
             plugin.release()
             if number not in (0, at_once):
                 found.empty_us.append(empty)

@@ -14,13 +14,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json import JsonObject, from_json, to_json
 from softbench.ops.registry import path_of
+from softbench.processes import worker_pool
 from softbench.processes.judge_process import Found, JudgeCase, NotJudged
 from softbench.processes.session import Session
 from softbench.worker.compile_stats import built_libraries
@@ -64,6 +67,8 @@ def main() -> None:
     os.dup2(2, 1)  # nothing else may print among the answers
     for name in set(os.environ) - {name for pattern in KEPT_VARIABLES for name in os.environ if fnmatchcase(name, pattern)}:
         del os.environ[name]
+    worker_pool.keep(worker_pool.opened())  # its forkserver and this process import torch while the command line reads the problem
+    Thread(target=import_module, args=("torch",), daemon=True).start()
     with ExitStack() as end:
         sessions: list[tuple[Session, Judge]] = []
         for line in sys.stdin:
@@ -94,7 +99,7 @@ def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
         from softbench.problems.load import load
         from softbench.problems.values import ProblemValues
 
-        found = [numerics(load(file).name) for file in request.operations]
+        found = [numerics(load(file, every=not layouts, layouts=layouts).name) for file, layouts in request.operations.items()]
         read = [str(path) for one in found if isinstance(one, ProblemValues) for path in one.problem.reads]
         yield session, Judge(session.pool, session.environment, [*readable_folders(), *read], request.timeout)
 
@@ -105,7 +110,7 @@ def judged(session: Session, judge: Judge, request: JudgeCase) -> JsonObject:
     files = [file for file in (source.file, *map(path_of, request.operations)) if file]
     folders = [*judge.readable, *built_libraries()[1], *(str(file.parent) for file in files), *SYSTEM]
     require_unreadable([Path(file) for file in request.private], folders)
-    found = judge.judge(source, case, request.backend, request.operations)
+    found = judge.judge(source, case, request.backend, tuple(request.operations))
     return {**found.document(case), "device": session.gpu.name if session.gpu else session.machine.cpu}
 
 

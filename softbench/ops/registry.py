@@ -33,7 +33,7 @@ _numerics: dict[str, Values] = {}
 _solved: dict[str, tuple[str, ...]] = {}
 """By file of a solution that follows a problem on the command line: the files of its problems."""
 _layouts: dict[str, bytes] = {}
-"""By file: the layouts of a problem's cases, in the parent process."""
+"""By file: the layouts of a problem's cases that workers get."""
 
 
 def names() -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def of_file(file: str) -> str:
 def add(operation: Operation, file: str, numerics: Values | None = None, layouts: bytes = b"") -> None:
     """Make a copy of a user's operation known in this process, whose parts cannot be exchanged. Workers also give its values.
 
-    `layouts`: what other workers get of a problem.
+    `layouts`: what workers get of a problem.
 
     Raises:
         ValueError: softbench or another file has an operation of this name.

@@ -49,7 +49,7 @@ def load(path: str, wanted: Sequence[Mapping[str, Value]] = (), *, every: bool =
     operation = declared(values, wanted, every=every)
     try:
         validate(operation)
-        registry.add(operation, path, values)
+        registry.add(operation, path, values, layouts)
     except ValueError as error:
         raise UsageError(str(error)) from None
     return operation

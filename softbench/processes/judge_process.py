@@ -34,8 +34,8 @@ class JudgeCase(Struct, frozen=True):
     """Deadlines by phase, seconds."""
     private: tuple[str, ...]
     """Files that no plugin may be able to read."""
-    operations: tuple[str, ...]
-    """Files of users' operations."""
+    operations: dict[str, bytes]
+    """Files of users' operations, each with the layouts of a problem's cases."""
     source: PluginSource
     case: Case
     backend: str | None
@@ -95,7 +95,9 @@ class JudgeProcess:
         """
         if self.process.stdin is None or self.process.stdout is None:
             raise AssertionError("it was started with pipes")
-        request = JudgeCase(self.device, self.timeout, self.private, registry.files(), source, case, backend)
+        request = JudgeCase(
+            self.device, self.timeout, self.private, dict.fromkeys(registry.files(), b"") | registry.layouts(), source, case, backend
+        )
         with suppress(BrokenPipeError):  # the read below finds its end
             self.process.stdin.write(json.dumps(to_json(request)) + "\n")
             self.process.stdin.flush()

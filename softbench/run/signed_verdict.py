@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,19 +37,19 @@ class Verdict:
         return 0 if self.document["status"] == Status.OK else 1
 
 
-def judge(settings: Settings, plugin: Path | None, case: Case, backend: str | None, key: Path, version: str) -> Verdict:
+def judge(settings: Settings, plugin: Path | None, case_of: Callable[[], Case], backend: str | None, key: Path, version: str) -> Verdict:
     """Judge one backend on one case.
 
     Args:
         settings: device and deadlines.
         plugin: `FILE`, or `FILE:FUNCTION`; None for an installed backend.
-        case: its device is replaced by that of the settings.
+        case_of: gives the case, while the judge's process starts; the settings' device replaces its own.
         backend: its name, which an installed backend and a file of several need.
         key: the file of the key; it is made if it does not exist.
         version: softbench's.
 
     Raises:
-        UsageError: the file, the backend, the key or the device does not exist, or the plugin could read the key.
+        UsageError: the file, the backend, the key or the device does not exist, or the plugin could read the key; also those of `case_of`.
         WorkersError: the judge's process failed.
     """
     source = _source(plugin, backend)
@@ -56,6 +57,7 @@ def judge(settings: Settings, plugin: Path | None, case: Case, backend: str | No
     secret, content = signature.read_key(key, make=True), source.file.read_bytes() if source.file else b""
     try:
         with JudgeProcess(settings.device, settings.timeout, [key]) as process:
+            case = case_of()
             found = process.ask(source, case, backend)
     except UsageError:
         if made:  # it may be where the plugin can read it

@@ -49,9 +49,9 @@ def handle(server: Server, request: Request[Any]) -> Reply:
     match request:
         case messages.ProbeMachine():
             return Probed(probe())
-        case messages.LoadOperation(file, cases):
+        case messages.LoadOperation(file, cases, layouts):
             server.source = PluginSource("file", "", file, file)  # an error in its code names the line
-            operation = load(file, cases)
+            operation = load(file, cases, every=not layouts, layouts=layouts)
             return Described(declaration.to_json(operation), layouts_of(operation))
         case messages.LoadSource(source, device, name, operations, layouts, problems):
             if not server.confined:
