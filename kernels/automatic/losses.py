@@ -48,7 +48,6 @@ def cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-    *,
     dim: int = 1,
     dtype: torch.dtype | None = None,
     z_loss: float = 0.0,
@@ -98,8 +97,15 @@ def cross_entropy(
         ValueError: one of the other arguments is out of range, lse does not fit, or torch alone computes a call with `invariant`.
         TypeError: one of them is not a number.
     """
+    # No argument is keyword-only: CPython looks up each default of those in a dictionary, which takes longer than all of these lines.
     others = return_lse or return_z_loss or return_accuracy or return_predictions
-    special = weight is not None or lse is not None or others or inplace_backward or invariant
+    special = weight is not None or lse is not None or others or inplace_backward or invariant or process_group is not None
+    if not special and size_average is None and reduce is None and shard is None and not torch.compiler.is_dynamo_compiling():
+        found = extension.entries.cross_entropy(
+            input, target, reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, dim, dtype
+        )
+        if found is not None:
+            return found
     if invariant and (lse is not None or inplace_backward or process_group is not None):
         raise ValueError("invariant=True excludes lse, inplace_backward and process_group")
     if size_average is not None or reduce is not None:
@@ -122,12 +128,6 @@ def cross_entropy(
         )
         if split is not None:
             return split.to(_result_dtype(input, dtype))
-    if not special and not torch.compiler.is_compiling():
-        found = extension.entries.cross_entropy(
-            input, target, number, ignore_index, label_smoothing, z_loss, softcap, logit_scale, dim, dtype
-        )
-        if found is not None:
-            return found
     if number is None:
         number = _reduction.get_enum(reduction)
     if z_loss or softcap or logit_scale != 1.0:
@@ -381,7 +381,7 @@ def logprob(
         return split
     if (
         not invariant
-        and not torch.compiler.is_compiling()
+        and not torch.compiler.is_dynamo_compiling()
         and (results := extension.entries.logprob(logits, target, ignore_index, temperature)) is not None
     ):
         both: tuple[Tensor, Tensor] = results

@@ -66,7 +66,7 @@ def masked_softmax(
         raise TypeError(f"scores is a {type(scores).__name__}; it must be a tensor")
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
-    if dtype is None and without_keys == "nan" and not invariant and not torch.compiler.is_compiling():
+    if dtype is None and without_keys == "nan" and not invariant and not torch.compiler.is_dynamo_compiling():
         y = extension.entries.masked_softmax(scores, mask, sink, scale, causal)
         if y is not None:
             fast: Tensor = y

@@ -19,7 +19,7 @@ Key = tuple[torch.device, torch.dtype, torch.dtype | None, bool, bool]
 
 
 def softmax(
-    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, invariant: bool = False,
+    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, out: Tensor | None = None, invariant: bool = False,
     _stacklevel: int = 3,
 ) -> Tensor:  # fmt: skip
     """softmax(input) over `dim`: exp(x - max(x)) / sum(exp(x - max(x))), by the fastest kernels that work here. It is called as torch's.
@@ -41,20 +41,20 @@ def softmax(
     """
     if invariant:
         return _invariant(input, dim, dtype, out, _stacklevel, log=False)
-    if out is None and not torch.compiler.is_compiling() and (y := entries.softmax(input, dim, dtype)) is not None:
+    if out is None and not torch.compiler.is_dynamo_compiling() and (y := entries.softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
     return _SOFTMAX(input, dim, dtype, out, _stacklevel)
 
 
 def log_softmax(
-    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, *, out: Tensor | None = None, invariant: bool = False,
+    input: Tensor, dim: int | None = -1, dtype: torch.dtype | None = None, out: Tensor | None = None, invariant: bool = False,
     _stacklevel: int = 3,
 ) -> Tensor:  # fmt: skip
     """log(softmax(input)) over `dim`; otherwise as `softmax`."""
     if invariant:
         return _invariant(input, dim, dtype, out, _stacklevel, log=True)
-    if out is None and not torch.compiler.is_compiling() and (y := entries.log_softmax(input, dim, dtype)) is not None:
+    if out is None and not torch.compiler.is_dynamo_compiling() and (y := entries.log_softmax(input, dim, dtype)) is not None:
         result: Tensor = y
         return result
     return _LOG_SOFTMAX(input, dim, dtype, out, _stacklevel)

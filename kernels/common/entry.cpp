@@ -15,7 +15,6 @@ namespace softbench_host {
 namespace {
 
 using at::Tensor;
-using torch::jit::Stack;
 
 // The tensor of a Python object; undefined if it is something else, such as a tensor of a subclass.
 Tensor tensor_of(PyObject* object) { return THPVariable_CheckExact(object) ? THPVariable_Unpack(object) : Tensor(); }
@@ -36,16 +35,19 @@ c10::ScalarType result_dtype(const Tensor& x) {
 }
 
 // The first results of an operator; one result may be converted and get a shape.
-PyObject* called(Function function, Stack stack, size_t results = 1, std::optional<c10::ScalarType> dtype = std::nullopt, c10::OptionalIntArrayRef sizes = std::nullopt) {
+template <size_t count>
+PyObject* called(Function function, const c10::IValue (&arguments)[count], size_t wanted = 1, std::optional<c10::ScalarType> dtype = std::nullopt, c10::OptionalIntArrayRef sizes = std::nullopt) {
+  Results results;
+  Tensor& first = results.tensors[0];
   {
     const pybind11::gil_scoped_release no_gil;
-    operators[function].handle->callBoxed(stack);
-    if (dtype && stack[0].toTensor().scalar_type() != *dtype) stack[0] = stack[0].toTensor().to(*dtype);
-    if (sizes) stack[0] = stack[0].toTensor().view(*sizes);
+    results = call(function, arguments, count);
+    if (dtype && first.scalar_type() != *dtype) first = first.to(*dtype);
+    if (sizes) first = first.view(*sizes);
   }
-  if (results == 1) return THPVariable_Wrap(stack[0].toTensor());
-  PyObject* const tuple = PyTuple_New(Py_ssize_t(results));
-  for (size_t i = 0; tuple && i < results; ++i) PyTuple_SET_ITEM(tuple, Py_ssize_t(i), THPVariable_Wrap(stack[i].toTensor()));
+  if (wanted == 1) return THPVariable_Wrap(std::move(first));
+  PyObject* const tuple = PyTuple_New(Py_ssize_t(wanted));
+  for (size_t i = 0; tuple && i < wanted; ++i) PyTuple_SET_ITEM(tuple, Py_ssize_t(i), THPVariable_Wrap(std::move(results.tensors[i])));
   return tuple;
 }
 
@@ -68,7 +70,8 @@ template <Function function> PyObject* call_rows(PyObject*, PyObject* const* arg
   Tensor x = tensor_of(arguments[0]);
   if (!is_taken(function, x) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
   const c10::ScalarType dtype = result_dtype(x);
-  return called(function, {x, dim, dtype == x.scalar_type() ? c10::IValue() : c10::IValue(dtype)});
+  const bool same = dtype == x.scalar_type();
+  return called(function, {std::move(x), dim, same ? c10::IValue() : c10::IValue(dtype)});
   END_HANDLE_TH_ERRORS
 }
 
@@ -78,22 +81,32 @@ bool fit(Function function, const Tensor& x, const Tensor& target) {
   return target.dim() == x.dim() - 1 && target.sizes() == x.sizes().slice(0, size_t(target.dim())) && x.numel() > 0;
 }
 
-// input, target, reduction, ignore_index, label_smoothing, z_loss, softcap, logit_scale, dim, and the dtype of the loss or None
+bool reduction_of(PyObject* name, int64_t& value) {
+  constexpr const char* names[] = {"none", "mean", "sum"};
+  for (value = MEAN; PyUnicode_CheckExact(name); value = value == MEAN ? NONE : SUM) {  // the default first
+    if (!PyUnicode_CompareWithASCIIString(name, names[value])) return true;
+    if (value == SUM) break;
+  }
+  return false;
+}
+
+// input, target, reduction, ignore_index, label_smoothing, z_loss, softcap or None, logit_scale, dim, and the dtype of the loss or None
 PyObject* call_cross_entropy(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   int64_t ignore_index, reduction, dim;
-  double smoothing, z_loss, softcap, scale;
-  if (count != 10 || is_modified() || !integer(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
-      !real(arguments[5], z_loss) || !real(arguments[6], softcap) || !real(arguments[7], scale) || !integer(arguments[8], dim) || !(smoothing >= 0 && smoothing <= 1) ||
+  double smoothing, z_loss, softcap = 0, scale;
+  if (count != 10 || is_modified() || !reduction_of(arguments[2], reduction) || !integer(arguments[3], ignore_index) || !real(arguments[4], smoothing) ||
+      !real(arguments[5], z_loss) || (arguments[6] != Py_None && !real(arguments[6], softcap)) || !real(arguments[7], scale) || !integer(arguments[8], dim) || !(smoothing >= 0 && smoothing <= 1) ||
       !(z_loss >= 0 && z_loss < HUGE_VAL) || !(softcap >= 0 && softcap < HUGE_VAL) || !(scale > 0 && scale < HUGE_VAL) ||
       (arguments[9] != Py_None && !(THPDtype_Check(arguments[9]) && c10::isFloatingType(reinterpret_cast<THPDtype*>(arguments[9])->scalar_type))))
     Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
   if (!fit(CROSS_ENTROPY, x, target) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
   const c10::ScalarType dtype = arguments[9] == Py_None ? result_dtype(x) : reinterpret_cast<THPDtype*>(arguments[9])->scalar_type;
-  const std::vector<int64_t> sizes = target.sizes().vec();
   const bool as_target = x.dim() > 2 && reduction == NONE;
+  c10::DimVector sizes;
   if (x.dim() > 2) {
+    sizes = target.sizes();
     x = x.reshape({target.numel(), x.size(-1)});
     target = target.reshape({target.numel()});
   }

@@ -59,7 +59,7 @@ def without(*_given: Any) -> None:
 
 entries = SimpleNamespace(**dict.fromkeys(FUNCTIONS, without))
 """A function in C++ for each of FUNCTIONS. It returns the result, or None where Python has to make the call. Arguments are those of the
-operator, with `reduction` after the tensors. Compilers do not trace these functions."""
+public function, with `reduction` after the tensors. Compilers do not trace these functions."""
 _lock = threading.RLock()
 _loaded: ctypes.PyDLL | None = None
 _told: dict[tuple[Any, ...], tuple[Any, ...]] = {}

@@ -8,12 +8,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_ops.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cfloat>
 #include <map>
 #include <memory>
@@ -92,8 +94,15 @@ Tensor fresh(c10::IntArrayRef sizes, c10::ScalarType dtype, const Tensor& like) 
 }
 Tensor fresh_like(const Tensor& x) { return fresh(x.sizes(), x.scalar_type(), x); }
 
+// Float32 numbers of `memory` from an element on, as a tensor. For autograd it is no view.
+Tensor part(const Tensor& memory, int64_t first, c10::IntArrayRef sizes) {
+  Tensor found = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.storage()), memory.key_set(), memory.dtype());
+  found.unsafeGetTensorImpl()->set_storage_offset(first);
+  found.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return found;
+}
+
 using Dtype = std::optional<c10::ScalarType>;
-using Results = std::vector<Tensor>;  // of an operator; empty if Python has to run it
 using Arguments = const IValue*;
 
 const void* read(const Tensor& x) { return x.defined() ? x.const_data_ptr() : nullptr; }
@@ -152,7 +161,9 @@ bool logits_fit(int function, const Tensor& x, const Tensor& target) {
   return target.scalar_type() == c10::kLong && target.dim() == 1 && target.size(0) == x.size(0) && target.device() == x.device() && target.is_contiguous();
 }
 
-Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore_index, smoothing, z_loss, softcap, reduction, logit_scale
+// x, target, ignore_index, smoothing, z_loss, softcap, reduction, logit_scale. TOGETHER: what only our backward reads shares memory, because an allocation
+// takes longer than all else here but the launches.
+template <bool TOGETHER> Results cross_entropy(int function, Arguments arguments) {
   const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor();
   const int64_t ignore_index = arguments[2].toInt(), reduction = arguments[6].toInt();
   if (!logits_fit(function, x, target) || (reduction != NONE && x.size(0) > MOST_REDUCED)) return {};
@@ -160,14 +171,17 @@ Results cross_entropy(int function, Arguments arguments) {  // x, target, ignore
   if (!launch.function) return {};
   const int64_t M = x.size(0);
   const int dtype = number_of(x.scalar_type());
-  Tensor statistics = fresh({M, 2}, c10::kFloat, x), rows = fresh({M}, c10::kFloat, x);
+  const bool together = TOGETHER && reduction != NONE;
+  const Tensor memory = together ? fresh({3 * M + 1}, c10::kFloat, x) : Tensor();
+  const auto numbers = [&](int64_t first, c10::IntArrayRef sizes) { return together ? part(memory, first, sizes) : fresh(sizes, c10::kFloat, x); };
+  Tensor statistics = numbers(0, {M, 2}), rows = numbers(2 * M, {M});
   if (!launch(read(x), read(target), written(rows), (void*)nullptr, written(statistics), ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
               float(arguments[5].toDouble()), float(arguments[7].toDouble()), x.stride(0), M, x.size(1), dtype, dtype))
     return {};
   if (reduction == NONE) return {std::move(rows), std::move(statistics), fresh({0}, c10::kFloat, x)};
   using Reduce = int64_t(const void* loss, const void* target, void* result, void* counted, int64_t, int mean, int64_t M, void* stream);
   auto* const reduce = reinterpret_cast<Reduce*>(addresses[function][REDUCE][index_of(x)].load(std::memory_order_acquire));
-  Tensor loss = fresh({}, c10::kFloat, x), counted = fresh({1}, c10::kFloat, x);
+  Tensor loss = fresh({}, c10::kFloat, x), counted = numbers(3 * M, {1});
   if (!reduce || reduce(read(rows), read(target), written(loss), written(counted), ignore_index, reduction == MEAN, M, launch.stream)) return {};
   return {std::move(loss), std::move(statistics), std::move(counted)};
 }
@@ -286,15 +300,18 @@ Results masked_softmax_backward(int function, Arguments arguments) {  // dy, y, 
   return {std::move(dx), dsink.defined() ? std::move(dsink) : fresh({0}, c10::kFloat, y)};
 }
 
+using Kernel = Results(int, Arguments);
+template <bool DIRECT>
+constexpr Kernel* kernels[] = {row_forward,  row_forward,  cross_entropy<DIRECT>,  logprob,          masked_softmax,
+                               row_backward, row_backward, cross_entropy_backward, logprob_backward, masked_softmax_backward};
+
 // The kernel of an operator: those above, or Python's.
 template <int number> void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  constexpr Results (*kernels[])(int, Arguments) = {row_forward,  row_forward,  cross_entropy,          logprob,          masked_softmax,
-                                                    row_backward, row_backward, cross_entropy_backward, logprob_backward, masked_softmax_backward};
   const size_t count = op.schema().arguments().size();
-  Results results = kernels[number](number % FUNCTIONS, stack->data() + stack->size() - count);
-  if (results.empty()) return operators[number].kernel->callBoxed(op, keys, stack);
+  Results results = kernels<false>[number](number % FUNCTIONS, stack->data() + stack->size() - count);
+  if (!results.count) return operators[number].kernel->callBoxed(op, keys, stack);
   torch::jit::drop(*stack, count);
-  for (Tensor& result : results) stack->emplace_back(std::move(result));
+  for (size_t i = 0; i < results.count; ++i) stack->emplace_back(std::move(results.tensors[i]));
 }
 
 // ---- Autograd. The nodes are like those that torch generates for its own operators.
@@ -306,14 +323,21 @@ template <typename T> auto made() {
   else return c10::make_intrusive<T>();
 }
 
+Results results_of(const c10::OperatorHandle& op, const Stack& stack) {  // on top of the stack
+  Results found;
+  found.count = op.schema().returns().size();
+  for (size_t i = 0; i < found.count; ++i) found.tensors[i] = stack[stack.size() - found.count + i].toTensor();
+  return found;
+}
 bool has_tangent(const IValue& argument) { return argument.isTensor() && argument.toTensor()._fw_grad(0).defined(); }
 bool requires_grad(const IValue& argument) { return argument.isTensor() && argument.toTensor().requires_grad(); }
 
 // The gradient of a forward. It calls the operator of the backward.
 struct Gradient : torch::autograd::Node {
   int function;
-  std::vector<SavedVariable> saved;
-  std::vector<IValue> options;  // the forward's arguments after its tensors
+  std::array<SavedVariable, 4> saved;
+  std::array<IValue, 6> options;  // the forward's arguments after its tensors
+  size_t tensors = 0, numbers = 0;  // of these
   Dtype dtype;                  // of the input if that of a row's result differs; of the sink
 
   std::string name() const override {
@@ -329,33 +353,34 @@ struct Gradient : torch::autograd::Node {
     variable_list results(num_outputs());
     const auto incoming = [&](size_t index) { return index < grads.size() && grads[index].defined() ? IValue(grads[index]) : IValue(); };
     if (incoming(0).isNone() && (function != LOGPROB || incoming(1).isNone())) return results;
-    Stack stack;
-    stack.reserve(12);
+    IValue arguments[MOST_ARGUMENTS];
+    size_t count = 0;
+    const auto add = [&](IValue one) { arguments[count++] = std::move(one); };
     const auto add_saved = [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) stack.emplace_back(saved[i].unpack(getptr()));
+      for (size_t i = begin; i < end; ++i) add(saved[i].unpack(getptr()));
     };
     switch (function) {
       case CROSS_ENTROPY:
         add_saved(0, 3);
-        stack.push_back(incoming(0));
+        add(incoming(0));
         add_saved(3, 4);
         break;
       case LOGPROB:
         add_saved(0, 4);
-        stack.push_back(incoming(0));
-        stack.push_back(incoming(1));
+        add(incoming(0));
+        add(incoming(1));
         break;
       default:
-        stack.push_back(incoming(0));
-        add_saved(0, saved.size());
-        if (function == MASKED_SOFTMAX && saved.size() == 1) stack.emplace_back();
+        add(incoming(0));
+        add_saved(0, tensors);
+        if (function == MASKED_SOFTMAX && tensors == 1) add({});
     }
-    stack.insert(stack.end(), options.begin(), options.end());
-    if (function <= LOG_SOFTMAX) stack.emplace_back(dtype);
-    if (function == CROSS_ENTROPY) stack.emplace_back(int64_t(0));  // the row has all classes
-    operators[FUNCTIONS + function].handle->callBoxed(stack);
-    results[0] = stack[0].toTensor();
-    if (function == MASKED_SOFTMAX && dtype) results[1] = stack[1].toTensor().sum(c10::IntArrayRef{0, 2}).to(*dtype);
+    for (size_t i = 0; i < numbers; ++i) add(options[i]);
+    if (function <= LOG_SOFTMAX) add(dtype);
+    if (function == CROSS_ENTROPY) add(int64_t(0));  // the row has all classes
+    Results made = call(FUNCTIONS + function, arguments, count);
+    results[0] = std::move(made.tensors[0]);
+    if (function == MASKED_SOFTMAX && dtype) results[1] = made.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);
     return results;
   }
 };
@@ -366,37 +391,39 @@ void refuse_tangents(int function, Arguments arguments, size_t count) {
     TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(arguments[i]), names[function], " has no forward mode; its gradients are those of backward");
 }
 
-// Records a call whose arguments were `arguments` and whose results are on top of the stack.
-void record(int function, const std::vector<IValue>& arguments, const Stack& stack) {
+// Records a call of a forward.
+void record(int function, Arguments arguments, const Results& results) {
   const auto node = made<Gradient>();
   node->function = function;
-  const size_t results = function <= LOG_SOFTMAX ? 1 : function == MASKED_SOFTMAX ? 2 : 3;
-  const auto argument = [&](size_t index) { return arguments[index].toTensor(); };
-  const auto result = [&](size_t index) -> const Tensor& { return stack[stack.size() - results + index].toTensor(); };
-  const auto save = [&](const Tensor& tensor, bool is_output) { node->saved.emplace_back(tensor, is_output); };
+  const auto argument = [&](size_t index) -> const Tensor& { return arguments[index].toTensor(); };
+  const auto& result = results.tensors;
+  const auto save = [&](const Tensor& tensor, bool is_output) { node->saved[node->tensors++] = SavedVariable(tensor, is_output); };
+  const auto keep = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) node->options[node->numbers++] = arguments[i];
+  };
   const bool sink = function == MASKED_SOFTMAX && !arguments[2].isNone();
   node->set_next_edges(sink ? torch::autograd::collect_next_edges(argument(0), argument(2)) : torch::autograd::collect_next_edges(argument(0)));
-  torch::autograd::set_history(result(0), node);
+  torch::autograd::set_history(result[0], node);
   switch (function) {
     case CROSS_ENTROPY:
-      for (const Tensor& one : {argument(0), argument(1), result(1), result(2)}) save(one, false);
-      node->options.assign(arguments.begin() + 2, arguments.end());
+      for (const Tensor* one : {&argument(0), &argument(1), &result[1], &result[2]}) save(*one, false);
+      keep(2, 8);
       break;
     case LOGPROB:
-      torch::autograd::set_history(result(1), node);
-      for (const Tensor& one : {argument(0), argument(1), result(2)}) save(one, false);
-      save(result(1), true);
-      node->options.assign(arguments.begin() + 2, arguments.end());
+      torch::autograd::set_history(result[1], node);
+      for (const Tensor* one : {&argument(0), &argument(1), &result[2]}) save(*one, false);
+      save(result[1], true);
+      keep(2, 4);
       break;
     case MASKED_SOFTMAX:
-      save(result(0), true);
-      if (sink) save(result(1), false), node->dtype = argument(2).scalar_type();
-      node->options.assign(arguments.begin() + 3, arguments.end());
+      save(result[0], true);
+      if (sink) save(result[1], false), node->dtype = argument(2).scalar_type();
+      keep(3, 5);
       break;
     default:
-      save(result(0), true);
-      if (result(0).scalar_type() != argument(0).scalar_type()) node->dtype = argument(0).scalar_type();
-      node->options.push_back(arguments[1]);
+      save(result[0], true);
+      if (result[0].scalar_type() != argument(0).scalar_type()) node->dtype = argument(0).scalar_type();
+      keep(1, 2);
   }
 }
 
@@ -412,14 +439,41 @@ template <int number> void autograd(const c10::OperatorHandle& op, c10::Dispatch
   if ((records && (number >= FUNCTIONS || of_bias)) || (tangent && (number >= FUNCTIONS || function <= LOG_SOFTMAX)))
     return operators[number].autograd->callBoxed(op, keys, stack);
   if (tangent) refuse_tangents(function, arguments, count);
-  std::vector<IValue> kept;
-  if (records) kept.assign(arguments, arguments + count);
+  IValue kept[MOST_ARGUMENTS];
+  if (records) std::copy_n(arguments, count, kept);
   {
     const at::AutoDispatchBelowADInplaceOrView guard;
     op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
   }
-  if (records) record(function, kept, *stack);
+  if (records) record(function, kept, results_of(op, *stack));
 }
+
+// Whether nothing but autograd would act on a call before our kernel: no mode, transform, profiler or tensor of another kind.
+bool is_direct(Arguments arguments, size_t count) {
+  constexpr auto passed = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset | c10::DispatchKeySet(c10::DispatchKey::BackendSelect);
+  const c10::impl::LocalDispatchKeySet local = c10::impl::tls_local_dispatch_key_set();
+  c10::DispatchKeySet keys = local.included_;
+  for (size_t i = 0; i < count; ++i)
+    if (arguments[i].isTensor()) keys = keys | arguments[i].toTensor().key_set();
+  return (keys - local.excluded_ - passed).highestFunctionalityKey() == c10::DispatchKey::Dense && !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+}
+
+}  // namespace
+
+Results call(int number, const IValue* arguments, size_t count) {
+  bool records = at::GradMode::is_enabled() && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
+  if (records) records = std::any_of(arguments, arguments + count, requires_grad);
+  if (!(records && number >= FUNCTIONS) && is_direct(arguments, count)) {
+    Results found = kernels<true>[number](number % FUNCTIONS, arguments);
+    if (found.count && records) record(number, arguments, found);
+    if (found.count) return found;
+  }
+  Stack stack(arguments, arguments + count);
+  operators[number].handle->callBoxed(stack);
+  return results_of(*operators[number].handle, stack);
+}
+
+namespace {
 
 // ---- Registration.
 

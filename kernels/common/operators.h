@@ -4,9 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <array>
 #include <atomic>
+#include <concepts>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 namespace softbench_host {
 
@@ -38,6 +41,18 @@ struct Operator {
   std::optional<c10::SafeKernelFunction> kernel, autograd;
 };
 extern Operator operators[OPERATORS];
+
+// The results of an operator; none if Python has to run it.
+struct Results {
+  std::array<at::Tensor, 3> tensors;
+  size_t count = 0;
+  Results() = default;
+  template <std::same_as<at::Tensor>... T> Results(T... given) : tensors{std::move(given)...}, count(sizeof...(T)) {}
+};
+constexpr size_t MOST_ARGUMENTS = 12;
+
+// Calls an operator with CUDA tensors that were chosen, and records the call for autograd. It goes past the dispatcher where that would only take time.
+Results call(int number, const c10::IValue* arguments, size_t count);
 
 extern std::atomic<c10::DeviceType> device_type;  // of the tensors that our kernels take
 // Whether the CUDA kernels were chosen for a function, a device and a dtype: a bit for each dtype.

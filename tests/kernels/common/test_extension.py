@@ -255,8 +255,8 @@ def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
     with torch.overrides.TorchFunctionMode():
         assert extension.entries.softmax(x, -1, None) is None
     target = torch.zeros(3, dtype=torch.int64)
-    assert extension.entries.cross_entropy(x, target.to("meta"), 0, -100, 0.0, 0.0, 0.0, 1.0, -1, None) is None
-    assert extension.entries.cross_entropy(x, target, 0, -100, 0.0, 0.0, 0.0, 1.0, -1, torch.int64) is None
+    assert extension.entries.cross_entropy(x, target.to("meta"), "none", -100, 0.0, 0.0, 0.0, 1.0, -1, None) is None
+    assert extension.entries.cross_entropy(x, target, "none", -100, 0.0, 0.0, 0.0, 1.0, -1, torch.int64) is None
     for other in (torch.nested.as_nested_tensor([x, x[:2]]), x.to_sparse()):
         assert extension.entries.softmax(other, -1, None) is None
     parameter = torch.nn.Parameter(x)
