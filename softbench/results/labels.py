@@ -90,7 +90,8 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
     if not isinstance(outcome, Measured):
         return ()
     timing, profile = outcome.timing, outcome.profile
-    us, (p20, p80) = statistics.median_us(timing), statistics.p20_p80_us(_of_rounds(timing) if timing.kind == "host" else timing)
+    rounds = timing.kind == "host" or case.device == "cpu"
+    us, (p20, p80) = statistics.median_us(timing), statistics.p20_p80_us(_of_rounds(timing) if rounds else timing)
     l2_bytes, peak = facts.get("gpu_l2_bytes"), facts.get("peak_gbps")
     found = []
     if timing.kind == DO_BENCH and profile.device_us and profile.host_us:
@@ -100,7 +101,7 @@ def of(record: Record, facts: Mapping[str, object], yardstick: Record | None = N
         found += [L2_RESIDENT] * l2_resident(case, l2_bytes)
     found += [COMPUTE_BOUND] * (outcome.accuracy.grade is not Grade.YARDSTICK and products_us(case, yardstick) is not None)
     found += ["throttled" if case.device == "cuda" else "busy"] * throttled(timing.batches)
-    found += ["noisy"] * noisy(us, p20, p80)
+    found += ["noisy"] * (noisy(us, p20, p80) and "busy" not in found)  # which says why
     if isinstance(l2_bytes, int) and timing.kind != "host":
         over_peak = isinstance(peak, float) and implausible(case, us, peak, l2_bytes, timing.l2)
         found += [IMPLAUSIBLE] * (over_peak or over_copy(outcome, yardstick, operation(case.op).bytes_moved(case), l2_bytes))

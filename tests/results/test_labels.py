@@ -111,8 +111,9 @@ def test_labels_are_given_from_what_is_known_only(make_record):
     assert labels.of(make_record("ours", [50.0, 50.0, 80.0, 80.0], N=256), {}) == ("noisy",)
     for kind, expected in (("queued", ("noisy",)), ("host", ())):  # calls of a host differ, and its rounds agree
         batches = tuple(replace(batch, samples_us=(30.0, 50.0, 90.0)) for batch in record.outcome.timing.batches * 2)
-        timed = replace(record.outcome.timing, kind=kind, batches=batches)
-        assert labels.of(replace(record, outcome=replace(record.outcome, timing=timed)), {}) == expected
+        timed = replace(record, outcome=replace(record.outcome, timing=replace(record.outcome.timing, kind=kind, batches=batches)))
+        assert labels.of(timed, {}) == expected
+        assert labels.of(replace(timed, case=replace(timed.case, device="cpu")), {}) == ()  # its calls differ too
     fast = make_record("ours", [1.0], N=262144)
     assert labels.of(fast, FACTS) == ("implausible",)
 
