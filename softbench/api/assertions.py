@@ -13,7 +13,7 @@ import pytest
 
 from softbench.api.backends import Backend, given
 from softbench.api.keywords import CheckKeywords, GateKeywords, Operations, RunKeywords, Words
-from softbench.api.measure import checked, compare, judged
+from softbench.api.measure import check, compare, judged
 from softbench.api.options import keywords, known_only, takes, texts, words
 from softbench.core.case import OPERATION
 from softbench.core.errors import InconclusiveError, SoftbenchError, UsageError
@@ -176,10 +176,10 @@ class Softbench:
         self, backends: Sequence[Backend], op: Operations, dtype: Words, direction: Words, case: str, options: Mapping[str, Any]
     ) -> None:
         __tracebackhide__ = True
-        report, plugins = checked(backends, op, case, dtype, direction, options)
+        report = check(*backends, op=op, case=case, dtype=dtype, direction=direction, **options)
         names = ", ".join(dict.fromkeys(finding.backend for finding in report.findings))
         compared = sum(finding.worst is not None for finding in report.findings)
-        bad = report.to_repeat(plugins)
+        bad = report.to_repeat()
         self._note(f"{names or 'no backend'}: {count(compared, 'check case')}, {len(bad)} wrong or failed")
         if report.exit_code == 0:
             return

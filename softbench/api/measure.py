@@ -173,7 +173,7 @@ def judged(
 @takes("check")
 def check(
     *backends: Backend,
-    op: str | PathLike[str] = OPERATION,
+    op: Operations = OPERATION,
     case: str | Sequence[str] = "*",
     dtype: Words = None,
     direction: Words = None,
@@ -201,19 +201,6 @@ def check(
     Raises:
         UsageError, WorkersError, KeyboardInterrupt: as `compare`.
     """
-    return checked(backends, op, case, dtype, direction, options, sanitize=sanitize, invariance=invariance, quick=quick)[0]
-
-
-def checked(
-    backends: Sequence[Backend],
-    op: Operations,
-    case: str | Sequence[str],
-    dtype: Words,
-    direction: Words,
-    options: Mapping[str, Any],
-    **what: Any,
-) -> tuple[CheckReport, list[str]]:
-    """The report of `check`, and the plugins, which `CheckReport.to_repeat` takes."""
     from softbench.plan.settings import from_flags
     from softbench.run.check import CheckRequest, check as run_check
 
@@ -229,6 +216,6 @@ def checked(
         parameters = found.pop("set", None)
         patterns, op = [case] if isinstance(case, str) else case, ",".join(operations(op) or (OPERATION,))
         flags = from_flags(given_settings(chosen, None, found))
+        what: dict[str, Any] = {"sanitize": sanitize, "invariance": invariance, "quick": quick}
         asked = CheckRequest.of(flags, op, patterns=patterns, set=parameters, **axes, **what)
-        report = run_check(asked, lambda done, total, now: None)
-    return report, [str(plugin) for plugin in (*chosen.plugins, *found.get("plugins", ()))]
+        return run_check(asked, lambda done, total, now: None)

@@ -102,7 +102,7 @@ def check(
     from softbench.run.check import CheckRequest, check as run_check
 
     verbosity.choose(quiet=quiet, verbose=long)
-    parameters, plugins = given.pop("set"), [str(path) for path in given["plugins"] or ()]
+    parameters = given.pop("set")
     flags = from_flags(given)
     try_file(json)
     try_file(junit, flag="--junit")
@@ -113,18 +113,18 @@ def check(
     if junit is not None:
         from softbench.report import check_report
 
-        write_text(junit, check_report.junit(report, plugins), "--junit")
+        write_text(junit, check_report.junit(report), "--junit")
     if str(json) != "-":
         wrote_to_stdout(report.document, json)
     # The same signal may have ended the program behind a pipe, or the terminal.
     with suppress(OSError) if report.interrupted else nullcontext():
-        _report(report, json, plugins, long=long)
+        _report(report, json, long=long)
     if report.interrupted:
         end(report.exit_code, f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part")
     raise typer.Exit(report.exit_code)
 
 
-def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long: bool) -> None:
+def _report(report: CheckReport, json: Path | None, *, long: bool) -> None:
     from softbench.cli import output
     from softbench.report import check_report
     from softbench.run.check import FAILED
@@ -139,7 +139,7 @@ def _report(report: CheckReport, json: Path | None, plugins: list[str], *, long:
         note(text, error=True)
     if report.nothing and not report.interrupted:
         note(report.nothing, error=True)
-    repeats = report.to_repeat(plugins)
+    repeats = report.to_repeat()
     for backend in dict.fromkeys(finding.backend for finding, _ in repeats):
         own = [pair for pair in repeats if pair[0].backend == backend]
         most = 1 if report.invariance else TOLD

@@ -125,13 +125,13 @@ def _errors(finding: Finding) -> tuple[float | None, ...]:
     return finding.worst, finding.ulp, finding.row_sum, finding.frobenius
 
 
-def junit(report: CheckReport, plugins: Sequence[str]) -> str:
+def junit(report: CheckReport) -> str:
     """JUnit XML: one test case per backend, check case and dtype.
 
     `wrong` is a failure and `failed` an error, both with the command that repeats it. `skipped` and `unverified` are skipped, with
     the reason. A broken backend is an error; a backend that cannot run here is skipped. An interruption is an error.
     """
-    commands = dict(report.to_repeat(plugins))
+    commands = dict(report.to_repeat())
     suite = TestSuite("softbench check")
     for finding in report.findings:
         case = suite.case(finding.backend, f"{finding.of_pass} {finding.dtype} {finding.item}")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
 from itertools import product
@@ -81,7 +81,7 @@ class Finding:
         return of_rows or (self.worst is not None and self.verdict != Grade.UNVERIFIED)
 
 
-METRICS = tuple(field.name for field in fields(ErrorMetrics))
+METRICS = tuple(one.name for one in fields(ErrorMetrics))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,8 @@ class CheckRequest:
     """True to compare the bits of rows in different batches, in place of the check cases."""
     quick: bool = False
     """True for fewer lengths and numbers of rows."""
+    plugins: tuple[str, ...] = ()
+    """The plugins that the user named, beside solutions in the folder or the text of a problem."""
 
     @classmethod
     def of(
@@ -123,6 +125,7 @@ class CheckRequest:
             UsageError: an option is invalid, or does not fit the operation.
         """
         ops, solutions = operations.with_solutions([op])
+        named = tuple(map(str, flags.get("plugins", ())))
         flags = {**flags, "plugins": (*flags.get("plugins", ()), *solutions)}
         require_python(flags["plugins"])
         directions = grammar.parse_directions(",".join(direction or Direction), "--direction")
@@ -138,7 +141,7 @@ class CheckRequest:
             raise UsageError("--sanitize runs check cases, and --invariance compares rows: give one of them")
         if invariance:
             directions = rows.directions_of(of, direction, directions)
-        return cls(Settings.from_sources({}, flags), patterns, dtypes, directions, of, op, sanitize, invariance, quick)
+        return cls(Settings.from_sources({}, flags), patterns, dtypes, directions, of, op, sanitize, invariance, quick, named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,8 @@ class CheckReport:
     """Check cases that an interruption left out; each dtype of a case counts."""
     interrupted: int = 0
     """The exit code of the interruption."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """By backend: the plugin that it comes from, if the user named that."""
 
     @property
     def nothing(self) -> str:
@@ -192,11 +197,11 @@ class CheckReport:
                     cell[key] = str(cell[key])
         return {"device": self.device, "seed": self.seed, "notes": self.notes, "cases_left": self.left, "findings": cells}
 
-    def to_repeat(self, plugins: Sequence[str]) -> list[tuple[Finding, str]]:
+    def to_repeat(self) -> list[tuple[Finding, str]]:
         """Each wrong or failed finding with the command line that repeats it."""
-        return [(finding, self._command(finding, plugins)) for finding in self.findings if finding.bad]
+        return [(finding, self._command(finding)) for finding in self.findings if finding.bad]
 
-    def _command(self, finding: Finding, plugins: Sequence[str]) -> str:
+    def _command(self, finding: Finding) -> str:
         words = [
             "softbench",
             "check",
@@ -212,7 +217,8 @@ class CheckReport:
         words += ["--op", name if self.op_given.partition("(")[0] == name else self.op_given] if name != OPERATION else []
         words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())] if parameters else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
-        return shlex.join(words + [part for file in plugins for part in ("--plugin", file)])
+        words += ["--plugin", self.plugins[finding.backend]] if finding.backend in self.plugins else []
+        return shlex.join(words)
 
 
 def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> CheckReport:
@@ -271,6 +277,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         request.invariance,
         total - done,
         interrupted,
+        {slot.name: slot.info.origin.shown for slot in chosen if slot.info.origin.shown in request.plugins},
     )
 
 

@@ -162,7 +162,7 @@ def test_texts_that_begin_like_formulas_are_quoted_and_read_back(tmp_path, make_
 
 def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):
     finding = Finding("ours", "shape 1x1", "forward", "fp32", "wrong", float("inf"), HOSTILE)
-    document = check_report.junit(CheckReport((finding,), (f"bad: {HOSTILE}",), (f"bad: {HOSTILE}",), "cpu", 0), ["a b.py"])
+    document = check_report.junit(CheckReport((finding,), (f"bad: {HOSTILE}",), (f"bad: {HOSTILE}",), "cpu", 0, plugins={"ours": "a b.py"}))
     suite = ElementTree.fromstring(document)
     assert "\x1b" not in document
     assert suite.find("testcase/failure").text.startswith("softbench check --backends ours '--case=shape 1x1'")

@@ -54,7 +54,7 @@ def test_only_some_wrong_findings_of_a_backend_are_told(main, plugins):
     told = main("check", *given)[2].splitlines()
     for name in ("zeros", "other"):
         own = [line for line in told if f"--backends {name} " in line]
-        assert len(own) == TOLD
+        assert len(own) == TOLD and all(line.count("--plugin") == 1 for line in own)
         assert len({(re.search(r"--direction (\w+)", line)[1], re.search(r"--dtype (\w+)", line)[1]) for line in own}) == TOLD
         (left,) = (
             int(found[1]) for line in told if (found := re.match(rf"softbench: {name}: (\d+) more wrong or failed findings; ", line))

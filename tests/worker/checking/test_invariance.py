@@ -143,10 +143,10 @@ def test_a_row_that_depends_on_its_batch_makes_the_exit_code_1():
         return CheckReport((Finding("a", "N=64", "forward", "fp32", verdict, None, reason, ulp=ulp),), (), (), "cpu", 0, invariance=True)
 
     same, differ = report(), report(("M", 64, 1, 2), ("position", 2, 1, 7))
-    assert (same.exit_code, same.nothing, same.to_repeat([])) == (0, "", [])
+    assert (same.exit_code, same.nothing, same.to_repeat()) == (0, "", [])
     assert (differ.exit_code, differ.nothing, differ.findings[0].verdict) == (1, "", "M, position")
     assert (differ.findings[0].reason, differ.findings[0].ulp) == ("M=64 and M=1: 2 ULP; rows 0 and 1 of 2: 7 ULP", 7)
-    assert "check --invariance --backends a --case=N=64" in differ.to_repeat([])[0][1]
+    assert "check --invariance --backends a --case=N=64" in differ.to_repeat()[0][1]
 
 
 @pytest.mark.slow
