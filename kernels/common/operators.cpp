@@ -161,8 +161,8 @@ bool logits_fit(int function, const Tensor& x, const Tensor& target) {
   return target.scalar_type() == c10::kLong && target.dim() == 1 && target.size(0) == x.size(0) && target.device() == x.device() && target.is_contiguous();
 }
 
-// x, target, ignore_index, smoothing, z_loss, softcap, reduction, logit_scale. TOGETHER: what only our backward reads shares memory, because an allocation
-// takes longer than all else here but the launches.
+// x, target, ignore_index, smoothing, z_loss, softcap, reduction, logit_scale. TOGETHER: with a reduction the results are the loss and memory of 3 M + 1 numbers,
+// because an allocation takes longer than all else here but the launches: the statistics, the number of rows that are not ignored, and the losses of rows.
 template <bool TOGETHER> Results cross_entropy(int function, Arguments arguments) {
   const Tensor &x = arguments[0].toTensor(), &target = arguments[1].toTensor();
   const int64_t ignore_index = arguments[2].toInt(), reduction = arguments[6].toInt();
@@ -172,17 +172,17 @@ template <bool TOGETHER> Results cross_entropy(int function, Arguments arguments
   const int64_t M = x.size(0);
   const int dtype = number_of(x.scalar_type());
   const bool together = TOGETHER && reduction != NONE;
-  const Tensor memory = together ? fresh({3 * M + 1}, c10::kFloat, x) : Tensor();
-  const auto numbers = [&](int64_t first, c10::IntArrayRef sizes) { return together ? part(memory, first, sizes) : fresh(sizes, c10::kFloat, x); };
-  Tensor statistics = numbers(0, {M, 2}), rows = numbers(2 * M, {M});
-  if (!launch(read(x), read(target), written(rows), (void*)nullptr, written(statistics), ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
+  Tensor statistics = together ? fresh({3 * M + 1}, c10::kFloat, x) : fresh({M, 2}, c10::kFloat, x), rows = together ? Tensor() : fresh({M}, c10::kFloat, x);
+  float* const of_rows = together ? static_cast<float*>(written(statistics)) + 2 * M + 1 : static_cast<float*>(written(rows));
+  if (!launch(read(x), read(target), of_rows, (void*)nullptr, written(statistics), ignore_index, float(arguments[3].toDouble()), float(arguments[4].toDouble()),
               float(arguments[5].toDouble()), float(arguments[7].toDouble()), x.stride(0), M, x.size(1), dtype, dtype))
     return {};
   if (reduction == NONE) return {std::move(rows), std::move(statistics), fresh({0}, c10::kFloat, x)};
   using Reduce = int64_t(const void* loss, const void* target, void* result, void* counted, int64_t, int mean, int64_t M, void* stream);
   auto* const reduce = reinterpret_cast<Reduce*>(addresses[function][REDUCE][index_of(x)].load(std::memory_order_acquire));
-  Tensor loss = fresh({}, c10::kFloat, x), counted = numbers(3 * M, {1});
-  if (!reduce || reduce(read(rows), read(target), written(loss), written(counted), ignore_index, reduction == MEAN, M, launch.stream)) return {};
+  Tensor loss = fresh({}, c10::kFloat, x), counted = together ? Tensor() : fresh({1}, c10::kFloat, x);
+  if (!reduce || reduce(of_rows, read(target), written(loss), together ? of_rows - 1 : written(counted), ignore_index, reduction == MEAN, M, launch.stream)) return {};
+  if (together) return {std::move(loss), std::move(statistics)};
   return {std::move(loss), std::move(statistics), std::move(counted)};
 }
 
@@ -363,7 +363,13 @@ struct Gradient : torch::autograd::Node {
       case CROSS_ENTROPY:
         add_saved(0, 3);
         add(incoming(0));
-        add_saved(3, 4);
+        add_saved(3, tensors);
+        if (tensors == 3) {
+          const Tensor memory = arguments[2].toTensor();
+          const int64_t M = memory.numel() / 3;
+          arguments[2] = part(memory, 0, {M, 2});
+          add(part(memory, 2 * M, {1}));
+        }
         break;
       case LOGPROB:
         add_saved(0, 4);
@@ -406,7 +412,8 @@ void record(int function, Arguments arguments, const Results& results) {
   torch::autograd::set_history(result[0], node);
   switch (function) {
     case CROSS_ENTROPY:
-      for (const Tensor* one : {&argument(0), &argument(1), &result[1], &result[2]}) save(*one, false);
+      for (const Tensor* one : {&argument(0), &argument(1), &result[1]}) save(*one, false);
+      if (results.count == 3) save(result[2], false);
       keep(2, 8);
       break;
     case LOGPROB:
