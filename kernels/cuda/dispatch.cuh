@@ -115,6 +115,9 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
         case CLUSTER:
             return device().major >= 9 && p.per_row > 1 && p.per_row <= MAX_CLUSTER && (p.base_alignment == LINE_ALIGNMENT || l.aligned) &&
                    select_cluster<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.per_row) * p.threads * p.vectors;
+        case BY_COLUMN:
+            return p.base_alignment == VECTOR_BYTES && (p.vectors == 2 / R || p.vectors == 8 / R) && p.threads <= COLUMN_THREADS &&
+                   (p.per_row == 1 || (device().clusters() && p.per_row <= MAX_CLUSTER)) && ceil_div<int64_t>(N + V - 1, V) <= int64_t(p.per_row) * p.threads * p.vectors;
         case CLUSTER_BULK:
         case SPLIT_BULK:
             return device().major >= 9 && p.base_alignment == LINE_ALIGNMENT && (p.tier == SPLIT_BULK || p.per_row <= MAX_CLUSTER) && p.tier_option == 0 &&
@@ -155,6 +158,7 @@ template <typename Op, bool KEEP_IN_L2> struct Dispatch {
             case SPLIT: return split_row();
             case CLUSTER_BULK: return cluster_bulk();
             case SPLIT_BULK: return split_bulk();
+            case BY_COLUMN: return by_columns();
             case GENERIC: return any_rows();
         }
         return false;
@@ -282,6 +286,12 @@ private:
             const size_t shared = bulk_shared();
             const Stagger stagger = launcher.stagger(kernel, p.threads, shared, false, M, p, R);
             launcher.launch(kernel, M * p.per_row, p.threads, shared, 1, t, p.per_row, chunk(), p.base_alignment, p.max_polls, launcher.workspace, stagger, leave_first);
+        });
+    }
+
+    bool by_columns() {
+        return select<2 / R, 8 / R>(p.vectors, [&](auto k) {
+            launcher.launch(by_column<Op, k.value, KEEP_IN_L2>, M * p.per_row, p.threads, 0, p.per_row, t, p.per_row);
         });
     }
 

@@ -2,12 +2,13 @@
 //
 // Such a plan follows from the length of a row and the dtypes alone, so that all rows of a length are added in one order. In a tier that counts vectors
 // from a boundary, the order depends on how far behind it a row begins. So the caller aligns rows: those of whole lines to 128 bytes, others of whole
-// vectors to 16. Rows of other lengths begin anywhere. They are added element by element, in tier staged or generic. Tiers split and split_bulk are
-// left out where CTAs share a row: one that waits too long adds the row in another order.
+// vectors to 16. Rows of other lengths begin anywhere, so tiers staged and by_column add them by the numbers of their columns; very long ones take tier
+// generic. Tiers split and split_bulk are left out where CTAs share a row: one that waits too long adds the row in another order.
 #pragma once
 
 #include "block.cuh"
 #include "bulk.cuh"
+#include "by_column.cuh"
 #include "cluster.cuh"
 #include "generic.cuh"
 #include "launch_plan.cuh"
@@ -19,6 +20,7 @@ namespace softbench {
 constexpr int INVARIANT_STAGED = 256;       // the most columns of tier staged, whose rows follow each other from a 16-byte boundary
 constexpr int INVARIANT_TILE = 8192;        // bytes of such rows in a CTA, of each tensor
 constexpr int INVARIANT_BULK = 256;         // threads of a CTA of tier cluster_bulk
+constexpr int INVARIANT_COLUMNS = 256;      // threads of a CTA of tier by_column, if more of them can have the row
 constexpr int64_t INVARIANT_BLOCK = 2304;   // vectors of all tensors read: longer rows have a cluster, where there are clusters
 
 template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Plan& p);  // dispatch.cuh
@@ -58,6 +60,17 @@ inline Plan invariant_plan_of_vectors(int64_t vectors, int R, bool lines, bool h
     return {AUTO};
 }
 
+// Rows of other lengths than whole vectors: at most `vectors` in each of R tensors, the parts at both ends counted. AUTO if no tier holds them.
+inline Plan invariant_plan_by_column(int64_t vectors, int R) {
+    const int k = vectors * R <= 512 ? 2 / R : 8 / R;
+    for (const int threads : {INVARIANT_COLUMNS, COLUMN_THREADS}) {
+        const int64_t ctas = ceil_div<int64_t>(vectors, int64_t(k) * threads);
+        if (ctas <= (device().clusters() ? MAX_CLUSTER : 1))
+            return {BY_COLUMN, k, invariant_threads(vectors, int(k * ctas), threads), int(ctas), 0, VECTOR_BYTES, 0};
+    }
+    return {AUTO};
+}
+
 // The plan of a launch, or AUTO if its rows do not begin where they should.
 template <typename Op> Plan invariant_plan(const Tensors<Op>& t, int64_t N) {
     constexpr int V = Op::V, R = Op::READS, SIZE = sizeof(typename Op::Element);
@@ -65,9 +78,9 @@ template <typename Op> Plan invariant_plan(const Tensors<Op>& t, int64_t N) {
     const Plan by_element = {GENERIC, 1, short_row ? 128 : GENERIC_THREADS, short_row ? 1 : 0, 0, VECTOR_BYTES, 0};
     if (N > MAX_N) return by_element;
     if (N % V) {
-        if (N > INVARIANT_STAGED || Op::HAS_TARGET || SIZE != sizeof(typename Op::Out)) return by_element;
-        const Plan staged = invariant_staged_plan(int(N), SIZE);
-        return plan_fits(t, N, staged) ? staged : Plan{AUTO};
+        const bool in_tiles = N <= INVARIANT_STAGED && !Op::HAS_TARGET && SIZE == sizeof(typename Op::Out);
+        const Plan found = in_tiles ? invariant_staged_plan(int(N), SIZE) : invariant_plan_by_column(ceil_div<int64_t>(N + V - 1, V), R);
+        return found.tier == AUTO ? by_element : plan_fits(t, N, found) ? found : Plan{AUTO};
     }
     const Plan found = invariant_plan_of_vectors(N / V, R, lines, Op::HAS_TARGET);
     if (found.tier == AUTO) return by_element;

@@ -1,18 +1,19 @@
 """The functions of this package with results that have the same bits in every call, whatever rows lie beside a row, and how many.
 
-`invariant.cuh` has the plans. Rows of whole vectors of 16 bytes take the kernels of other plans. Others are added element by element, and
-those of masked softmax are copied to rows of whole vectors.
+`invariant.cuh` has the plans. Rows of whole vectors of 16 bytes take the kernels of other plans. Others take tier `by_column`, and those of
+masked softmax are copied to rows of whole vectors.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
 from ..common.invariance import missing_columns, padded, placed
 from ..common.masked_softmax import MaskedSoftmax
-from ..common.rows import Scale
+from ..common.rows import Launch
 from ..common.softmax import Softmax
 from . import launch, losses, masked_softmax as scores
 from .launch import INVARIANT, Plan
@@ -20,24 +21,13 @@ from .launch import INVARIANT, Plan
 MAX_COLUMNS = scores.MAX_COLUMNS
 
 
-def launch_forward(x: torch.Tensor, y: torch.Tensor, scale: Scale | None = None) -> None:
-    """As `softbench.kernels.cuda.launch.launch_forward`."""
-    launch.launch_forward(placed(x), y, scale, plan=Plan(INVARIANT))
+def _of_placed(launch_rows: Launch, reads: int) -> Launch:
+    """The launcher of the invariant plan. It copies those of the first `reads` tensors whose rows begin elsewhere."""
+    return lambda *given: launch_rows(*map(placed, given[:reads]), *given[reads:], plan=Plan(INVARIANT))
 
 
-def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, scale: Scale | None = None) -> None:
-    """As `softbench.kernels.cuda.launch.launch_backward`."""
-    launch.launch_backward(placed(dy), placed(y), dx, scale, plan=Plan(INVARIANT))
-
-
-def launch_log_forward(x: torch.Tensor, y: torch.Tensor) -> None:
-    """As `softbench.kernels.cuda.launch.launch_log_forward`."""
-    launch.launch_log_forward(placed(x), y, plan=Plan(INVARIANT))
-
-
-def launch_log_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
-    """As `softbench.kernels.cuda.launch.launch_log_backward`."""
-    launch.launch_log_backward(placed(dy), placed(y), dx, plan=Plan(INVARIANT))
+launch_forward, launch_backward = _of_placed(launch.launch_forward, 1), _of_placed(launch.launch_backward, 2)
+launch_log_forward, launch_log_backward = _of_placed(launch.launch_log_forward, 1), _of_placed(launch.launch_log_backward, 2)
 
 
 def launch_scores(
@@ -77,11 +67,9 @@ log_softmax = Softmax(launch_log_forward, launch_log_backward, name="log_softmax
 """log_softmax(x, dim=-1), likewise. It takes no scale."""
 masked_softmax = MaskedSoftmax(softmax, launch_scores, launch_scores_gradient, MAX_COLUMNS)
 """masked_softmax(x), differentiable in x and sink; see `softbench.kernels.common.masked_softmax.MaskedSoftmax`."""
-cross_entropy_forward = partial(losses.cross_entropy_forward, invariant=True)
-cross_entropy_statistics = partial(losses.cross_entropy_statistics, invariant=True)
-cross_entropy_backward = losses.cross_entropy_backward
-"""It adds nothing, so its bits depend on its row alone."""
-cross_entropy_fused = partial(losses.cross_entropy_fused, invariant=True)
-logprob_forward = partial(losses.logprob_forward, invariant=True)
-logprob_statistics = partial(losses.logprob_statistics, invariant=True)
-logprob_backward = losses.logprob_backward
+
+
+def __getattr__(name: str) -> Any:
+    """A pass of a loss, such as `cross_entropy_forward`. A backward adds nothing, so its bits depend on its row alone."""
+    function = getattr(losses, name)
+    return function if name.endswith("_backward") else partial(function, invariant=True)

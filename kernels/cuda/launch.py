@@ -20,7 +20,7 @@ from ..common.rows import DTYPES, Scale
 from ..common.softmax import Softmax
 from . import build
 
-TIERS = ("sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk", "warp")
+TIERS = ("sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk", "warp", "by_column")
 """The names of the tiers, by their number in `Plan.tier`."""
 INVARIANT = -2
 """The tier of a plan that stands for one of `invariant.cuh`, which follows from N and the dtypes alone."""

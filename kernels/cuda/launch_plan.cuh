@@ -10,7 +10,7 @@
 namespace softbench {
 
 // softmax.cu describes the tiers, and launch.py has their names in this order. AUTO: no plan yet.
-enum Tier { AUTO = -1, SUB_WARP, STAGED, BLOCK, CLUSTER, SPLIT, GENERIC, CLUSTER_BULK, SPLIT_BULK, ONE_WARP };
+enum Tier { AUTO = -1, SUB_WARP, STAGED, BLOCK, CLUSTER, SPLIT, GENERIC, CLUSTER_BULK, SPLIT_BULK, ONE_WARP, BY_COLUMN };
 constexpr int INVARIANT = -2;  // in place of a tier: a plan of invariant.cuh is asked for
 
 }  // namespace softbench
@@ -20,7 +20,7 @@ extern "C" struct SoftbenchPlan {
     int tier;            // a Tier
     int vectors;         // of each tensor, that a thread has in registers (staged: elements a lane; sub_warp, aligned: accesses a lane)
     int threads;         // of a CTA
-    int per_row;         // what shares a row: lanes (sub_warp, staged), CTAs (cluster, split and the bulk tiers), 1 for a warp and 0 for a CTA (generic)
+    int per_row;         // what shares a row: lanes (sub_warp, staged), CTAs (cluster, by_column, split and the bulk tiers), 1 for a warp and 0 for a CTA (generic)
     int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory; warp: rows of a warp
     int base_alignment;  // bytes: rows count their vectors from a base so aligned, 16 or 128 (sub_warp, aligned: the bytes of an access)
     int max_polls;       // split, split_bulk: polls until a CTA reduces the whole row itself; negative: it always does

@@ -7,7 +7,7 @@
 // as finished. The last one merges the slots, so no CTA waits for another. The warps of a cluster send their Sums to its first CTA, which waits.
 #pragma once
 
-#include "cluster_exchange.cuh"
+#include "by_column.cuh"
 #include "launch_plan.cuh"
 #include "loss_ops.cuh"
 
@@ -341,17 +341,37 @@ __global__ void __launch_bounds__(STATISTICS_THREADS, statistics_min_ctas(U, Op:
     if (lane == 0) Op::finish(rows, row, rows.N, target, Packed<Element>::element(x_target, 0), sums);
 }
 
-// A CTA has a row, and reads it element by element: the order of the sums does not depend on where the row begins.
-template <typename Op> __global__ void __launch_bounds__(STATISTICS_THREADS) row_statistics_by_element(StatisticsRows<Op> rows) {
+// The row of a CTA, or of a cluster, begins at any element, and the order of its sums follows from the numbers of its columns (by_column.cuh).
+template <typename Op, Share SHARE> __global__ void __launch_bounds__(STATISTICS_THREADS, Op::COUNTS ? 3 : 4) row_statistics_by_column(StatisticsRows<Op> rows) {
+    constexpr int U = 4, V = Op::V;
+    using Element = typename Op::Element;
     __shared__ Sums warp_sums[STATISTICS_THREADS / WARP];
-    const int64_t row = blockIdx.x;
-    const typename Op::Element* const x = rows.x + row * rows.stride;
+    __shared__ SumsMailbox mailbox;
+    const Place place = SHARE == ONE_CLUSTER ? place_of<SHARE>() : Place{int64_t(blockIdx.x), 0, 1};
+    const int lane = threadIdx.x % WARP, warps = blockDim.x / WARP, whole = rows.N / V;
+    const Element* const x = rows.x + place.row * rows.stride;
+    const RowEnds ends(x, rows.N);
+    if constexpr (SHARE == ONE_CLUSTER) prepare_mailbox(mailbox, place.ctas);
+    int64_t target = 0;
+    uint32_t x_target = 0;
+    if (threadIdx.x == 0) {
+        target = load_word(rows.target + place.row);
+        load_element_if(target >= 0 && target < rows.N, x_target, x + target);
+    }
     Sums sums = {MINUS_INFINITY, 0.0f, 0.0f, 0.0f};
-    for (int64_t i = threadIdx.x; i < rows.N; i += blockDim.x) accumulate_one<Op>(rows, sums, to_float(x[i]));
-    sums = merged_over_block<Op>(sums, warp_sums);
-    if (threadIdx.x > 0) return;
-    const int64_t target = load_word(rows.target + row);
-    Op::finish(rows, row, rows.N, target, target >= 0 && target < rows.N ? to_float(x[target]) : 0.0f, sums);
+    for (int turn = (place.cta * warps + int(threadIdx.x) / WARP) * U * WARP; turn < whole; turn += place.ctas * warps * U * WARP) {
+        uint32_t packed[U + 1][4], columns[U][4];
+        load_window<false, Element, U>(packed, Packed<Element>::MINUS_INFINITY_BITS, x - ends.offset, turn + lane, ends, 0);
+#pragma unroll
+        for (int u = 0; u < U; ++u) columns_of<Element, U>(columns[u], packed, u, ends.offset);
+        if (turn + U * WARP <= whole) accumulate<Op, U, ALL>(rows, sums, columns, whole - turn - lane, WARP);
+        else accumulate<Op, U, SOME>(rows, sums, columns, whole - turn - lane, WARP);
+    }
+    if (place.cta == 0 && int(threadIdx.x) < rows.N % V) accumulate_one<Op>(rows, sums, to_float(x[whole * V + threadIdx.x]));
+    if constexpr (SHARE == ONE_CLUSTER) {
+        if (!merged_by_first<Op>(place.cta, place.ctas, sums, mailbox)) return;
+    } else sums = merged_over_block<Op>(sums, warp_sums);
+    if (threadIdx.x == 0) Op::finish(rows, place.row, rows.N, target, Packed<Element>::element(x_target, 0), sums);
 }
 
 }  // namespace softbench

@@ -12,6 +12,7 @@
 //   cluster_bulk  <= 1.8 MB  bulk.cuh      A cluster has a row in registers and shared memory.
 //   split_bulk    any        bulk.cuh      The same, but the CTAs of a row run anywhere and exchange in global memory.
 //   split         the rest   split.cuh     CTAs anywhere, with other counts of CTAs and less shared memory.
+//   by_column     <= 512 KB  by_column.cuh Rows of invariant.cuh that begin anywhere: a CTA or a cluster shifts vectors to whole columns.
 //   generic       any        generic.cuh   The tensors differ in alignment.
 //
 // sm_80 has neither clusters nor bulk copies: split replaces cluster, cluster_bulk and split_bulk there.

@@ -6,7 +6,7 @@
 
 namespace softbench {
 
-// Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER with those of a cluster. `vectors` is U.
+// Plans: ONE_WARP, SPLIT with the CTAs of a row in `per_row`, or CLUSTER and BY_COLUMN with those of a cluster. `vectors` is U.
 constexpr int64_t STATISTICS_CHUNK = 16384;  // vectors of a CTA, at most: 256 KB
 constexpr int64_t CLUSTER_ROW = 8192;        // vectors from which a cluster has a row, if rows are fewer than SMs and more than a quarter of them
 constexpr int64_t FEW_ROW = 4096;            // vectors from which a cluster has a row, if there is at most one for two SMs
@@ -39,14 +39,15 @@ inline Plan statistics_plan(int64_t M, int64_t vectors, bool counts) {
     return {SPLIT, deep ? DEEP : 4, threads, int(ctas), 0, LINE_ALIGNMENT, 0, 0};
 }
 
-// The plan of invariant.cuh: that of a row's length, whose elements are added in the order of their columns. GENERIC: one by one.
+// The plan of invariant.cuh: that of a row's length, whose elements are added in the order of their columns.
 inline Plan invariant_statistics_plan(int64_t N, int V) {
     const int64_t vectors = N / V;
-    if (N % V) return {GENERIC, 4, N < STATISTICS_THREADS ? 2 * WARP : STATISTICS_THREADS, 1, 0, VECTOR_BYTES, 0, 0};
-    if (vectors <= 8 * WARP) return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
-    const int base = vectors % LINE_VECTORS ? VECTOR_BYTES : LINE_ALIGNMENT;
-    if (device().clusters() && vectors > FEW_ROW) return {CLUSTER, 4, 6 * WARP, 8, 0, base, 0, 0};
-    return {SPLIT, 4, int(std::min<int64_t>(STATISTICS_THREADS, round_up<int64_t>(ceil_div<int64_t>(vectors, 4), WARP))), 1, 0, base, 0, 0};
+    const Tier tier = N % V ? BY_COLUMN : SPLIT;
+    if (tier == SPLIT && vectors <= 8 * WARP) return {ONE_WARP, 4, STATISTICS_WARPS * WARP, 1, 0, VECTOR_BYTES, 0, 0};
+    const int base = tier == BY_COLUMN || vectors % LINE_VECTORS ? VECTOR_BYTES : LINE_ALIGNMENT;
+    if (device().clusters() && vectors > FEW_ROW) return {tier == SPLIT ? CLUSTER : tier, 4, 6 * WARP, 8, 0, base, 0, 0};
+    const int threads = int(std::min<int64_t>(STATISTICS_THREADS, round_up<int64_t>(ceil_div<int64_t>(std::max<int64_t>(vectors, 1), 4), WARP)));
+    return {tier, 4, threads, 1, 0, base, 0, 0};
 }
 
 constexpr int64_t COUNTER_BYTES = COUNTED_ROWS * int64_t(sizeof(unsigned));
@@ -57,7 +58,7 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
     const bool invariant = p && p->tier == INVARIANT;
     Plan chosen = invariant ? invariant_statistics_plan(rows.N, Op::V) : p && p->tier != AUTO ? *p : statistics_plan(rows.M, vectors, Op::COUNTS);
     if (invariant) {
-        const int64_t unit = chosen.tier == GENERIC ? 1 : chosen.base_alignment;
+        const int64_t unit = chosen.tier == BY_COLUMN ? 1 : chosen.base_alignment;
         if (reinterpret_cast<uintptr_t>(rows.x) % unit || (rows.M > 1 && rows.stride * int64_t(sizeof(typename Op::Element)) % unit)) return cudaErrorMisalignedAddress;
         rows.base_alignment = chosen.base_alignment;
     }
@@ -68,18 +69,16 @@ template <typename Op> int64_t run_statistics(StatisticsRows<Op> rows, Plan* p, 
         row_statistics<Op, 4, ONE_WARP_EACH><<<unsigned(ceil_div<int64_t>(rows.M, chosen.threads / WARP)), chosen.threads, 0, stream>>>(rows);
         return cudaGetLastError();
     }
-    if (chosen.tier == GENERIC) {
-        row_statistics_by_element<Op><<<unsigned(rows.M), chosen.threads, 0, stream>>>(rows);
-        return cudaGetLastError();
-    }
     const int64_t ctas = chosen.per_row;
     rows.chunk = int(round_up<int64_t>(ceil_div(vectors, ctas), LINE_VECTORS));
     const int turn = chosen.vectors * chosen.threads;
     rows.in_turns = int(std::min<int64_t>(rows.chunk, ceil_div<int64_t>(rows.N, Op::V))) / turn * turn;
-    if (chosen.tier == CLUSTER) {
-        if (!device().clusters() || ctas > MAX_CLUSTER) return cudaErrorInvalidValue;
+    if (chosen.tier == CLUSTER || chosen.tier == BY_COLUMN) {
+        if ((ctas > 1 && !device().clusters()) || ctas > MAX_CLUSTER) return cudaErrorInvalidValue;
         Launcher launcher{stream, nullptr, 0, 0};
-        launcher.launch(row_statistics<Op, 4, ONE_CLUSTER>, rows.M * ctas, chosen.threads, 0, int(ctas), rows);
+        const auto kernel = chosen.tier == CLUSTER ? row_statistics<Op, 4, ONE_CLUSTER>
+                            : ctas > 1 ? row_statistics_by_column<Op, ONE_CLUSTER> : row_statistics_by_column<Op, SEVERAL_CTAS>;
+        launcher.launch(kernel, rows.M * ctas, chosen.threads, 0, int(ctas), rows);
         return launcher.error;
     }
     if (chosen.tier != SPLIT || (ctas > 1 && (rows.M > COUNTED_ROWS || rows.M * ctas > COUNTED_SLOTS))) return cudaErrorInvalidValue;

@@ -58,6 +58,7 @@ Invariance = Annotated[
 ]
 Quick = Annotated[bool, option(WHAT, "With --invariance: 4 lengths and 8 numbers of rows, not 12 and 64.", "--quick", default=False)]
 Json = Annotated[Path | None, option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
+Csv = Annotated[Path | None, option(OUTPUT, "Write the findings as CSV.", metavar="FILE")]
 Junit = Annotated[Path | None, option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 Long = Annotated[
     bool,
@@ -88,6 +89,7 @@ def check(
     invariance: Invariance = False,
     quick: Quick = False,
     json: Json = None,
+    csv: Csv = None,
     junit: Junit = None,
     long: Long = False,
     quiet: options.Quiet = False,
@@ -105,15 +107,19 @@ def check(
     parameters = given.pop("set")
     flags = from_flags(given)
     try_file(json)
+    try_file(csv, flag="--csv")
     try_file(junit, flag="--junit")
     what = {"sanitize": sanitize, "invariance": invariance, "quick": quick}
     request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, **what)
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
-    if junit is not None:
+    if csv is not None or junit is not None:
         from softbench.report import check_report
 
-        write_text(junit, check_report.junit(report), "--junit")
+        if csv is not None:
+            write_text(csv, check_report.csv(report), "--csv")
+        if junit is not None:
+            write_text(junit, check_report.junit(report), "--junit")
     if str(json) != "-":
         wrote_to_stdout(report.document, json)
     # The same signal may have ended the program behind a pipe, or the terminal.

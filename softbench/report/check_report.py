@@ -1,8 +1,11 @@
-"""Renders the findings of `softbench check`: a table of signs, one line per check case, and JUnit XML. Prints nothing."""
+"""Renders the findings of `softbench check`: a table of signs, one line per check case, CSV and JUnit XML. Prints nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from csv import DictWriter
+from dataclasses import asdict, fields
+from io import StringIO
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -123,6 +126,15 @@ def lines(findings: Sequence[Finding]) -> RenderableType:
 def _errors(finding: Finding) -> tuple[float | None, ...]:
     """The error over its bound, then the other error metrics."""
     return finding.worst, finding.ulp, finding.row_sum, finding.frobenius
+
+
+def csv(report: CheckReport) -> str:
+    """CSV: a row per finding."""
+    text = StringIO()
+    writer = DictWriter(text, [field.name for field in fields(Finding)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(asdict, report.findings))
+    return text.getvalue()
 
 
 def junit(report: CheckReport) -> str:

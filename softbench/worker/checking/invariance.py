@@ -23,9 +23,9 @@ from softbench.worker.checking import any_dim, output_checks
 
 Tensors = tuple[torch.Tensor, ...]
 
-FIXED = 8
+FIXED = 4
 """Rows with the same bits in all batches."""
-REPEATS = 2
+PLACES = 8
 MAX_ELEMENTS = {"cuda": 2**30, "cpu": 2**20}
 """Elements of a tensor of the largest batch, unless FIXED rows have more."""
 FREE_BYTES = 32
@@ -56,7 +56,7 @@ def compare_rows(backend: Backend, case: Case, counts: Sequence[int], seconds: f
             continue
         try:
             call = prepared(backend, of_rows(case, M))
-            found.add(M, rows.bits(call, M), rows.dtypes)
+            found.add(M, rows.bits(call, M), rows.dtypes, rows.which)
         except torch.OutOfMemoryError:
             if not tried:
                 raise
@@ -89,10 +89,13 @@ class _Rows:
         specs = [op.tensors[name] for name in op.passes[case.direction].inputs]  # of a whole case too, whose tensors have sizes for axes
         self.outputs = [op.tensors[name] for name in op.passes[case.direction].outputs]
         self.with_rows = [spec.has_rows and len(tensor) == full.M for spec, tensor in zip(specs, self.given, strict=True)]
-        self.fixed = tuple(tensor[:FIXED].clone() for tensor in self._own(self.given))
-        count = {M: len(places_of(M)) for M in counts if self.most >= M}
-        every = torch.tensor([place for M in count for place in places_of(M)], device=self.given[0].device)
-        self.places = dict(zip(count, every.split(list(count.values())), strict=True))
+        device = self.given[0].device
+        self.which = ((torch.arange(PLACES)[None, :] + torch.arange(FIXED)[:, None]) % FIXED).to(device)
+        """The number of the fixed row at each place, in each turn."""
+        self.fixed = [[tensor[:FIXED][which] for which in self.which] for tensor in self._own(self.given)]
+        fitting = [M for M in counts if self.most >= M]
+        every = torch.tensor([place for M in fitting for place in places_of(M)], device=device)
+        self.places = dict(zip(fitting, every.split([len(places_of(M)) for M in fitting]), strict=True))
         """The places in a batch, by its number of rows."""
         self.dtypes: list[torch.dtype] = []
         """Those of the outputs that have rows."""
@@ -105,21 +108,19 @@ class _Rows:
         """The tensors that have rows of their own."""
         return [tensor for tensor, own in zip(tensors, self.with_rows, strict=True) if own]
 
-    def bits(self, call: Call, M: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The outputs as integers: (FIXED, places, columns) of each turn, and (REPEATS, places, columns) of the last turn again."""
+    def bits(self, call: Call, M: int) -> list[torch.Tensor]:
+        """The outputs as integers: (FIXED + 1, places, columns) of each turn, and of the last turn again."""
         case, places = of_rows(self.case, M), self.places[M]
         batch = [tensor[:M] if own else tensor for tensor, own in zip(self.given, self.with_rows, strict=True)]
         if case.direction is Direction.BOTH:
             batch[0].requires_grad_()
-        turns = [self._turn(call, case, batch, places, min(turn, FIXED - 1)) for turn in range(FIXED + REPEATS)]
-        every = [torch.stack(outputs) for outputs in zip(*turns, strict=True)]
-        return [one[:FIXED] for one in every], [one[FIXED:] for one in every]
+        turns = [self._turn(call, case, batch, places, min(turn, FIXED - 1)) for turn in range(FIXED + 1)]
+        return [torch.stack(outputs) for outputs in zip(*turns, strict=True)]
 
     def _turn(self, call: Call, case: Case, batch: Sequence[torch.Tensor], places: torch.Tensor, turn: int) -> list[torch.Tensor]:
         """The outputs of the rows at these places, where row number `turn` is the first."""
-        which = (torch.arange(len(places), device=places.device) + turn) % FIXED
-        for tensor, rows in zip(self._own(batch), self.fixed, strict=True):
-            tensor.data[places] = rows[which]
+        for tensor, turns in zip(self._own(batch), self.fixed, strict=True):
+            tensor.data.index_copy_(0, places, turns[turn][: len(places)])
         due = output_checks.forms(case)
         outputs, found = output_checks.as_tuple(call(*batch), due), list[torch.Tensor]()
         if reason := output_checks.misformed(tuple(batch), outputs, due):
@@ -139,28 +140,31 @@ class _Found:
     def __init__(self) -> None:
         self.first: tuple[int, list[torch.Tensor]] | None = None
         """The first number of rows, and the bits of its fixed rows at place 0."""
-        self.seen: list[tuple[str, int, int, torch.Tensor, torch.Tensor]] = []
-        """What is compared, the rows of the batch, those of the other batch or the place of the row, whether bits differ, and the ULP."""
+        self.seen: list[tuple[str, int, int]] = []
+        """What is compared, the rows of the batch, and those of the other batch or the place of the row."""
+        self.numbers: list[torch.Tensor] = []
+        """Whether bits differ, and the ULP: (2, n) for as many of these."""
 
-    def add(self, M: int, bits: tuple[list[torch.Tensor], list[torch.Tensor]], dtypes: Sequence[torch.dtype]) -> None:
+    def add(self, M: int, bits: Sequence[torch.Tensor], dtypes: Sequence[torch.dtype], which: torch.Tensor) -> None:
         """The bits of a batch."""
-        turns, again = bits
-        own = [one[:, 0] for one in turns]
+        own = [one[:FIXED, 0] for one in bits]
         self.first = self.first or (M, own)
-        for mine, repeated, place_0, other, dtype in zip(turns, again, own, self.first[1], dtypes, strict=True):
-            expected = torch.stack([place_0.roll(-place, 0) for place in range(mine.shape[1])], 1)
-            for kind, its, one, all_its in (("run", M, repeated, mine[-1].expand_as(repeated)), ("M", self.first[0], place_0, other)):
-                self.seen.append((kind, M, its, (one != all_its).any(), ulps(one, all_its, dtype).max()))
-            differ, apart = (mine != expected).any(0).any(-1), ulps(mine, expected, dtype).amax((0, 2))
-            self.seen += [("position", M, number, differ[place], apart[place]) for place, number in enumerate(places_of(M))]
+        places = places_of(M)
+        for mine, place_0, other, dtype in zip(bits, own, self.first[1], dtypes, strict=True):
+            turns, expected = mine[:FIXED], place_0[which[:, : len(places)]]
+            self.seen += [("run", M, M), ("M", M, self.first[0]), *(("position", M, place) for place in places)]
+            for one, its, over in ((mine[FIXED:], turns[-1:], (0, 1, 2)), (place_0, other, (0, 1)), (turns, expected, (0, 2))):
+                self.numbers.append(
+                    torch.stack(((one != its).long(), ulps(one, its, dtype))).amax([axis + 1 for axis in over]).reshape(2, -1)
+                )
 
     def differences(self) -> list[tuple[str, int, int, int]]:
         """Of each kind the smallest example, and the worst ULP of all. Where runs differ, nothing is said of the others."""
         if not self.seen:
             return []
-        numbers = torch.stack([torch.stack((differ.long(), ulp)) for *_, differ, ulp in self.seen]).tolist()
+        numbers = torch.cat(self.numbers, 1).T.tolist()
         found: dict[str, list[tuple[int, int, int]]] = {}
-        for (kind, M, other, *_), (differ, ulp) in zip(self.seen, numbers, strict=True):
+        for (kind, M, other), (differ, ulp) in zip(self.seen, numbers, strict=True):
             if differ:
                 found.setdefault(kind, []).append((M, other, ulp))
         kinds = [kind for kind in (("run",) if "run" in found else ("M", "position")) if kind in found]
@@ -169,7 +173,7 @@ class _Found:
 
 def places_of(M: int) -> list[int]:
     """Up to eight places among M rows. Of rows of an odd length each begins at another distance from a vector."""
-    return sorted({min(max(0, place), M - 1) for place in (0, 1, 2, 5, M // 3, M // 2 + 1, M - 2, M - 1)})
+    return sorted({min(max(0, place), M - 1) for place in (0, 1, 2, 5, M // 3, M // 2 + 1, M - 2, M - 1)})[:PLACES]
 
 
 def ulps(mine: torch.Tensor, its: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -41,8 +41,8 @@ template <typename Op> Plan plan_of(int64_t M, int64_t N, int64_t row) {
     t.target = reinterpret_cast<typename Op::Out*>(uintptr_t(0x100000 + row * (unit % 16 ? 0 : unit) / SIZE * OUT));
     t.target_stride = N, t.M = M, t.N = int(N);
     const Plan p = invariant_plan(t, N);
-    const bool alone = p.tier == SUB_WARP || p.tier == STAGED || p.tier == BLOCK || p.tier == CLUSTER || p.tier == CLUSTER_BULK || p.tier == GENERIC;
-    const bool clusters = p.tier == CLUSTER || p.tier == CLUSTER_BULK;
+    const bool alone = p.tier == SUB_WARP || p.tier == STAGED || p.tier == BLOCK || p.tier == CLUSTER || p.tier == CLUSTER_BULK || p.tier == BY_COLUMN || p.tier == GENERIC;
+    const bool clusters = p.tier == CLUSTER || p.tier == CLUSTER_BULK || (p.tier == BY_COLUMN && p.per_row > 1);
     if (!alone || !plan_fits(t, N, p) || p.threads > 1024 || (clusters && !device().clusters()))
         if (++bad <= 20) std::printf("%lldx%lld, device %d: tier %d, %d vectors, %d threads, per_row %d\n", (long long)M, (long long)N, fake::current, p.tier, p.vectors, p.threads, p.per_row);
     return p;
@@ -67,8 +67,8 @@ void sweep_others() {
             for (const int V : {4, 8}) {
                 ++tested;
                 const Plan p = invariant_statistics_plan(N, V);
-                const bool fits = p.threads >= WARP && p.threads <= STATISTICS_THREADS && p.threads % WARP == 0 && (p.tier != CLUSTER || device().clusters());
-                if (!fits || (p.tier == GENERIC) != (N % V != 0) || (p.tier == SPLIT && p.per_row > 1)) ++bad, std::printf("statistics of %lld: tier %d\n", (long long)N, p.tier);
+                const bool fits = p.threads >= WARP && p.threads <= STATISTICS_THREADS && p.threads % WARP == 0 && ((p.tier != CLUSTER && p.per_row == 1) || device().clusters());
+                if (!fits || (p.tier == BY_COLUMN) != (N % V != 0) || (p.tier == SPLIT && p.per_row > 1)) ++bad, std::printf("statistics of %lld: tier %d\n", (long long)N, p.tier);
                 if (N > 16384 || N % V) continue;
                 Plan asked = {INVARIANT}, chosen;
                 Scores all{Divisor(1u), Divisor(2u), Divisor(8u), 16u, int(N), unsigned(N), ORDER_QUERIES, 0, 0, false, 1.0f};

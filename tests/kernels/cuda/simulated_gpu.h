@@ -207,6 +207,7 @@ inline float __shfl_xor_sync(unsigned mask, float value, int other) {
 inline uint32_t __shfl_xor_sync(unsigned mask, uint32_t value, int other) {
     return simulated::exchange(value, mask)[(simulated::running->thread % 32) ^ unsigned(other)];
 }
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned bits) { return uint32_t((uint64_t(high) << 32 | low) >> (bits & 31)); }
 inline float __shfl_down_sync(unsigned, float, int) { std::abort(); }
 inline float __shfl_sync(unsigned, float, int) { std::abort(); }
 inline uint32_t __shfl_sync(unsigned mask, uint32_t value, int from) { return simulated::exchange(value, mask)[from]; }

@@ -3,6 +3,7 @@
 #include "simulated_gpu.h"
 
 #include "block.cuh"
+#include "by_column.cuh"
 #include "generic.cuh"
 #include "loss_reduction.cuh"
 #include "row_gradient.cuh"
@@ -211,14 +212,14 @@ template <typename Op, int K = 3> void warp_row_of(const Tensors<Op>& t, int vec
     if constexpr (K < WARP_MAX_VECTORS<Op>) warp_row_of<Op, K + 1>(t, vectors);
 }
 
-// The fused operation in tiers block, sub_warp, generic and warp; in place too.
+// The fused operation in tiers block, sub_warp, generic, warp and by_column; in place too.
 template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
     using Op = FusedCrossEntropy<T>;
     constexpr int V = Op::V;
     const Options o = {0, z_loss, 0};
     std::vector<double> lse;
     for (int m = 0; m < given.M; ++m) lse.push_back(given.lse(m, 0));
-    for (int tier = 0; tier < 14; ++tier)
+    for (int tier = 0; tier < 16; ++tier)
         for (const bool in_place : {false, true}) {
             Rows<T> r = given;
             r.x = r.memory.data() + given.offset;
@@ -240,7 +241,9 @@ template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
             else if (tier == 6) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { generic<Op, false>(t, r.N); });
             else if (tier == 7 && given.offset == 0 && r.N % V == 0 && r.stride * sizeof(T) % 128 == 0 && r.N / V <= 4 * 64)
                 simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 4, 512, true, false>(t, 128); });
-            else if (tier >= 8 && (tier < 10 || sizeof(T) == 4) && given.offset == 0 && r.N % V == 0 && r.stride % V == 0 && r.N / V <= (tier - 5) * 32)
+            else if (tier == 14 && from_16 <= 2 * 64) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { by_column<Op, 2, false>(t, 1); });
+            else if (tier == 15 && from_16 <= 8 * 96) simulated::launch(dim3(r.M), 96, 0, nullptr, [&] { by_column<Op, 8, false>(t, 1); });
+            else if (tier >= 8 && tier < 14 && (tier < 10 || sizeof(T) == 4) && given.offset == 0 && r.N % V == 0 && r.stride % V == 0 && r.N / V <= (tier - 5) * 32)
                 simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { warp_row_of(t, tier - 5); });
             else continue;
             ++tested;
@@ -289,11 +292,45 @@ template <typename Op> void test_invariant(int N) {
             std::vector<float> one(M), two(M), three(M);
             Plan p = {INVARIANT};
             if constexpr (Op::COUNTS || !Op::HAS_THIRD) run_rows<Op>(batch, {batch.target.data(), one.data(), two.data(), nullptr, IGNORED, 0.1f, 0.0f, softcap_of(0.0f, 1.0f)}, p);
-            else run_rows<Op>(batch, {batch.target.data(), one.data(), two.data(), three.data(), IGNORED, 1.0f}, p);
+            else run_rows<Op>(batch, {batch.target.data(), one.data(), two.data(), three.data(), nullptr, IGNORED, 1.0f}, p);
             const std::vector<float> found{one[place], two[place], three[place]};
             if (first.empty()) first = found;
             if (std::memcmp(found.data(), first.data(), sizeof(float) * found.size())) report("invariant sums", batch, place, -1, two[place], first[1], p);
         }
+}
+
+// Three equal rows in tier by_column, each at another distance from a vector: all bits are the same, and no others change.
+template <typename Op> void test_by_column(int N) {
+    using T = typename Op::Element;
+    using Out = typename Op::Out;
+    constexpr int R = Op::READS, K = 8 / R, M = 3;
+    if (N > 32 * K * 3 * Op::V - Op::V) return;
+    std::normal_distribution<float> normal;
+    std::vector<T> row[R];
+    for (auto& values : row)
+        for (int n = 0; n < N; ++n) values.push_back(rounded<T>(normal(generator)));
+    Memory<Out> first;
+    for (int offset = 0; offset < Op::V; ++offset) {
+        ++tested;
+        Memory<T> source[R];
+        for (int r = 0; r < R; ++r) {
+            source[r].assign(M * N + 32, rounded<T>(NAN));
+            for (int m = 0; m < M; ++m) std::copy_n(row[r].begin(), N, source[r].begin() + offset + m * N);
+        }
+        Memory<Out> result(M * N + 32, rounded<Out>(12345.0f));
+        Tensors<Op> t{{}, {}, result.data() + offset, {}, N, M, N};
+        for (int r = 0; r < R; ++r) t.source[r] = source[r].data() + offset, t.source_stride[r] = N;
+        simulated::launch(dim3(M), 96, 0, nullptr, [&] { by_column<Op, K, false>(t, 1); });
+        if (first.empty()) first.assign(result.begin(), result.begin() + N);
+        double sum = 0;
+        for (int n = 0; n < N; ++n) sum += to_float(first[n]);
+        bool right = Op::READS == 2 || Op::LOG || std::abs(sum - 1) < 1e-2;
+        for (int i = 0; i < M * N + 32; ++i) {
+            const bool own = i >= offset && i < offset + M * N;
+            right &= own ? !std::memcmp(&result[i], &first[(i - offset) % N], sizeof(Out)) : to_float(result[i]) == to_float(rounded<Out>(12345.0f));
+        }
+        if (!right && ++bad <= 20) std::printf("by_column: %d columns + %d, %zu bytes, %d tensors, sum %g\n", N, offset, sizeof(T), R, sum);
+    }
 }
 
 void test_reduction(int M) {
@@ -325,6 +362,11 @@ int main(int count, char** given) {  // the lengths of rows
         test_invariant<CrossEntropy<float, PLAIN>>(N);
         test_invariant<CrossEntropy<__nv_bfloat16, SMOOTHED>>(N);
         test_invariant<Logprob<__nv_bfloat16>>(N);
+        test_by_column<Forward<float, float>>(N);
+        test_by_column<Forward<__nv_bfloat16, __nv_bfloat16>>(N);
+        test_by_column<Forward<__nv_bfloat16, float>>(N);
+        test_by_column<Backward<float>>(N);
+        test_by_column<Backward<__nv_bfloat16>>(N);
         if (i == count - 1) test_all<__half>(M, N);  // it differs from bfloat16 in `Packed` only
     }
     std::printf("%ld launches, %ld results off\n", tested, bad);

@@ -13,7 +13,8 @@ from ptx import exponents
 from simulated import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build, disassemble
 
-KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows", "block", "cluster", "bulk", "split", "generic")
+ONE_WARP = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows")
+KERNELS = (*ONE_WARP, "block", "cluster", "bulk", "split", "generic", "by_column")
 
 
 def few_cores():
