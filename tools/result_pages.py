@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from softbench.report import answer, gallery, markup, matrix, tables, users_call
 from softbench.report.standings import standings
 from softbench.results.columns import Row
 from softbench.results.document import beside, load, units_of
+from softbench.run.invariance import DEPENDS, INVARIANT
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -131,6 +133,53 @@ def other_dimensions() -> list[str]:
     ]
 
 
+def odd_lengths() -> list[str]:
+    """Rows of odd lengths, and what invariant plans cost, by number of rows: the geometric mean, and the most."""
+    times = with_shares(ODD).pivot_table(index=CASE, columns="backend", values="device_us", observed=True)
+    lines = []
+    for own in [one for one in OWN if f"{one}-invariant" in times]:
+        for keys, group in (times[f"{own}-invariant"] / times[own]).dropna().groupby(level=["M", "direction", "dtype"]):
+            lines.append((own, *map(str, keys), f"{geometric_mean(group):.3f}", f"{group.max():.3f}"))
+    backends = [one for one in ("torch", "cuda", "cuda-invariant", "triton", "triton-invariant") if one in times]
+    text = ["## Odd lengths", "Rows whose length is no multiple of 16 bytes start at any address:", measured_by(ODD)]
+    text.append(averages([ODD], backends, BY_PASS))
+    head = ("time of `invariant=True`, over", "M", "pass", "dtype", "geometric mean", "most")
+    return [*text, table(head, lines, "lrllrr")] if lines else text
+
+
+def invariance() -> list[str]:
+    """What the bits of a row depend on, by backend and operation, over all passes, if the findings are there."""
+    if not (file := RESULTS / "h200" / "invariance.csv").exists():
+        return []
+    with file.open(encoding="utf-8") as text:
+        rows = [row for row in csv.DictReader(text) if row["verdict"] not in ("skipped", "failed")]
+    told: dict[tuple[str, str], list[str]] = {}
+    bits: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        told.setdefault((row["backend"], row["op"]), []).append(row["verdict"])
+        bits.setdefault((row["op"], row["direction"], row["dtype"], row["item"]), {})[row["backend"]] = row["bits"]
+    ops = list(dict.fromkeys(row["op"] for row in rows))
+
+    def cell(found: list[str]) -> str:
+        differ = [one for one in found if one != INVARIANT]
+        kinds = [kind for kind in DEPENDS if any(kind in one.split(", ") for one in differ)]
+        return f"{', '.join(kinds)}: {len(differ)} of {len(found)}" if kinds else f"{INVARIANT}: {len(found)}" if found else ""
+
+    lines = [(f"`{one}`", *(cell(told.get((one, op), [])) for op in ops)) for one in dict.fromkeys(row["backend"] for row in rows)]
+    both = [
+        found["cuda-invariant"] == found["triton-invariant"]
+        for found in bits.values()
+        if {"cuda-invariant", "triton-invariant"} <= set(found)
+    ]
+    return [
+        "## Batch invariance",
+        "`softbench check --invariance --csv FILE`: what a row's bits depend on, in how many lengths, dtypes and passes\n"
+        "([invariance.csv](../../results/h200/invariance.csv)).",
+        table(("backend", *(f"`{op}`" for op in ops)), lines),
+        f"`cuda-invariant` and `triton-invariant` agree to the bit in {sum(both)} of {len(both)}.",
+    ]
+
+
 def spread(name: str) -> str:
     """For each backend of a run: how many cells reach which share of copy's speed, and the least."""
     lines = []
@@ -224,6 +273,7 @@ softbench's kernels keep in L2 what they read rather than what they write, so th
 percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
 backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
 OWN = ("triton", "cuda")
+ODD = "h200/odd"
 STRIDED = "h200/strided"
 MASKED = ("h200/masked", "h200/masked-sink")
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
@@ -259,10 +309,8 @@ def h200() -> str:
         measured_by("h200/operations"),
         averages(["h200/operations"], ("torch", "compile", *OWN), BY_M),
         *other_dimensions(),
-        "## Odd lengths",
-        "Rows whose length is no multiple of 16 bytes start at any address:",
-        measured_by("h200/odd"),
-        averages(["h200/odd"], ("torch", "cuda"), BY_PASS),
+        *odd_lengths(),
+        *invariance(),
         "## Losses",
         measured_by("h200/losses", "h200/losses-torch"),
         averages(["h200/losses"], ("liger", "quack", *OWN), BY_M),

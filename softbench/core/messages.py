@@ -110,6 +110,8 @@ class RowsCompared(Reply, frozen=True):
     differences: list[tuple[Annotated[str, Meta(pattern=r"^(run|M|position)\Z")], Count, Count, Count]]
     """What they depend on; the rows of the smallest batch in which they differ; the rows of the other batch, or the place of the row; and
     the largest distance in ULP."""
+    bits: str
+    """A checksum of the rows' results in the first batch. Backends on one device with the same one agree to the bit."""
 
 
 class Inspected(Reply, frozen=True):

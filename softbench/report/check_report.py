@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from csv import DictWriter
 from dataclasses import asdict, fields
 from io import StringIO
+from itertools import combinations
 from statistics import median
 
 from rich.console import Group, RenderableType
@@ -17,7 +18,7 @@ from softbench.report import rich_tables
 from softbench.report.markup import TestSuite, outcome
 from softbench.results.columns import grouped
 from softbench.run.check import FAILED, SKIPPED, CheckReport, Finding
-from softbench.run.invariance import DEPENDS
+from softbench.run.invariance import DEPENDS, INVARIANT
 
 SIGNS = {
     "pass": ".",
@@ -90,7 +91,10 @@ def _reasons(findings: Sequence[Finding]) -> list[Text]:
 
 
 def invariance(findings: Sequence[Finding]) -> RenderableType:
-    """A row per backend and pass: what the bits of a row depend on, in how many lengths and dtypes, and the first example."""
+    """A row per backend and pass: what the bits of a row depend on, in how many lengths and dtypes, and the first example.
+
+    Below it, in how many of these two invariant backends agree to the bit.
+    """
     grid = rich_tables.table(("backend", "pass", "invariant", "differ", "ULP", "example"), numbers=(3, 4), folded=(5,))
     for (backend, of_pass), own in grouped(findings, lambda finding: (finding.backend, finding.of_pass)).items():
         compared = [finding for finding in own if finding.compared]
@@ -106,7 +110,16 @@ def invariance(findings: Sequence[Finding]) -> RenderableType:
             f"{max(finding.ulp or 0 for finding in differ):.0f}" if differ else "",
             Text(f"{first.dtype} {first.item}: {first.reason}" if differ or failed else first.reason),
         )
-    return grid
+    bits: dict[str, dict[tuple[str, ...], str]] = {}
+    for one in findings:
+        if one.verdict == INVARIANT:
+            bits.setdefault(one.backend, {})[one.op, one.direction, one.dtype, one.item] = one.bits
+    agree = []
+    for mine, other in combinations(bits, 2):
+        both = [bits[mine][key] == bits[other][key] for key in bits[mine] if key in bits[other]]
+        if both:
+            agree.append(Text(f"{mine} and {other} agree to the bit in {sum(both)} of {len(both)}"))
+    return Group(grid, *agree)
 
 
 def lines(findings: Sequence[Finding]) -> RenderableType:

@@ -63,6 +63,8 @@ class Finding:
     """||output - reference|| / ||reference||."""
     op: str = OPERATION
     """The operation with its parameters."""
+    bits: str = ""
+    """Of `--invariance`: a checksum of the results of its rows. Backends with the same one agree to the bit."""
 
     @property
     def of_pass(self) -> str:
@@ -387,7 +389,7 @@ class _Checker:
             return _finding(slot, request, SKIPPED, reply.reason)
         if isinstance(reply, RowsCompared):
             verdict, reason, ulp = rows.told(reply)
-            return replace(_finding(slot, request, verdict, reason), ulp=ulp)
+            return replace(_finding(slot, request, verdict, reason), ulp=ulp, bits=reply.bits)
         accuracy, metrics = reply.accuracy, reply.metrics
         found = replace(_finding(slot, request, accuracy.grade.value, accuracy.detail), worst=accuracy.worst)
         if metrics is None:

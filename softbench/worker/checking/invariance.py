@@ -7,6 +7,7 @@ its outputs are compared with those at place 0, with those of the first batch, a
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -67,7 +68,7 @@ def compare_rows(backend: Backend, case: Case, counts: Sequence[int], seconds: f
             break
     if len(tried) < min(2, len(counts)):
         return f"it takes {text.count(len(tried), 'number')} of rows here, and the comparison needs two"
-    return RowsCompared(tuple(tried), found.differences())
+    return RowsCompared(tuple(tried), found.differences(), found.checksum())
 
 
 def of_rows(case: Case, M: int) -> Case:
@@ -92,7 +93,8 @@ class _Rows:
         device = self.given[0].device
         self.which = ((torch.arange(PLACES)[None, :] + torch.arange(FIXED)[:, None]) % FIXED).to(device)
         """The number of the fixed row at each place, in each turn."""
-        self.fixed = [[tensor[:FIXED][which] for which in self.which] for tensor in self._own(self.given)]
+        drawn = any_dim.make(of_rows(case, FIXED), seed, device)  # these do not depend on the room for others
+        self.fixed = [[tensor.detach()[which] for which in self.which] for tensor in self._own(drawn)]
         fitting = [M for M in counts if self.most >= M]
         every = torch.tensor([place for M in fitting for place in places_of(M)], device=device)
         self.places = dict(zip(fitting, every.split([len(places_of(M)) for M in fitting]), strict=True))
@@ -157,6 +159,13 @@ class _Found:
                 self.numbers.append(
                     torch.stack(((one != its).long(), ulps(one, its, dtype))).amax([axis + 1 for axis in over]).reshape(2, -1)
                 )
+
+    def checksum(self) -> str:
+        """That of the fixed rows in the first batch."""
+        found = 0
+        for one in self.first[1] if self.first else ():
+            found = zlib.crc32(one.cpu().numpy().tobytes(), found)
+        return f"{found:08x}"
 
     def differences(self) -> list[tuple[str, int, int, int]]:
         """Of each kind the smallest example, and the worst ULP of all. Where runs differ, nothing is said of the others."""

@@ -107,6 +107,14 @@ def test_rows_of_every_operation_are_compared(op):
         assert not isinstance(found, str) and sorted(found.tried) == [1, 2, 8], (direction, found)
 
 
+def test_functions_that_agree_to_the_bit_have_one_checksum():
+    found = [
+        compare_rows(Rows(one), Case(1, 64, "fp32", Direction.FORWARD, "cpu"), (1, 2), 60, 0).bits
+        for one in (row_by_row, row_by_row, by_place)
+    ]
+    assert found[0] == found[1] != found[2]
+
+
 def test_no_further_number_of_rows_is_tried_when_the_time_is_over():
     found = compare_rows(Rows(row_by_row), Case(1, 64, "fp32", Direction.FORWARD, "cpu"), (1, 64, 8), 0, 0)
     assert found.tried == (1, 64)
@@ -139,7 +147,7 @@ def test_patterns_choose_lengths_and_a_length_of_the_users_own():
 
 def test_a_row_that_depends_on_its_batch_makes_the_exit_code_1():
     def report(*differences):
-        verdict, reason, ulp = told.told(RowsCompared((1, 64), list(differences)))
+        verdict, reason, ulp = told.told(RowsCompared((1, 64), list(differences), ""))
         return CheckReport((Finding("a", "N=64", "forward", "fp32", verdict, None, reason, ulp=ulp),), (), (), "cpu", 0, invariance=True)
 
     same, differ = report(), report(("M", 64, 1, 2), ("position", 2, 1, 7))
