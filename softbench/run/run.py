@@ -32,7 +32,7 @@ from softbench.plugins.select import select, unknown_names
 from softbench.plugins.source import PluginSource, origins
 from softbench.processes.activity import Activity
 from softbench.processes.session import Session, choose_device
-from softbench.processes.slot import WorkerSlot
+from softbench.processes.slot import WorkerSlot, distinct
 from softbench.processes.worker_pool import Lost, Pool
 from softbench.results import writer
 from softbench.results.columns import Row
@@ -190,20 +190,23 @@ def prepare_yardstick(session: Session, request: RunRequest) -> Prepared:
 def infos(settings: Settings, *, load: bool, ops: Sequence[str] = ()) -> list[BackendInfo]:
     """Every backend, available or not. Plugins are only loaded with `load`; otherwise a static scan reads them.
 
-    Without `load`, what an earlier command found out suffices. `ops` are the problems whose baselines are asked for, if any.
+    Of softbench's own backends, what an earlier command found out suffices. `ops` are the problems whose baselines are asked for, if any.
     """
     if ops:
         with Session(settings.device, settings.timeout["import"], operations.sources(ops, origins(settings.plugins))) as session:
             return [slot.info for slot in session.open(session.sources)]
     sources = origins(settings.plugins)
-    scanned = () if load else tuple(source for source in sources if not source.own)
-    found = [info for source in scanned for info in static_scan.at(source)]
-    if not load and (known := info_cache.read(settings.device, sources)):
-        return [*known.infos, *found]
-    with open_session(settings) as session:
-        slots = session.open([source for source in sources if source not in scanned])
+    plugins = tuple(source for source in sources if not source.own)
+    found = [] if load else [info for source in plugins for info in static_scan.at(source)]
+    known = info_cache.read(settings.device, sources)
+    asked = [source for source in sources if (load if source in plugins else not known)]
+    slots = [WorkerSlot(info) for info in known.infos] if known else []
+    if asked:
+        with open_session(settings) as session:
+            slots = distinct(slots + session.open(asked))
     opened = [slot.info for slot in slots]
-    info_cache.write(settings.device, session.machine, sources, opened)
+    if not known:
+        info_cache.write(settings.device, session.machine, sources, opened)
     return opened + found
 
 

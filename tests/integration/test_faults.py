@@ -139,7 +139,6 @@ def test_a_broken_file_named_like_a_backend_has_a_row(cli):
 
 def test_a_plugin_that_does_not_load_is_never_passed_over(cli):
     (cli.folder / "broken.py").write_text("import torch\n\nraise ValueError('broken')")
-    cli.env |= {"PATH": "/nonexistent", "CC": "", "CXX": ""}
     given = ("--plugin", "broken.py", "--device", "cpu")
     text = "could not be loaded: import: ValueError: broken (in <module>, broken.py:3)"
     done = cli("run", *given, "--backends", "torch", "--M", "8", "--N", "8", "--quick")
