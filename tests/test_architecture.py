@@ -2,14 +2,18 @@
 
 import ast
 import graphlib
+import re
 import resource
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from softbench.ops import registry
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "softbench"
@@ -44,11 +48,16 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
+
+
+@cache
 def imported(path: Path, *, top: bool = False) -> set[str]:
     """Modules that a file imports; `top`: only those imported together with the file."""
-    tree = parsed(path)
     found: set[str] = set()
-    for node in iter(tree.body) if top else ast.walk(tree):
+    for node in parsed(path).body if top else nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -106,9 +115,9 @@ def kernel_modules() -> dict[str, Path]:
 
 def kernels_imported(path: Path, *, top: bool = False) -> set[str]:
     """Modules of kernels/ that one of them imports, which is by relative imports; `top`: as for `imported`."""
-    known, package, tree = kernel_modules(), path.parent.name, parsed(path)
+    known, package = kernel_modules(), path.parent.name
     found: set[str] = set()
-    for node in iter(tree.body) if top else ast.walk(tree):
+    for node in parsed(path).body if top else nodes(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = ".".join(([package] if node.level == 1 else []) + ([node.module] if node.module else []))
             found |= {name if name in known else base for name in (f"{base}.{alias.name}".lstrip(".") for alias in node.names)}
@@ -144,7 +153,7 @@ def test_packages_import_each_other_in_no_circle():
 
 def test_functions_fit_a_screen():
     for path in modules().values():
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, (path, node.name)
 
@@ -219,6 +228,47 @@ def test_only_traits_reads_a_backends_traits():
     for path in modules().values():
         if path.name == "traits.py":
             continue
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
                 assert not (isinstance(node.args[1], ast.Constant) and node.args[1].value in traits), (path, node.lineno)
+
+
+MAY_NAME = {
+    "core/case.py": "the operation of older files, which name none",
+    "ops/registry.py": "the names of all operations",
+    "worker/guarding/caller_state.py": "torch's settings of matrix products",
+    "worker/timing/matrix_products.py": "torch's settings of matrix products",
+}
+"""Modules that name an operation in code, with the reason. `backends` and `kernels` compute operations, and `ops/NAME.py` is one."""
+NAMED = re.compile("|".join(registry.NAMES))
+
+
+def in_code(inside: Sequence[ast.AST]) -> Iterator[str]:
+    """The identifiers and strings that name an operation, without docstrings."""
+    texts = {id(node.value) for node in inside if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    for node in inside:
+        for _, value in ast.iter_fields(node):
+            if isinstance(value, str) and id(node) not in texts and NAMED.search(value):
+                yield f"{getattr(node, 'lineno', 0)}: {value}"
+
+
+def test_no_other_module_names_an_operation():
+    found = {}
+    for path in modules().values():
+        parts = path.relative_to(PACKAGE).parts
+        if parts[0] != "backends" and not (parts[0] == "ops" and path.stem in registry.NAMES) and (lines := list(in_code(nodes(path)))):
+            found["/".join(parts)] = lines
+    assert set(found) == set(MAY_NAME), found
+    assert len(found["core/case.py"]) == 1  # OPERATION itself
+
+
+def test_names_in_docstrings_are_not_code():
+    named = "from softbench.ops.softmax import spec", "def softmax(): 'softmax'", "y = torch.log_softmax(x, f'a softmax')"
+    assert len(list(in_code(tuple(ast.walk(ast.parse("'softmax'\nx = 1\n'softmax'\n" + "\n".join(named))))))) == 4
+
+
+def test_other_packages_import_no_module_of_an_operation():
+    of_operations = tuple(f"softbench.ops.{name}" for name in registry.NAMES)
+    for path in modules().values():
+        if not path.is_relative_to(PACKAGE / "ops"):
+            assert not any(name.startswith(of_operations) for name in imported(path)), path

@@ -89,11 +89,11 @@ def test_wrong_ways_are_found(name):
 @pytest.mark.parametrize("op", [LN, ARN])
 @pytest.mark.parametrize("direction", [F, B])
 def test_right_ways_are_accepted(op, direction):
-    for text in (op, f"{op}(eps=0.01,saved=false)"):
-        for dtype, shape in (("fp32", (48, 96)), ("bf16", (5, 1031)), ("fp16", (300, 33))):
-            case = case_of(text, direction, dtype, shape)
-            for backend in (naive.backend, torch_eager.backend):
-                assert graded(backend.prepare(case), case).grade in (Grade.PASS, Grade.LOW_PRECISION), (text, dtype)
+    other = f"{op}(eps=0.01,saved=false)"
+    for text, dtype, shape in ((op, "fp32", (48, 96)), (op, "bf16", (5, 1031)), (other, "fp16", (300, 33)), (other, "fp32", (5, 1031))):
+        case = case_of(text, direction, dtype, shape)
+        for backend in (naive.backend, torch_eager.backend):
+            assert graded(backend.prepare(case), case).grade in (Grade.PASS, Grade.LOW_PRECISION), (text, dtype)
 
 
 @pytest.mark.parametrize("op", [LN, ARN])

@@ -32,7 +32,7 @@ def test_right_kernels_pass(op, dtype):
             assert found.grade in due, (name, direction, found.detail)
 
 
-@pytest.mark.parametrize(("op", "dtype"), sampled(CASES, lambda *case: CASES.index(case) % 2 == 0))
+@pytest.mark.parametrize(("op", "dtype"), sampled(CASES, lambda *case: CASES.index(case) % 4 == 0))
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_wrong_kernels_are_found(op, dtype, direction):
     accepted = {

@@ -60,7 +60,7 @@ def allowed(way, op, dtype):
     return {Grade.PASS, Grade.LOW_PRECISION} if limited or (way.name, op) == ("right-ce-torch", LOSS) else {Grade.PASS}
 
 
-@with_dtypes("name direction", ways(RIGHT_WAYS, RIGHT_AT), every=8)
+@with_dtypes("name direction", ways(RIGHT_WAYS, RIGHT_AT), every=14)
 def test_right_ways_are_accepted(name, direction, dtype):
     way = BY_NAME[name]
     for op, shape in RIGHT_AT[way.operations[0]]:

@@ -85,7 +85,10 @@ def test_a_wrong_message_ends_the_card_with_a_reason():
         found.close()
 
 
-@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}")])
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGKILL, "SIGKILL"), pytest.param(signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}", marks=pytest.mark.slow)],
+)
 def test_a_killed_card_names_its_signal(number, name):
     found = LocalCards("cpu:0")
     try:
