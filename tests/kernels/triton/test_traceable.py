@@ -25,7 +25,6 @@ from softbench.kernels.triton import (
 )
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
 from torch._dynamo.source import ConstantSource
-from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.functional_tensor import dispatch_functionalize
@@ -36,6 +35,13 @@ from torch.library import triton_op
 from softbench.kernels import triton as kernels
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+
+
+def reinplaced(graph):
+    """By the pass of torch.compile; its import takes a second, which other processes of the tests need not spend."""
+    from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
+
+    reinplace_inplaceable_ops_core(graph)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +101,7 @@ def assert_one_kernel(name, N, dtype, M=37, also=()):
     for (function, shapes), result in ((forward_graph, "y_ptr"), (backward_graph, "dx_ptr")):
         graph, (launch,) = graph_of(function, *shapes, dtype=dtype)
         assert set(launch.kwargs["tensors_to_clone"]) == {result, *also}
-        reinplace_inplaceable_ops_core(graph)
+        reinplaced(graph)
         assert launch.kwargs["tensors_to_clone"] == []
 
 
@@ -149,7 +155,7 @@ def test_a_package_has_two_passes_for_few_rows(hopper, packaging, name, N, dtype
     for function, inputs, result in ((lambda x: forward(x, -1), 1, "y_ptr"), (lambda dy, y: backward(dy, y, -1), 2, "dx_ptr")):
         graph, launches = graph_of(function, *[(37, N)] * inputs, dtype=dtype)
         assert [set(launch.kwargs["tensors_to_clone"]) for launch in launches] == [{"slots_ptr"}, {result}]
-        reinplace_inplaceable_ops_core(graph)
+        reinplaced(graph)
         assert [launch.kwargs["tensors_to_clone"] for launch in launches] == [[], []]
         assert not any("zeros" in str(node.target) or "full" in str(node.target) for node in graph.nodes)
 
