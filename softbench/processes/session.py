@@ -13,12 +13,8 @@ from softbench.plugins.select import missing, needed
 from softbench.plugins.source import PluginSource
 from softbench.processes.activity import Activity
 from softbench.processes.sanitizer import Sanitizer
-from softbench.processes.slot import Loading, WorkerSlot, discover, distinct, revive
+from softbench.processes.slot import WorkerSlot, discover, distinct, revive
 from softbench.processes.worker_pool import Lost, Pool, opened
-
-
-class NoGpuError(UsageError):
-    """The requested GPU does not exist."""
 
 
 class Session:
@@ -46,7 +42,6 @@ class Session:
             WorkersError: the machine cannot be probed.
         """
         self.import_seconds, self.sources = import_seconds, sources
-        self._begun: Loading | None = None
         self._fresh_caches = fresh_caches
         self.pool = opened(activity, threads, sanitizer, [source.python for source in sources if source.python])
         try:
@@ -72,19 +67,8 @@ class Session:
         """Variables for every worker, so that it sees its device as the only one."""
         return environment(self.gpu, self.machine) | ({FRESH_CACHES: f"{self.pool.folder}/caches"} if self._fresh_caches else {})
 
-    def begin(self, names: Sequence[str] | None) -> Loading:
-        """Load the plugin sources that can hold these backends, and do not wait for them. `open_for` of the same names waits.
-
-        The GPU must take several processes at a time.
-        """
-        self._begun = Loading(self.pool, needed(self.sources, names), self.device, self.environment, self.import_seconds)
-        return self._begun
-
     def open(self, sources: Sequence[PluginSource]) -> list[WorkerSlot]:
         """Load plugin sources, all at once unless the GPU takes one process at a time."""
-        if (begun := self._begun) and begun.sources == tuple(sources):
-            self._begun = None
-            return distinct(begun.slots())
         return discover(self.pool, sources, self.device, self.environment, self.import_seconds, together=not self.exclusive)
 
     def open_for(self, names: Sequence[str] | None, *, yardstick: bool = True) -> list[WorkerSlot]:
@@ -136,14 +120,14 @@ def choose_device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:
     """`cuda` and its GPU, or `cpu` and None.
 
     Raises:
-        NoGpuError: the requested GPU does not exist.
+        UsageError: the requested GPU does not exist.
     """
     if wanted == "cpu" or (wanted == "auto" and not machine.gpus):
         return "cpu", None
     if not machine.gpus:
-        raise NoGpuError(f"--device {wanted}: {machine.no_gpu}; use --device cpu, or see: softbench doctor")
+        raise UsageError(f"--device {wanted}: {machine.no_gpu}; use --device cpu, or see: softbench doctor")
     index = int(wanted.partition(":")[2] or 0)
     if index >= len(machine.gpus):
         there = ", ".join(f"cuda:{i} {gpu.name}" for i, gpu in enumerate(machine.gpus))
-        raise NoGpuError(f"--device {wanted}: no such GPU; there are {there}")
+        raise UsageError(f"--device {wanted}: no such GPU; there are {there}")
     return "cuda", machine.gpus[index]

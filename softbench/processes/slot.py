@@ -52,35 +52,25 @@ def load_request(source: PluginSource, device: str, name: str | None = None) -> 
     return LoadSource(to_json(source), device, name, registry.files(), registry.layouts(), registry.solved_by(source.target))
 
 
-class Loading:
-    """Plugin sources that load since this object was made, all at once.
+def load_all(pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapping[str, str], deadline: float) -> list[WorkerSlot]:
+    """Load plugin sources, all at once. Their slots; the first of a source has its worker.
 
-    A source that raises, crashes or hangs becomes one broken info with the source's label. `deadline` counts from the beginning.
+    A source that raises, crashes or hangs becomes one broken info with the source's label.
     """
-
-    def __init__(self, pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapping[str, str], deadline: float) -> None:
-        self.pool, self.sources, self.env = pool, tuple(sources), env
-        self.deadline = deadline
-        requests = [load_request(source, device) for source in sources]
-        self._asked = {i: (started(pool, sources[i].label, env, request), request) for i, request in enumerate(requests)}
-        for worker, request in self._asked.values():
-            if isinstance(worker, Worker):
-                pool.send_ahead(worker, request)
-        self._slots: dict[int, list[WorkerSlot]] = {}
-
-    def slots(self, label: str | None = None) -> list[WorkerSlot]:
-        """Wait until the source with this label is loaded, or all are. Their slots; the first of a source has its worker."""
-        chosen = [i for i, source in enumerate(self.sources) if label in (None, source.label)]
-        asked = {i: self._asked[i] for i in chosen if i not in self._slots}
-        for i, (worker, reply) in loaded(self.pool, asked, self.env, self.deadline).items():
-            infos = infos_of(self.sources[i], reply)
-            self._slots[i] = [WorkerSlot(info) for info in infos]
-            if worker is not None and infos[0].broken:
-                self.pool.discard(worker)
-            elif worker is not None:
-                self._slots[i][0].worker = worker
-                worker.label = infos[0].name  # it is this backend's from now on, and so is what it writes
-        return [slot for i in chosen for slot in self._slots[i]]
+    requests = [load_request(source, device) for source in sources]
+    asked = {i: (started(pool, sources[i].label, env, request), request) for i, request in enumerate(requests)}
+    found = loaded(pool, asked, env, deadline)
+    slots = []
+    for i, source in enumerate(sources):
+        worker, reply = found[i]
+        own = [WorkerSlot(info) for info in infos_of(source, reply)]
+        if worker is not None and own[0].info.broken:
+            pool.discard(worker)
+        elif worker is not None:
+            own[0].worker = worker
+            worker.label = own[0].name  # it is this backend's from now on, and so is what it writes
+        slots += own
+    return slots
 
 
 def started(pool: Pool, label: str, env: Mapping[str, str], request: LoadSource) -> Worker | Lost:
@@ -118,10 +108,10 @@ def discover(
     one process at a time.
     """
     if together:
-        return distinct(Loading(pool, sources, device, env, deadline).slots())
+        return distinct(load_all(pool, sources, device, env, deadline))
     slots: list[WorkerSlot] = []
     for source in sources:
-        found = Loading(pool, [source], device, env, deadline).slots()
+        found = load_all(pool, [source], device, env, deadline)
         for slot in found:
             slot.drop(pool)
         slots += found

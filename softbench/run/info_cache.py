@@ -1,7 +1,5 @@
 """Keeps what workers report about the machine and softbench's own backends, so that `list` and `--dry-run` need not import torch.
 
-A fleet takes the GPUs from here, so that its cards start at once. Each card asks its own worker.
-
 An entry belongs to one state of the environment: softbench's files, the interpreter and its packages, the compilers, the driver, and the
 environment variables that these read. It is used for a day at most. A measurement always asks its workers.
 """
@@ -22,7 +20,7 @@ from pathlib import Path
 import softbench
 from softbench.core.files import replace_file
 from softbench.core.json import from_json, to_json
-from softbench.core.machine import Machine, boot_id
+from softbench.core.machine import Machine
 from softbench.kernels.common.cuda_toolkit import cache_folder
 from softbench.plugins.info import BackendInfo, info_from_json, info_to_json
 from softbench.plugins.source import PluginSource
@@ -85,39 +83,8 @@ def write(device: str, machine: Machine, sources: Iterable[PluginSource], infos:
         replace_file(path, json.dumps({"machine": to_json(machine), "infos": by_label}))
 
 
-def read_machine() -> Machine | None:
-    """The machine that an earlier command probed in this environment since the last boot; None if there is no entry with a GPU."""
-    path = _machine_path()
-    try:
-        if not 0 <= time.time() - path.stat().st_mtime < SECONDS:
-            return None
-        machine = from_json(Machine, json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return machine if machine.gpus else None
-
-
-def write_machine(machine: Machine) -> None:
-    """Keep a machine with GPUs. A folder that cannot be written is no error."""
-    if machine.gpus:
-        path = _machine_path()
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, json.dumps(to_json(machine)))
-
-
-def forget_machine() -> None:
-    """Let the next command probe the machine."""
-    with suppress(OSError):
-        _machine_path().unlink()
-
-
 def _path(device: str) -> Path:
     return cache_folder() / "infos" / f"{_environment()}-{device.replace(':', '')}.json"
-
-
-def _machine_path() -> Path:
-    return cache_folder() / "infos" / f"{_environment()}-machine-{hashlib.sha256(boot_id().encode()).hexdigest()[:8]}.json"
 
 
 def _environment() -> str:

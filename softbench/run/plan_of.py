@@ -11,7 +11,6 @@ from softbench.core.errors import SoftbenchError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.text import few
 from softbench.plan.plan import Plan, cases_of, make, require_few_cells
-from softbench.plan.settings import WORKER
 from softbench.plugins.info import BackendInfo, lacking
 from softbench.plugins.select import all_or_all_but, not_loaded, not_loaded_text, select
 
@@ -39,12 +38,6 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
     require_few_cells(len(cases), len(selected), request.shard)
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
     return replace(plan, notes=(*notes, *plan.notes))
-
-
-def of_yardstick(request: RunRequest) -> RunRequest:
-    """The request for the same cases of the yardstick alone."""
-    alone = {"backends": (YARDSTICK,), "relative_to": YARDSTICK, "judge": WORKER, "profile": "off", "processes": 1}
-    return replace(request, flags={**request.flags, **alone})
 
 
 def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:

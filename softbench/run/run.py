@@ -41,7 +41,7 @@ from softbench.run.cpu_load import CpuLoad
 from softbench.run.header import header
 from softbench.run.judged_cells import CellJudge
 from softbench.run.pace import Pace, Pacing, working
-from softbench.run.plan_of import of_yardstick, plan_of
+from softbench.run.plan_of import plan_of
 from softbench.run.request import RunRequest
 from softbench.run.scheduler import Scheduler
 
@@ -148,7 +148,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(session: Session, request: RunRequest) -> Prepared:
-    """Load the plugin sources of a run, or wait for those of `prepare_yardstick`, and plan it.
+    """Load the plugin sources of a run, and plan it.
 
     Raises:
         UsageError: a device, backend, reference backend or timer does not exist.
@@ -170,21 +170,7 @@ def _planned(session: Session, request: RunRequest) -> tuple[Plan, list[WorkerSl
     infos = [slot.info for slot in opened]
     if not operations.baselines():
         info_cache.write(settings.device, session.machine, session.sources, infos)
-    info_cache.write_machine(session.machine)
     return plan_of(request, session.machine, session.device, session.gpu, infos), opened
-
-
-def prepare_yardstick(session: Session, request: RunRequest) -> Prepared:
-    """The plan of a run's cases with the yardstick alone, and its slot. All plugin sources of the run begin to load.
-
-    Raises:
-        UsageError: as `prepare`, for the sweep and the timer.
-    """
-    settings = request.settings(session.device)
-    cases_of(settings, session.device, request.shard)
-    slots = session.begin(settings.backends).slots(YARDSTICK)
-    plan = plan_of(of_yardstick(request), session.machine, session.device, session.gpu, [slot.info for slot in slots])
-    return Prepared(plan, slots, frozenset())
 
 
 def infos(settings: Settings, *, load: bool, ops: Sequence[str] = ()) -> list[BackendInfo]:
@@ -334,12 +320,8 @@ AHEAD = 2
 """Process sets whose forkservers import torch while an earlier one is measured on a GPU. The import takes longer than a few cells."""
 
 
-def execute(
-    plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str], *, keep: bool = False
-) -> None:
+def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
-
-    With `keep` those workers stay, without the buffers of the last case. The plan then has one process set and one group.
 
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, forkservers import
     torch while AHEAD sets before theirs are measured; on the CPU that would disturb the measurement.
@@ -359,12 +341,12 @@ def execute(
             current = pools.popleft()
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots, keep=keep)
+            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots)
             if process:
                 current.close()
 
 
-def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], *, keep: bool) -> None:
+def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         start_order = reversed(names) if scheduler.process % 2 else names  # so that starting first favours nobody
@@ -380,4 +362,4 @@ def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler,
             watch.pace.end(records)
             watch.load.measured(case, records)
             watch.observer.advance(case)
-        scheduler.release([*scheduler.state]) if keep else scheduler.close()
+        scheduler.close()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from softbench.core import machine
 from softbench.core.errors import UsageError
 from softbench.core.machine import Gpu, Machine
 from softbench.plugins.info import BackendInfo
@@ -45,41 +44,6 @@ def test_kept_infos_come_back_for_the_same_device():
 def test_plugins_are_neither_kept_nor_looked_up():
     keep([*INFOS, BackendInfo("other", OTHER)], (TORCH, COMPILE, OTHER))
     assert info_cache.read("auto", [TORCH, COMPILE, OTHER]).infos == tuple(INFOS)
-
-
-def test_a_machine_with_gpus_is_kept_until_it_is_forgotten(monkeypatch, tmp_path):
-    assert info_cache.read_machine() is None
-    info_cache.write_machine(replace(MACHINE, gpus=()))
-    assert info_cache.read_machine() is None
-    info_cache.write_machine(MACHINE)
-    assert info_cache.read_machine() == MACHINE
-    boot = tmp_path / "boot"
-    boot.write_text("another")
-    with monkeypatch.context() as changed:
-        changed.setattr(machine, "BOOT", boot)
-        assert info_cache.read_machine() is None
-    info_cache.forget_machine()
-    assert info_cache.read_machine() is None
-
-
-def test_a_machine_of_another_job_or_day_is_probed_again(monkeypatch, folder):
-    """Two jobs of Slurm on one host see other GPUs under the same numbers."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
-    info_cache.write_machine(MACHINE)
-    with monkeypatch.context() as changed:
-        changed.setenv("SLURM_JOB_GPUS", "2,3")
-        assert info_cache.read_machine() is None
-    assert info_cache.read_machine() == MACHINE
-    (entry,) = folder.iterdir()
-    text = entry.read_text()
-    for damaged in ("", "{", "[]", text.replace('"gpus"', '"cards"')):
-        entry.write_text(damaged)
-        assert info_cache.read_machine() is None
-    entry.write_text(text)
-    past = time.time() - info_cache.SECONDS - 9
-    os.utime(entry, (past, past))
-    assert info_cache.read_machine() is None
 
 
 def test_a_gpu_that_cannot_be_used_is_asked_again(monkeypatch, folder):

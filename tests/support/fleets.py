@@ -73,8 +73,6 @@ class FakeCards:
         self.infos, self.requests = {}, {}
         self.log = []
         """What was asked of which card, in order; `copy` is the comparison."""
-        self.loading = set()
-        """The cards that load their backends. `us` of the option `disturbed` is the latency meanwhile."""
 
     def machine(self):
         gpus = tuple(
@@ -89,28 +87,19 @@ class FakeCards:
         self.log.append((number, "copy" if message.get("backends") else message["op"]))
         if message["op"] == "open":
             self.requests[number] = request_from_json(message["request"])
-            self._open(number, "ready" if message["staged"] and self.about.get("loads_late", True) else "opened")
-        elif message["op"] == "load":
-            self.loading.discard(number)
-            self._open(number, "opened")
+            self._open(number)
         else:
             self._measure(number, message)
 
-    def _open(self, number, op):
-        if text := self.about.get("unloaded", {}).get(number) if op == "opened" else None:
-            self.events.put((number, {"op": "error", "text": text, "code": 1}))
-            return
+    def _open(self, number):
         if text := self.about.get("unopened", {}).get(number):
             self.events.put((number, {"op": "error", "text": text, "code": 1}))
             return
         machine = replace(self.machine(), torch=self.about.get("torch", {}).get(number, "2.13"))
         sources = [BackendInfo(name, PluginSource("entry point", name, "x:y", "x"), source=f"hash of {name}") for name in BACKENDS]
-        if op == "ready":
-            self.loading.add(number)
-            sources = sources[:1]
         opened = {"softbench": __version__, "machine": asdict(machine), "gpu": number, "unit": f"node1/{number}/0000000{number}"}
         infos = [{"label": info.name, "info": info_to_json(info)} for info in sources]
-        self.events.put((number, {"op": op, **opened, "infos": infos, "unsupported": []}))
+        self.events.put((number, {"op": "opened", **opened, "infos": infos, "unsupported": []}))
 
     def _measure(self, number, message):
         backends = message.get("backends") or BACKENDS
@@ -141,8 +130,7 @@ class FakeCards:
     def _record(self, number, name, case, process, *, bad):
         if bad:
             return Record(name, case, Failed(Status.FAILED, "time", "CUDA error: unspecified launch failure"), f"hash of {name}")
-        us = self.about.get("disturbed", {}).get(number) if number in self.loading else None
-        us = us or self.us.get(number, 100.0)
+        us = self.us.get(number, 100.0)
         batches = (Batch(process, 0, 0, (us * 0.99, us, us * 1.01)),)
         grade = Grade.YARDSTICK if name == YARDSTICK else Grade.PASS
         outcome = Measured(Build(0.1, ""), Accuracy(grade, 0.1, ""), Timing(batches, "queued", "cold", "fixed"))

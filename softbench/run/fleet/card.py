@@ -1,11 +1,8 @@
 """The process of one card: it plans and measures as a run does, and sends each case's records to the fleet as JSON lines.
 
-It receives on stdin `Open`, then `Measure`, and `Load` after `Ready` (`softbench.run.fleet.messages`). It sends `Opened` with the machine
-and its backends, then for each case `Records`; `Log`, `Note`, `Done`, and `Error` before it ends. `Beat` comes every second. When stdin
-closes, it ends with all its workers.
-
-With `staged`, `Ready` may come before `Opened`: the yardstick is loaded, and is measured while the other backends load. The card waits
-for them after `Load`. On the CPU, and on a GPU that takes one process at a time, `Opened` comes at once.
+It receives on stdin `Open`, then `Measure` (`softbench.run.fleet.messages`). It sends `Opened` with the machine and its backends, then
+for each case `Records`; `Log`, `Note`, `Done`, and `Error` before it ends. `Beat` comes every second. When stdin closes, it ends with all
+its workers.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from typing import IO, NoReturn
 
 from softbench import __version__
 from softbench.core.case import Case
-from softbench.core.errors import Interrupted, SoftbenchError, UsageError, WorkersError
+from softbench.core.errors import Interrupted, SoftbenchError, UsageError
 from softbench.core.json import JsonObject, to_json
 from softbench.core.outcome import Record
 from softbench.ops import registry
@@ -34,20 +31,17 @@ from softbench.plan.plan import Plan
 from softbench.plan.settings import WORKER
 from softbench.plugins.info import info_to_json
 from softbench.processes.activity import Activity
-from softbench.processes.session import NoGpuError, Session
+from softbench.processes.session import Session
 from softbench.results.records import record_to_json
-from softbench.run import info_cache
 from softbench.run.cpu_load import CpuLoad
 from softbench.run.fleet import messages, processors
-from softbench.run.fleet.messages import Beat, Done, Error, FromCard, Load, Log, Measure, Note, Open, Opened, Ready, Records
+from softbench.run.fleet.messages import Beat, Done, Error, FromCard, Log, Measure, Note, Open, Opened, Records
 from softbench.run.judged_cells import CellJudge
 from softbench.run.pace import Pace, Pacing, working
-from softbench.run.request import RunRequest, request_from_json
-from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare, prepare_yardstick
+from softbench.run.request import request_from_json
+from softbench.run.run import Prepared, Watch, execute, in_turn, open_session, prepare
 
 BEAT_SECONDS = 1.0
-DISTURBED = ("cpu",)
-"""Devices whose measurements are disturbed by what other workers import."""
 
 
 class Link:
@@ -171,42 +165,23 @@ def serve(link: Link, receive: Callable[[], JsonObject | None], end: ExitStack) 
     settings = request.settings()
     if settings.threads and settings.threads > (most := len(os.sched_getaffinity(0))):
         raise UsageError(f"--threads {settings.threads}: must be at most {most}, the processors of the card {first.device}")
-    try:
-        session = in_turn(request, activity, link, end)[0] if first.wait else end.enter_context(open_session(settings, activity))
-    except NoGpuError as error:
-        if not first.remembered:
-            raise
-        info_cache.forget_machine()
-        raise WorkersError(str(error)) from None  # only this GPU is gone since an earlier command saw it
-    staged = first.staged and session.device not in DISTURBED and not session.exclusive
-    if staged and not _yardstick_first(link, receive, session, request):
-        return
+    session = in_turn(request, activity, link, end)[0] if first.wait else end.enter_context(open_session(settings, activity))
     prepared = prepare(session, request)
-    link.send(_about(Opened, session, prepared))
+    link.send(_about(session, prepared))
     while isinstance(message := _next(receive), Measure):
         _measure(link, message, session, prepared)
         link.send(Done(session.pool.activity.seconds))
 
 
-def _yardstick_first(link: Link, receive: Callable[[], JsonObject | None], session: Session, request: RunRequest) -> bool:
-    """Measure the yardstick as often as the fleet asks for it, while all other backends load. False if the fleet is gone."""
-    prepared = prepare_yardstick(session, request)
-    link.send(_about(Ready, session, prepared))
-    while isinstance(message := _next(receive), Measure):
-        _measure(link, message, session, prepared, keep=True)
-        link.send(Done(session.pool.activity.seconds))
-    return message is not None
-
-
-def _next(receive: Callable[[], JsonObject | None]) -> Open | Measure | Load | None:
+def _next(receive: Callable[[], JsonObject | None]) -> Open | Measure | None:
     """The fleet's next message; None if it is gone."""
     data = receive()
     return None if data is None else messages.to_card(data)
 
 
-def _about(kind: type[Ready], session: Session, prepared: Prepared) -> Ready:
-    """What the fleet plans with: the machine and its backends, as `softbench.run.info_cache` keeps them."""
-    return kind(
+def _about(session: Session, prepared: Prepared) -> Opened:
+    """What the fleet plans with: the machine and its backends."""
+    return Opened(
         softbench=__version__,
         machine=session.machine,
         gpu=session.machine.gpus.index(session.gpu) if session.gpu else None,
@@ -216,8 +191,8 @@ def _about(kind: type[Ready], session: Session, prepared: Prepared) -> Ready:
     )
 
 
-def _measure(link: Link, message: Measure, session: Session, prepared: Prepared, *, keep: bool = False) -> None:
-    """Measure cases, with all backends or some, and send their records. `keep`: as in `softbench.run.run.execute`."""
+def _measure(link: Link, message: Measure, session: Session, prepared: Prepared) -> None:
+    """Measure cases, with all backends or some, and send their records."""
     plan = replace(prepared.plan, cases=message.cases)
     if chosen := message.backends:
         infos = tuple(info for info in plan.infos if info.name in chosen)
@@ -230,7 +205,7 @@ def _measure(link: Link, message: Measure, session: Session, prepared: Prepared,
     session.pool.tell(kept.keep_log)
     with CellJudge(plan, session.pool.activity) as judge:
         watch = Watch(link, pace, CpuLoad(link.note), judge.judged)
-        execute(plan, kept, watch, session.pool, slots, session.environment, keep=keep)
+        execute(plan, kept, watch, session.pool, slots, session.environment)
 
 
 if __name__ == "__main__":

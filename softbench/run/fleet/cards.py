@@ -23,7 +23,6 @@ from softbench.core.text import one_line
 from softbench.plan.settings import PHASES
 from softbench.processes.session import Session, choose_device
 from softbench.processes.worker_log import signal_name, useful_line
-from softbench.run import info_cache
 from softbench.run.fleet.processors import parted
 
 END_SECONDS = 20.0
@@ -61,9 +60,9 @@ class LocalCards:
             UsageError: there is no such GPU, or more cards than processors.
             WorkersError: the machine cannot be probed.
         """
-        self.names, nodes, remembered = _devices(devices)
+        self.names, nodes = _devices(devices)
         self.opening: list[JsonObject] = [
-            {"device": name.partition(":")[0] if name.startswith("cpu") else name, "processors": sorted(some), "remembered": remembered}
+            {"device": name.partition(":")[0] if name.startswith("cpu") else name, "processors": sorted(some)}
             for name, some in zip(self.names, parted(nodes), strict=True)
         ]
         self.events: queue.Queue[tuple[int, JsonObject]] = queue.Queue()
@@ -128,23 +127,15 @@ class LocalCards:
         self._folder.cleanup()
 
 
-def _devices(text: str) -> tuple[list[str], list[int | None], bool]:
-    """The names of the cards, their NUMA nodes, and whether an earlier command's probe is the source of both.
-
-    A probe imports torch for seconds, and each card's process probes anyway. `cpu:0,cpu:1` are parts of the processors, for tests
-    without GPUs.
-    """
+def _devices(text: str) -> tuple[list[str], list[int | None]]:
+    """The names of the cards, and their NUMA nodes. `cpu:0,cpu:1` are parts of the processors, for tests without GPUs."""
     words = list(dict.fromkeys(word.strip().removeprefix("cuda:") for word in text.split(",")))
     if all(re.fullmatch("cpu:[0-9]+", word) for word in words):
-        return words, [None] * len(words), False
+        return words, [None] * len(words)
     if words != ["all"] and not all(word.isascii() and word.isdecimal() for word in words):
         raise UsageError(f"--devices {text}: write all, or the numbers of GPUs as in 0,2")
-    known = info_cache.read_machine()
-    if known and (words == ["all"] or max(map(int, words)) < len(known.gpus)):
-        return *_named(words, known, text), True
     with Session("auto", PHASES["import"]) as session:
-        info_cache.write_machine(session.machine)
-        return *_named(words, session.machine, text), False
+        return _named(words, session.machine, text)
 
 
 def _named(words: Sequence[str], machine: Machine, text: str) -> tuple[list[str], list[int | None]]:

@@ -114,31 +114,15 @@ def require_alike(compared: Sequence[Compared]) -> None:
 def compare_or_refuse(members: Members, observer: Observer, *, alike: bool) -> None:
     """Compare the cards of a run, if there are several. With `alike` those of one model must be equally fast.
 
-    Their backends may still load. Only a comparison after that can refuse the cards, because loading might disturb one of them.
-
     Raises:
         CardsLostError: every card is lost.
         UsageError: as `require_alike`.
     """
-    compared = _noted(members, observer)
-    if not alike:
-        return
-    try:
-        require_alike(compared)
-    except UsageError:
-        if all(member.loaded for member in members.alive):
-            raise
-        observer.note("the cards differ while they load their backends, so they are compared again after that")
-        members.load()
-        require_alike(_noted(members, observer))
-
-
-def _noted(members: Members, observer: Observer) -> list[Compared]:
-    """The comparison, with a note for each card; empty if there is one card."""
     if len(members.alive) < 2:
-        return []
+        return
     compared = compare(members)
     for one in compared:
         observer.note(f"{one.member.name} ({one.member.unit}): {one.text}")
     members.require(members.alive)
-    return compared
+    if alike:
+        require_alike(compared)

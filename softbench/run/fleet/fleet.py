@@ -1,7 +1,7 @@
 """A run on several cards: the steps of `softbench.run.run`, where each card's process measures and this process stores.
 
-    open a process for each card -> each opens its session, and its backends begin to load -> compare the cards meanwhile.
-    Wait for the backends -> deal the cases to the cards -> store records as they come -> deal the cases of lost cards to the others.
+    open a process for each card -> each opens its session and loads its backends -> compare the cards -> deal the cases to them.
+    Store records as they come -> deal the cases of lost cards to the others.
 
 With the spread `shard`, the cards of one GPU model share the sweep. With `replicate` every card measures all of it.
 """
@@ -89,9 +89,8 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[w
     begin = time.monotonic()
     with closing(how.cards(request)) as opened:
         members = Members(opened, request, observer)
-        members.open(staged=len(members.all) > 1)
+        members.open()
         comparison.compare_or_refuse(members, observer, alike=how.spread == SHARD and not how.force)
-        members.load()
         _require_few_cells(members.alive, request, how.spread)
         head = _header(members.alive, request, how.spread)
         kept = stored(request, head, [case for member in members.alive for case in member.known.cases], observer)

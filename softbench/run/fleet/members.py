@@ -22,8 +22,8 @@ from softbench.plugins.source import PluginSource, origins
 from softbench.results.records import record_from_json
 from softbench.run import queue as place_queue
 from softbench.run.fleet import messages
-from softbench.run.fleet.messages import Backend, Load, Measure, Open, Ready, ToCard
-from softbench.run.plan_of import of_yardstick, plan_of
+from softbench.run.fleet.messages import Backend, Measure, Open, Opened, ToCard
+from softbench.run.plan_of import plan_of
 from softbench.run.request import RunRequest, request_to_json
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ class Member:
     number: int
     name: str
     plan: Plan | None = None
-    """None until its process has opened its session. Of the yardstick alone until its backends are loaded."""
-    loaded: bool = False
-    """True if its backends are loaded."""
+    """None until its process has loaded its backends."""
     unsupported: Collection[tuple[str, Case]] = ()
     versions: tuple[str, ...] = ()
     busy: set[Case] = field(default_factory=set)
@@ -96,10 +94,8 @@ class Members:
         """The cards that are not lost."""
         return [member for member in self.all if not member.lost]
 
-    def open(self, *, wait: bool = True, staged: bool = False) -> None:
+    def open(self, *, wait: bool = True) -> None:
         """Open all cards, and wait until each is open or lost. Without `wait` they do not wait for other runs, so they must not measure.
-
-        With `staged` a card may be open before its backends are loaded; it then measures only the yardstick, until `load`.
 
         Raises:
             CardsLostError: every card is lost.
@@ -110,7 +106,7 @@ class Members:
         with place_queue.several(self.observer.note) if wait and len(self.all) > 1 else nullcontext():
             for member, opening in zip(self.all, self.cards.opening, strict=True):
                 member.heard = time.monotonic()
-                self.send(member, Open(request, operations, **opening, wait=wait, staged=staged))
+                self.send(member, Open(request, operations, **opening, wait=wait))
             while any(member.plan is None for member in self.alive):
                 self.take()
         self.require(self.alive)
@@ -123,27 +119,6 @@ class Members:
             for name, mine, its in zip(SKEW, first.versions, member.versions, strict=True):
                 if mine != its:
                     raise UsageError(f"{member.name} has {name} {its}, and {first.name} has {mine}: install one version on all hosts")
-        self._require_equal_sources()
-
-    def load(self) -> None:
-        """Wait until the backends of all cards are loaded.
-
-        Raises:
-            CardsLostError: every card is lost.
-            UsageError: a backend has two sources, or the request is wrong.
-        """
-        for member in self.alive:
-            if not member.loaded:
-                member.heard = time.monotonic()
-                self.send(member, Load())
-        while not all(member.loaded for member in self.alive):
-            self.take()
-        self.require(self.alive)
-        self._require_equal_sources()
-
-    def _require_equal_sources(self) -> None:
-        first = self.alive[0]
-        for member in self.alive:
             for info in member.known.infos:
                 other = next((one for one in first.known.infos if one.name == info.name), info)
                 if other.source != info.source:
@@ -200,10 +175,7 @@ class Members:
                 case messages.Log(label, text):
                     self.keep_log(f"{member.name} {label}", text)
                 case messages.Opened() as opened:
-                    self._opened(member, opened, self.request)
-                    member.loaded = True
-                case messages.Ready() as ready:
-                    self._opened(member, ready, of_yardstick(self.request))
+                    self._opened(member, opened)
                 case messages.Records(process, cells) if records:
                     records(member, process, [replace(record_from_json(cell), unit=member.unit) for cell in cells])
                 case messages.Done(seconds):
@@ -225,11 +197,11 @@ class Members:
             self._noted.add(text)
             self.observer.note(f"{member.name}: {text}")
 
-    def _opened(self, member: Member, about: Ready, request: RunRequest) -> None:
+    def _opened(self, member: Member, about: Opened) -> None:
         machine = about.machine
         gpu = None if about.gpu is None else machine.gpus[about.gpu]
         infos = [info_from_json({**one.info, "origin": None}, self._source(one)) for one in about.infos]
-        plan = plan_of(request, machine, "cuda" if gpu else "cpu", gpu, infos)
+        plan = plan_of(self.request, machine, "cuda" if gpu else "cpu", gpu, infos)
         member.plan = replace(plan, facts={**plan.facts, "unit": about.unit})
         member.unsupported = frozenset(about.unsupported)
         member.versions = (about.softbench, machine.torch, str(machine.software.get("python")))

@@ -19,7 +19,7 @@ class ToCard(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
 
 
 class Open(ToCard, frozen=True, tag="open"):
-    """Open the session, and load the backends. The answer is `Ready` or `Opened`."""
+    """Open the session, and load the backends. The answer is `Opened`."""
 
     request: JsonObject
     """As `softbench.run.request.request_to_json` makes it."""
@@ -32,24 +32,16 @@ class Open(ToCard, frozen=True, tag="open"):
     """The place of the card on its node, and the number of cards there."""
     wait: bool = True
     """Wait for other runs on the device. Without it the card must not measure."""
-    staged: bool = False
-    """`Ready` may come first: the yardstick is loaded, and is measured while the other backends load."""
-    remembered: bool = False
-    """True if an earlier command's probe found the device."""
 
 
 class Measure(ToCard, frozen=True, tag="measure"):
-    """Measure cases, after `Opened`, `Ready` or `Done`. The answers are `Records` for each case, then `Done`."""
+    """Measure cases, after `Opened` or `Done`. The answers are `Records` for each case, then `Done`."""
 
     cases: tuple[Case, ...]
     stored: tuple[tuple[int, Case], ...] = ()
     """The process sets and cases that the fleet has from this unit already."""
     backends: tuple[str, ...] | None = None
     """None: all."""
-
-
-class Load(ToCard, frozen=True, tag="load"):
-    """Wait for the backends, after `Ready`. The answer is `Opened`."""
 
 
 class FromCard(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op"):
@@ -86,8 +78,8 @@ class Backend(Struct, frozen=True):
     """As `softbench.plugins.info.info_to_json` makes it."""
 
 
-class Ready(FromCard, frozen=True, tag="ready"):
-    """The yardstick can be measured. What the fleet plans with."""
+class Opened(FromCard, frozen=True, tag="opened"):
+    """All backends are loaded. What the fleet plans with."""
 
     softbench: str
     """Its version."""
@@ -98,10 +90,6 @@ class Ready(FromCard, frozen=True, tag="ready"):
     infos: tuple[Backend, ...]
     unsupported: tuple[tuple[str, Case], ...]
     """Backends, and cases that they do not support."""
-
-
-class Opened(Ready, frozen=True, tag="opened"):
-    """All backends are loaded."""
 
 
 class Records(FromCard, frozen=True, tag="records"):
@@ -135,13 +123,13 @@ class Ended(FromCard, frozen=True, tag="ended"):
     """How it ended."""
 
 
-_TO_CARD = Open | Measure | Load
-_FROM_CARD = reduce(or_, (Beat, Note, Log, Ready, Opened, Records, Done, Error, Ended))
+_TO_CARD = Open | Measure
+_FROM_CARD = reduce(or_, (Beat, Note, Log, Opened, Records, Done, Error, Ended))
 
 
-def to_card(data: JsonObject) -> Open | Measure | Load:
+def to_card(data: JsonObject) -> Open | Measure:
     """A message to a card from its JSON. Raises ValueError if it is invalid."""
-    message: Open | Measure | Load = from_json(_TO_CARD, data)  # type: ignore[arg-type]
+    message: Open | Measure = from_json(_TO_CARD, data)  # type: ignore[arg-type]
     return message
 
 

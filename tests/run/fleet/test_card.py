@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from softbench.core.case import Case, Direction
-from softbench.core.errors import UsageError, WorkersError
+from softbench.core.errors import WorkersError
 from softbench.core.json import to_json
 from softbench.ops import registry
 from softbench.plan.config_file import load
 from softbench.plan.deal import Shard
 from softbench.plan.settings import from_flags
-from softbench.processes.worker_pool import Pool
 from softbench.results.records import record_from_json
 from softbench.run.fleet import card
 from softbench.run.fleet.card import Link, Sent, serve
@@ -48,18 +47,6 @@ def test_a_card_runs_on_its_share_of_its_node(monkeypatch, message, expected):
     with pytest.raises(WorkersError, match="stop here"):
         talked(**message)
     assert ran == ([expected] if expected else [])
-
-
-@pytest.mark.slow
-def test_a_gpu_that_is_gone_costs_only_its_card(monkeypatch):
-    """An earlier command saw it: the card is lost and the run goes on. Without that, the request is wrong."""
-    forgotten = []
-    monkeypatch.setattr(card.info_cache, "forget_machine", lambda: forgotten.append(True))
-    first = {"op": "open", "request": request_to_json(request()), "operations": {}, "device": "cuda:99", "processors": []}
-    for remembered, kind in ((True, WorkersError), (False, UsageError)):
-        with pytest.raises(kind, match="--device cuda:99: "), ExitStack() as end:
-            serve(Link(io.StringIO()), lambda first={**first, "remembered": remembered}: first, end)
-    assert forgotten == [True]
 
 
 LEAVING = """
@@ -101,59 +88,6 @@ def test_a_card_sends_its_machine_and_each_cases_records():
     assert [(process, records[0].case.N, len(records)) for process, records in sent] == [(0, 32, 2), (1, 16, 2), (1, 32, 2), (0, 32, 1)]
     assert all(record.unit == opened["unit"] for _, records in sent for record in records)
     assert [one["op"] for one in found].count("done") == 2
-
-
-LATE = """
-import time
-from pathlib import Path
-import torch
-end = time.monotonic() + 50
-while not Path({file!r}).exists():
-    if time.monotonic() > end:
-        raise TimeoutError("copy was not measured while this loaded")
-    time.sleep(0.02)
-def softmax(x): return torch.softmax(x, -1)
-"""
-
-
-@pytest.mark.slow
-def test_copy_is_measured_while_the_other_backends_load(tmp_path, monkeypatch):
-    """A backend's import waits for a file, which is made after two comparisons. Its results then follow in one worker of copy."""
-    monkeypatch.setattr(card, "DISTURBED", ())
-    (tmp_path / "late.py").write_text(LATE.format(file=str(tmp_path / "compared")))
-    copy = {"op": "measure", "cases": CASES[:1], "backends": ["copy"]}
-    asked = request_to_json(request(backends=["late"], plugins=[tmp_path / "late.py"]))
-    left = [
-        {"op": "open", "request": asked, "operations": {}, "device": "cpu", "processors": [], "wait": False, "staged": True},
-        *(copy, copy, {"op": "load"}),
-        {"op": "measure", "cases": CASES[1:]},
-        None,
-    ]
-    out, started = io.StringIO(), []
-
-    def receive():
-        message = left.pop(0)
-        if message and message["op"] == "load":
-            (tmp_path / "compared").touch()
-        return message
-
-    spawn = Pool.spawn
-    monkeypatch.setattr(Pool, "spawn", lambda self, label, env=None: started.append(label) or spawn(self, label, env))
-    with ExitStack() as end:
-        serve(Link(out), receive, end)
-    found = [message for line in out.getvalue().splitlines() if (message := json.loads(line))["op"] != "note"]
-    assert [one["op"] for one in found] == ["ready", "records", "done", "records", "done", "opened", "records", "done"]
-    assert [one["label"] for one in found[0]["infos"]] == ["copy"]
-    records = [[record_from_json(data) for data in one["records"]] for one in found if one["op"] == "records"]
-    assert [[record.backend for record in some] for some in records] == [["copy"], ["copy"], ["copy", "late"]]
-    assert {record.status for some in records for record in some} == {"ok"}
-    assert sorted(started) == ["copy", "late", "probe"]
-
-
-@pytest.mark.slow
-def test_a_card_of_the_cpu_loads_before_it_is_compared():
-    """What other workers import would disturb copy."""
-    assert talked(staged=True)[0]["op"] == "opened"
 
 
 def test_stored_process_sets_are_not_measured_again():

@@ -13,9 +13,8 @@ from softbench.run.fleet.cards import LocalCards
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """A machine with four GPUs on two nodes, which no command has probed."""
-    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
+def machine(monkeypatch):
+    """A machine with four GPUs on two nodes."""
     gpus = tuple(Gpu("H200", f"GPU-{i}", 2, 1, "default", {"gpu_numa_node": i // 2}) for i in range(4))
 
     class Probed:
@@ -33,20 +32,7 @@ def machine(monkeypatch, tmp_path):
     ("text", "names", "nodes"), [("all", "0123", [0, 0, 1, 1]), ("0,2", "02", [0, 1]), ("cuda:3, 1", "31", [1, 0]), ("1,01", "1", [0])]
 )
 def test_devices_are_all_or_numbers(machine, text, names, nodes):
-    assert cards._devices(text) == ([f"cuda:{number}" for number in names], nodes, False)
-
-
-def test_gpus_of_an_earlier_probe_are_not_probed_again(machine, monkeypatch):
-    """The probe of the first command is kept. A number beyond its GPUs is probed again, as a GPU may have come."""
-    names = [f"cuda:{number}" for number in range(4)]
-    assert cards._devices("all") == (names, [0, 0, 1, 1], False)
-    probed = []
-    monkeypatch.setattr(cards, "Session", lambda *about: probed.append(about) or pytest.fail("a second probe"))
-    assert cards._devices("all") == (names, [0, 0, 1, 1], True)
-    assert cards._devices("3,1") == (["cuda:3", "cuda:1"], [1, 0], True)
-    assert not probed
-    with pytest.raises(pytest.fail.Exception, match="a second probe"):
-        cards._devices("4")
+    assert cards._devices(text) == ([f"cuda:{number}" for number in names], nodes)
 
 
 @pytest.mark.parametrize(

@@ -89,25 +89,10 @@ def test_cards_that_differ_share_no_sweep(tmp_path):
     assert measured(FakeCards(us=(100, 101)), request(tmp_path))
 
 
-def test_cards_are_compared_while_their_backends_load(tmp_path):
+def test_cards_are_compared_before_the_sweep(tmp_path):
     cards = FakeCards()
     measured(cards, request(tmp_path))
-    assert [op for _, op in cards.log] == ["open"] * 2 + ["copy"] * 4 + ["load"] * 2 + ["measure"] * 2
-    late = FakeCards(loads_late=False)  # cards of the CPU
-    measured(late, request(tmp_path / "late"))
-    assert [op for _, op in late.log] == ["open"] * 2 + ["copy"] * 4 + ["measure"] * 2
-
-
-def test_cards_that_differ_only_while_loading_share_a_sweep(tmp_path):
-    """The comparison is repeated once all backends are loaded, and that one decides."""
-    cards, seen = FakeCards(disturbed={1: 120}), Note()
-    assert measured(cards, request(tmp_path), observer=seen)
-    assert [op for _, op in cards.log] == ["open"] * 2 + ["copy"] * 4 + ["load"] * 2 + ["copy"] * 4 + ["measure"] * 2
-    assert seen.count("the cards differ while they load their backends, so they are compared again after that") == 1
-    slow = FakeCards(us=(100, 110))
-    with pytest.raises(UsageError, match="10% apart"):
-        measured(slow, request(tmp_path / "slow"))
-    assert [op for _, op in slow.log].count("copy") == 8
+    assert [op for _, op in cards.log] == ["open"] * 2 + ["copy"] * 4 + ["measure"] * 2
 
 
 def test_a_wrong_request_ends_a_comparison(tmp_path):
@@ -126,7 +111,7 @@ def test_a_wrong_request_ends_a_comparison(tmp_path):
 
 def test_a_card_whose_backends_do_not_load_is_left_out(tmp_path):
     seen = Note()
-    kept = measured(FakeCards(unloaded={0: "out of memory"}), request(tmp_path), observer=seen)
+    kept = measured(FakeCards(unopened={0: "out of memory"}), request(tmp_path), observer=seen)
     assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
     assert "cuda:0 is lost: out of memory" in seen
 
