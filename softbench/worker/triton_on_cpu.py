@@ -1,7 +1,8 @@
 """Lets Triton kernels of plugins and of the gallery run without a GPU, in Triton's interpreter: checked on a few rows, never timed.
 
-The interpreter itself lacks three things that kernels use. Autotuners and launch heuristics ask a driver; code around a launch enters
-`torch.cuda.device`; and a conversion to bfloat16 truncates, where a GPU rounds to nearest, so right results exceed their bound.
+The interpreter itself lacks four things that kernels use. Autotuners and launch heuristics ask a driver; code around a launch enters
+`torch.cuda.device`; a conversion to bfloat16 truncates, where a GPU rounds to nearest, so right results exceed their bound; and operators
+take the bits of bfloat16 for integers.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def prepare(source: PluginSource) -> tuple[str, int] | None:
     driver.set_active(_Driver())
     torch.cuda.device = cast(Any, lambda device: nullcontext())  # type: ignore[misc]
     torch.cuda.current_device = lambda: 0
-    _round_to_nearest(interpreter)
+    _mend_bfloat16(interpreter)
     run = interpreter.InterpretedFunction.run
     interpreter.InterpretedFunction.run = lambda self, *given, warmup=False, **named: (
         LAUNCHED if warmup else run(self, *given, warmup=False, **named)
@@ -89,26 +90,57 @@ def _imported(file: Path) -> list[Path]:
     return [beside for name in named if (beside := file.with_name(f"{name}.py")).is_file()]
 
 
-def _round_to_nearest(interpreter: Any) -> None:
-    """Let conversions from float32 to bfloat16 round to nearest, ties to even."""
+def _mend_bfloat16(interpreter: Any) -> None:
+    """Let conversions to bfloat16 round to nearest, ties to even, and operators compute with its values, not with its bits."""
     import numpy
     from triton import language
 
-    builder = type(interpreter.interpreter_builder)
+    builder, bfloat16 = type(interpreter.interpreter_builder), language.bfloat16
+
+    def rounded(values: Any) -> Any:
+        bits = values.astype(numpy.float32).view(numpy.uint32).astype(numpy.uint64)
+        nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
+        return interpreter.TensorHandle(numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), nearest), bfloat16)
+
+    def widened(handle: Any) -> Any:
+        return (handle.data.astype(numpy.uint32) << 16).view(numpy.float32)
 
     def rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
         def converted(self: Any, src: Any, dst_type: Any, *mode: Any) -> Any:
-            if src.dtype.scalar != language.float32 or dst_type.scalar != language.bfloat16:
-                return convert(self, src, dst_type, *mode)
-            bits = src.data.view(numpy.uint32).astype(numpy.uint64)
-            rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
-            rounded = numpy.where(numpy.isnan(src.data), numpy.uint16(0x7FC0), rounded)
-            return interpreter.TensorHandle(rounded, dst_type.scalar)
+            exact = src.dtype.scalar == language.float32 and dst_type.scalar == bfloat16
+            return rounded(src.data) if exact else convert(self, src, dst_type, *mode)
 
         return converted
 
-    builder.cast_impl = rounding(builder.cast_impl)
-    builder.create_fp_to_fp = rounding(builder.create_fp_to_fp)
+    def of_values(apply: Callable[..., Any]) -> Callable[..., Any]:
+        def applied(self: Any, *given: Any) -> Any:
+            if given[0].dtype.scalar != bfloat16:
+                return apply(self, *given)
+            *handles, operator = given
+            found = operator(*map(widened, handles))
+            return interpreter.TensorHandle(found, bfloat16) if found.dtype == bool else rounded(found)
+
+        return applied
+
+    reduce = interpreter.ReduceScanOpInterface.apply
+
+    def of_float32(self: Any, given: Any) -> Any:
+        tensors = given if isinstance(given, tuple) else (given,)
+        small = [one.dtype.scalar == bfloat16 for one in tensors]
+        pairs = zip(tensors, small, strict=True)
+        found = reduce(self, tuple(self.to_tensor(widened(one.handle), language.float32) if narrow else one for one, narrow in pairs))
+        pairs = zip(found, small, strict=True)
+        found = tuple(self.to_tensor(rounded(one.handle.data).data, bfloat16) if narrow else one for one, narrow in pairs)
+        return found if isinstance(given, tuple) else found[0]
+
+    interpreter.ReduceScanOpInterface.apply = of_float32
+    for name in ("cast_impl", "create_fp_to_fp"):
+        setattr(builder, name, rounding(getattr(builder, name)))
+    for name in ("unary_op", "binary_op", "ternary_op"):
+        setattr(builder, name, of_values(getattr(builder, name)))
+    fma = builder.create_fma
+    of_three = of_values(lambda self, x, y, z, operator: fma(self, x, y, z))
+    builder.create_fma = lambda self, x, y, z: of_three(self, x, y, z, lambda a, b, c: a * b + c)
 
 
 class _Driver:

@@ -54,6 +54,23 @@ x[4:7] = torch.tensor([float("nan"), float("inf"), -float("inf")])
 y = torch.empty(8192, dtype=torch.bfloat16)
 convert[(1,)](x, y, 8192)
 assert torch.equal(y.nan_to_num(3e38), x.to(torch.bfloat16).nan_to_num(3e38))
+
+@triton.jit
+def compute(x, w, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    a, b = tl.load(x + at), tl.load(w + at)
+    tl.store(y + at, a * b)
+    tl.store(y + BLOCK + at, tl.where(a > b, -a, a - b))
+    tl.store(y + 2 * BLOCK + at, tl.abs(tl.clamp(a, -0.5, 0.5)))
+    tl.store(y + 3 * BLOCK + at, tl.fma(a, b, b))
+    tl.store(y + 4 * BLOCK + at, tl.max(a) + tl.sum(b).to(tl.bfloat16) + tl.zeros([BLOCK], tl.bfloat16))
+
+a, b = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+y = torch.empty(5, 64, dtype=torch.bfloat16)
+compute[(1,)](a, b, y, 64)
+fma = (a.double() * b.double() + b.double()).float().bfloat16()
+right = (a * b, torch.where(a > b, -a, a - b), a.clamp(-0.5, 0.5).abs(), fma, (a.max() + b.float().sum().bfloat16()).expand(64))
+assert all(map(torch.equal, y, right))
 """
 
 
@@ -76,7 +93,7 @@ def test_a_plugin_that_only_asks_for_triton_is_timed(cli):
     assert {row["status"] for row in cli.rows()} == {"ok"}
 
 
-def test_conversions_to_bfloat16_round_as_torch(tmp_path, forks, monkeypatch):
+def test_bfloat16_is_computed_and_rounded_as_by_torch(tmp_path, forks, monkeypatch):
     (tmp_path / "rows.py").write_text("import triton\n\n@triton.jit\ndef nothing(x):\n    pass\n")
     (tmp_path / "convert.py").write_text(ROUND)  # Triton reads a kernel's source in its file
     monkeypatch.chdir(tmp_path)
