@@ -100,7 +100,8 @@ class PluginProcess:
 
     def load(self, source: PluginSource, name: str | None) -> str:
         """Load the plugin; returns the name of its backend. Raises EndedError if it cannot be loaded, named or used."""
-        reply = self.pool.ask(self.worker, load_request(source, self.case.device, name), self.deadlines["import"], "import")
+        seconds = self.deadlines["build" if source.builds_at_import else "import"]
+        reply = self.pool.ask(self.worker, load_request(source, self.case.device, name), seconds, "import")
         infos = infos_of(source, reply)
         if infos[0].broken:
             raise EndedError(Status(infos[0].broken_status), infos[0].broken)

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -53,6 +54,13 @@ class PluginSource:
     def file(self) -> Path | None:
         """The file of a source that the user named."""
         return Path(self.target) if self.kind == FILE else module_file(self.target) if self.kind == MODULE else None
+
+    @property
+    def builds_at_import(self) -> bool:
+        """True if its file uses torch.utils.cpp_extension, whose `load_inline` compiles for minutes when the file is imported."""
+        with suppress(OSError):
+            return (file := self.file) is not None and "cpp_extension" in file.read_text("utf-8", "replace")
+        return False
 
     @property
     def own(self) -> bool:

@@ -14,6 +14,8 @@ from softbench.plugins.info import BackendInfo, info_from_json
 from softbench.plugins.source import PluginSource, safe_name
 from softbench.processes.worker_pool import Lost, NotStartedError, Pool, Worker
 
+BUILDING = 5
+"""So many times the deadline of an import has a source that compiles in it: by default as long as a build."""
 MAX_DEATHS = 3  # cases in a row that lose a worker; after them the backend is not tried again
 
 
@@ -59,7 +61,7 @@ def load_all(pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapp
     """
     requests = [load_request(source, device) for source in sources]
     asked = {i: (started(pool, sources[i].label, env, request), request) for i, request in enumerate(requests)}
-    found = loaded(pool, asked, env, deadline)
+    found = loaded(pool, asked, env, _deadline(sources, deadline))
     slots = []
     for i, source in enumerate(sources):
         worker, reply = found[i]
@@ -71,6 +73,11 @@ def load_all(pool: Pool, sources: Sequence[PluginSource], device: str, env: Mapp
             worker.label = own[0].name  # it is this backend's from now on, and so is what it writes
         slots += own
     return slots
+
+
+def _deadline(sources: Sequence[PluginSource], seconds: float) -> float:
+    """The deadline of an import, which is longer if a source compiles then."""
+    return seconds * (BUILDING if any(source.builds_at_import for source in sources) else 1)
 
 
 def started(pool: Pool, label: str, env: Mapping[str, str], request: LoadSource) -> Worker | Lost:
@@ -146,7 +153,7 @@ def revive(pool: Pool, slots: Sequence[WorkerSlot], device: str, env: dict[str, 
     requests = {i: load_request(slot.info.origin, device, slot.name) for i, slot in idle}
     asked = {i: (started(pool, slots[i].name, env, request), request) for i, request in requests.items()}
     lost: dict[WorkerSlot, Failed] = {}
-    for i, (worker, reply) in loaded(pool, asked, env, deadline).items():
+    for i, (worker, reply) in loaded(pool, asked, env, _deadline([slot.info.origin for _, slot in idle], deadline)).items():
         slot = slots[i]
         [info, *_] = infos_of(slot.info.origin, reply)
         slot.worker = worker

@@ -53,6 +53,8 @@ def test_a_crash_costs_its_source_only(pool, tmp_path, crash):
 def test_a_load_ends_with_its_deadline(pool, tmp_path):
     first, second = load_all(pool, [source(tmp_path, "a"), source(tmp_path, "b", "import time\ntime.sleep(120)\n")], "cpu", {}, 3.0)
     assert first.info.able and second.info.broken.startswith("import took longer than 3 s") and second.worker is None
+    (compiled,) = load_all(pool, [source(tmp_path, "c", "# cpp_extension\nimport time\ntime.sleep(5)\n")], "cpu", {}, 3.0)
+    assert compiled.info.able
 
 
 def test_one_at_a_time_no_worker_is_left(pool, tmp_path):
