@@ -36,7 +36,15 @@ MAY_IMPORT = {
     "cli": "core plugins ops results plan gate run report",
 }
 """A package imports from itself and from these."""
-KERNELS_MAY_IMPORT = {"common": "", "cuda": "common", "triton": "common", "automatic": "common cuda triton", "gallery": ""}
+KERNELS_MAY_IMPORT = {
+    "common": "",
+    "plans": "common",
+    "cuda": "common plans",
+    "triton": "common",
+    "tuning": "common plans cuda",
+    "automatic": "common cuda triton",
+    "gallery": "",
+}
 """The same of the packages in kernels/, which import nothing of softbench/."""
 TORCH = {"ops", "backends", "problems", "worker", "judge"}
 """Packages whose modules run in workers or in the judge's process; the parent process never imports torch."""

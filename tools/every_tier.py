@@ -24,7 +24,7 @@ import loss_launches
 import masked_launches
 import torch
 from launches import BRAIN, FULL, HALF, Launch, Pairs, agrees, spaced
-from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # heuristics.cuh has the same
+from softbench.kernels.triton.launch_plan import KEEP_IN_L2_BYTES  # launch_plan.cuh has the same
 
 from softbench.core.errors import UsageError
 from softbench.plan.deal import parse_shard
@@ -98,32 +98,23 @@ def scale_of(function: str, tensors: Tensors) -> Scale:
 
 
 def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
-    from softbench.kernels.cuda import launch, launch_plan
+    from softbench.kernels.cuda import launch
 
     pair = launch.log_softmax if function == "log_softmax" else launch.softmax
 
     def by(*numbers: int) -> Run:
         def run(tensors: Tensors, *scale: Scale) -> str:
-            plan = launch_plan.Plan(*(numbers or (-1,)))
+            plan = launch.Plan(*(numbers or (-1,)))
             (pair.launch_backward if len(tensors) == 3 else pair.launch_forward)(*tensors, *scale, plan=plan)
-            return launch_plan.TIERS[plan.tier]
+            return launch.TIERS[plan.tier]
 
         return run
 
-    tier = {name: number for number, name in enumerate(launch_plan.TIERS)}
+    tier = {name: number for number, name in enumerate(launch.TIERS)}
     for backward, dtype in itertools.product((False, True), (BRAIN, FULL, HALF)):
         R = 2 if backward else 1
         for N in (1, 2, 7, 8, 16, 24, 33, 50, 64, 100, 197, 256, 333, 513, 781, 1000, 1024, 2048, 5003, 8190):
             yield by(), Operands(backward, dtype, 5, N)
-        for words, offset in itertools.product((12 * (R - 1), 16), (0, 1)):  # as many rows as the rules want for it need not be
-            if words and dtype != HALF and (backward or dtype == FULL):
-                N = 32 * words // R * 16 // dtype.itemsize * 2 - 70
-                yield by(tier["block"], words // R, 64, 1, 0, 128, 0), Operands(backward, dtype, 5, N, offset=offset)
-        lane_vectors = () if backward else (3, 4, 5, 6, 7, 8) if dtype == FULL else (3, 4, 5, 6)
-        for each, (threads, rows) in itertools.product(lane_vectors, ((64, 1), (128, 2), (32, 2))):
-            N = (32 * each - 3) * 16 // dtype.itemsize
-            yield by(tier["warp"], each, threads, 1, rows, 16, 0), Operands(False, dtype, 5, N)
-            yield by(tier["warp"], each, threads, 1, rows, 16, 0), Operands(False, dtype, 3, N + 48 // dtype.itemsize, pad=16)
         for lanes in (1, 2, 4, 8, 16, 32):  # a piece and part of one, by one warp or by several
             lengths = range(1, 11) if lanes == 1 else (5 * lanes + 1, 7 * lanes, 8 * lanes - 1, 9 * lanes - 1, 10 * lanes)
             longer = () if backward else (10 * lanes + 1, 12 * lanes)  # of 11 and 12 elements a lane
@@ -140,12 +131,10 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         if dtype == HALF:
             continue
         for N in (16384, 16389):
-            for (words, threads), C in itertools.product(((2, 512), (4, 512), (8, 256), (8, 512), (12, 256), (16, 128)), (2, 3, 16)):
-                if words == 16 and (backward or dtype == FULL):
-                    continue  # of 16-bit rows forward only
+            for (words, threads), C in itertools.product(((2, 512), (4, 512), (8, 256), (8, 512), (12, 256)), (2, 3, 16)):
                 if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
                     yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), Operands(backward, dtype, 3, N)
-            bulk = (8, 256), (8, 512), (24, 256), *([(24, 128)] if backward else [])
+            bulk = (8, 256), (24, 256), *([(24, 128)] if backward else [])
             for (words, threads), G, max_polls in itertools.product(bulk, (1, 3, 5), (1 << 16, 0)):
                 yield by(tier["split_bulk"], words // R, threads, G, 0, 128, max_polls), Operands(backward, dtype, 3, N)
             # Rows that begin in turns: more of them than the card holds.
@@ -179,8 +168,6 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
         R = 2 if backward else 1
         for N in (16, 33, 50, 64, 197, 781, 1024, 1030, 8190):
             yield by(), large(backward, dtype, N)
-        for each in () if backward else (3, 4, 5, 6):
-            yield by(tier["warp"], each, 64, 1, 1, 16, 0), large(False, dtype, (32 * each - 3) * 16 // dtype.itemsize)
         for words, threads, C in ((8, 256, 5), (8, 512, 4), (12, 256, 16)):
             yield by(tier["cluster"], words // R, threads, C, 0, 128, 0, 2000), large(backward, dtype, 16389)
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice

@@ -3,7 +3,6 @@
 // K vectors a thread, and a number of threads that is chosen at run time, cover each N without compiling anew. The kernel is not persistent.
 // With a CTA for each row, the addresses in flight stay close together; a static loop over rows costs 4 to 8 %. The loads of a CTA overlap the
 // exchange of another CTA on the same SM. So up to 4 vectors have 32 registers a thread (2048 threads an SM), and 8 vectors have 64 registers.
-// 12 and 16 vectors have 72 and 96.
 #pragma once
 
 #include "row_access.cuh"
@@ -14,7 +13,7 @@ constexpr int BLOCK_THREADS = 1024;
 
 // The least CTAs an SM for __launch_bounds__, which fill the SM. `thread_vectors`: the vectors of all tensors that a thread holds.
 constexpr int block_min_ctas(int thread_vectors, int max_threads) {
-    return thread_vectors <= 4 ? (max_threads == BLOCK_THREADS ? 2 : 3) : max_threads == BLOCK_THREADS ? 1 : thread_vectors <= 12 ? 7 : BEFORE_HOPPER ? 4 : 5;
+    return thread_vectors > 4 ? 1 : max_threads == BLOCK_THREADS ? 2 : 3;
 }
 
 // The most threads of a CTA. With a policy, 4 vectors that give wider results do not fit in 32 registers.
@@ -24,8 +23,8 @@ constexpr int BLOCK_MAX_THREADS = KEEP_IN_L2 && K == 4 && sizeof(typename Op::Ou
 // T: the most threads of a CTA; see BLOCK_MAX_THREADS. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
 template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block_min_ctas(K * Op::READS, T)) block(Tensors<Op> tensors, int base_alignment) {
-    // More than this would spill registers of kernels that give wider results from 4 vectors, or have a target and 16 vectors.
-    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && ((STORES_IN_PAIRS<Op> && K == 4 && Op::SCALED) || (Op::HAS_TARGET && K == 16)));
+    // More than this would spill registers of kernels that give wider results from 4 vectors.
+    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && STORES_IN_PAIRS<Op> && K == 4 && Op::SCALED);
     constexpr bool IN_PAIRS = STORES_IN_PAIRS<Op> && (K != 4 || KEEP_IN_L2 || (NO_EDGES && !Op::SCALED && ARCHITECTURE == 900));
     __shared__ Partial warp_partials[MAX_WARPS];
     const int thread = threadIdx.x;

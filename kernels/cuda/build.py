@@ -104,6 +104,11 @@ def load(capability: tuple[int, int], function: str = "softmax") -> ctypes.CDLL:
     for name, arguments in _arguments(function).items():
         launch = getattr(library, f"softbench_{name}")
         launch.argtypes, launch.restype = arguments, ctypes.c_int64
+    if hasattr(library, "softbench_plans"):
+        library.softbench_plans.argtypes, library.softbench_plans.restype = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int64], None
+    if hasattr(library, "softbench_candidate"):
+        numbers = [ctypes.c_int] * 2 + [ctypes.c_int64] * 2
+        library.softbench_candidate.argtypes = [*numbers, ctypes.c_void_p, ctypes.c_void_p]
     library.softbench_error.argtypes = [ctypes.c_int]
     library.softbench_error.restype = ctypes.c_char_p
     return library

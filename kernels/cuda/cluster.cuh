@@ -13,20 +13,18 @@ constexpr int cluster_min_ctas(int thread_vectors, int max_threads, bool caches_
     return thread_vectors == 2 ? (caches_exponentials ? 1536 : 2048) / max_threads
          : thread_vectors == 4 ? 1536 / max_threads
          : thread_vectors == 8 ? (max_threads == 192 ? 6 : max_threads == 224 ? 5 : 1024 / max_threads)
-         : thread_vectors == 12 ? 768 / max_threads
-                                : 640 / max_threads;
+                               : 768 / max_threads;
 }
 
 // Beside a target, some kernels would spill registers after Hopper with as many CTAs.
 template <typename Op, int K, int T> constexpr int CLUSTER_MIN_CTAS = cluster_min_ctas(K * Op::READS, T, CACHES_EXPONENTIALS<Op, K>) -
                                                                      (AFTER_HOPPER && Op::HAS_TARGET && K >= 4 && K != 8);
 
-// `size`: the CTAs of a cluster. T: the most threads of a CTA. KNOWN_NO_EDGES: NO_EDGES of the Row, if registers suffice. KEEP_IN_L2: see Row.
-template <typename Op, int K, int T, bool KNOWN_NO_EDGES, bool KEEP_IN_L2>
+// `size`: the CTAs of a cluster. T: the most threads of a CTA. NO_EDGES and KEEP_IN_L2: see Row.
+template <typename Op, int K, int T, bool NO_EDGES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(T, CLUSTER_MIN_CTAS<Op, K, T>)
     cluster(Tensors<Op> tensors, int size, int base_alignment, Stagger stagger) {
 #if SOFTBENCH_CLUSTERS
-    constexpr bool NO_EDGES = KNOWN_NO_EDGES && !(AFTER_HOPPER && Op::HAS_TARGET && K == 16);
     __shared__ Partial warp_partials[MAX_WARPS];
     __shared__ Message mailbox[MAX_CLUSTER];
     __shared__ uint64_t exchange_barrier;
@@ -65,7 +63,7 @@ __global__ void __launch_bounds__(T, CLUSTER_MIN_CTAS<Op, K, T>)
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         int i = start + k * int(blockDim.x);
-        if constexpr (STORES_IN_PAIRS<Op> && !(AFTER_HOPPER && K == 16)) {
+        if constexpr (STORES_IN_PAIRS<Op>) {
             if (!warp_has_vector(i, row.first, row.end)) continue;
             const PairTarget pair = row.pair_target(i, row.first, row.end);
             if constexpr (CACHED) row.op.write(pair, exponentials + k * Op::V, total, thread_partial);

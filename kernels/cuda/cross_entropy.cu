@@ -22,9 +22,8 @@ template <typename T> Plan in_place_plan(const Tensors<Fused<T>>& t, int64_t N) 
     if (found.tier != SPLIT_BULK && (found.tier != SPLIT || found.per_row == 1)) return found;
     Plan p = {AUTO};
     if (device().clusters()) {
-        const int64_t vectors = (layout_of(t, N).offset + N) / Fused<T>::V;
-        const int64_t ctas = std::max<int64_t>(2, std::min<int64_t>(MAX_CLUSTER, ceil_div<int64_t>(vectors, 5800)));
-        p = vectors <= 2 * MAX_CLUSTER * 8 * 128 ? cluster_plan(vectors, 1, 8, 256) : Plan{CLUSTER_BULK, 24, CLUSTER_BULK_THREADS, int(ctas), 0, LINE_ALIGNMENT, 0};
+        p = make_plan(t, N, layout_of(t, N), {CLUSTER, {8, 256}});
+        if (p.tier == AUTO) p = make_plan(t, N, layout_of(t, N), {CLUSTER_BULK, {MAX_CLUSTER}});
         if (!plan_fits(t, N, p)) p = {AUTO};
     }
     return p;
@@ -142,5 +141,8 @@ extern "C" int64_t softbench_reduce(const float* loss, const int64_t* target, fl
 }
 
 extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }
+
+// Hands over the table of plans for a device, before its first launch: `count` cells by kind, bytes and rows.
+extern "C" void softbench_plans(int device, const softbench::Cell* cells, int64_t count) { softbench::cells(device).assign(cells, cells + count); }
 
 #endif

@@ -2,9 +2,9 @@
 // of a kernel takes about a second to compile.
 #pragma once
 
-#include "heuristics.cuh"
 #include "invariant.cuh"
 #include "launcher.cuh"
+#include "planner.cuh"
 
 #include <type_traits>
 
@@ -25,11 +25,10 @@ template <typename Op, bool OVER_GRID, typename F> bool select_bulk(const Plan& 
     if constexpr (OVER_GRID && Op::READS == 2) {
         if (is(integral_constant<int, 24>(), integral_constant<int, 128>())) return true;
     }
-    if constexpr (OVER_GRID)
-        return is(integral_constant<int, 8>(), integral_constant<int, 256>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
-               is(integral_constant<int, 24>(), integral_constant<int, 256>());
-    else
-        return is(integral_constant<int, 24>(), integral_constant<int, 256>());
+    if constexpr (OVER_GRID) {
+        if (is(integral_constant<int, 8>(), integral_constant<int, 256>())) return true;
+    }
+    return is(integral_constant<int, 24>(), integral_constant<int, 256>());
 }
 
 // Calls with K and T of `cluster`.
@@ -39,10 +38,7 @@ template <typename Op, typename F> bool select_cluster(const Plan& p, F call) {
         return thread_vectors == w.value && p.threads <= max_threads.value && (call(std::integral_constant<int, w.value / Op::READS>(), max_threads), true);
     };
     using std::integral_constant;
-    if constexpr (Op::READS == 1 && Op::E == 2) {
-        if (is(integral_constant<int, 16>(), integral_constant<int, 128>())) return true;
-    }
-    // With 256, ptxas takes so many registers for these operations that an SM holds a CTA less of the threads that many_rows_plan chooses.
+    // With 256, ptxas takes so many registers for these operations that an SM holds a CTA less of these threads.
     constexpr int of_8_vectors = Op::READS == 1 && Op::E == 1 && Op::LOG ? 192 : Op::READS == 2 && Op::SCALED ? 224 : 256;
     return is(integral_constant<int, 2>(), integral_constant<int, 512>()) || is(integral_constant<int, 4>(), integral_constant<int, 512>()) ||
            is(integral_constant<int, 8>(), integral_constant<int, of_8_vectors>()) || is(integral_constant<int, 8>(), integral_constant<int, 512>()) ||
@@ -52,33 +48,17 @@ template <typename Op, typename F> bool select_cluster(const Plan& p, F call) {
 // Calls with K and T of `block`.
 template <typename Op, typename F> bool select_block(const Plan& p, F call) {
     using std::integral_constant;
-    constexpr int R = Op::READS;
     auto is = [&](auto k, auto max_threads) { return p.vectors == k.value && p.threads <= max_threads.value && (call(k, max_threads), true); };
     constexpr integral_constant<int, BLOCK_THREADS> any;
-    constexpr integral_constant<int, BLOCK_THREADS / 8> few;
-    if constexpr (R == 1) {
+    if constexpr (Op::READS == 1) {
         if (is(integral_constant<int, 8>(), any)) return true;
-    } else {
-        if (is(integral_constant<int, 12 / R>(), few)) return true;
-    }
-    if constexpr (R == 2 || Op::E == 1) {
-        if (is(integral_constant<int, 16 / R>(), few)) return true;
     }
     // A target takes registers too, so fewer threads share those of an SM.
-    return is(integral_constant<int, 4>(), integral_constant<int, Op::HAS_TARGET ? BLOCK_THREADS / 2 : BLOCK_THREADS>()) || is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
+    return is(integral_constant<int, 4>(), integral_constant<int, Op::HAS_TARGET ? BLOCK_THREADS / 2 : BLOCK_THREADS>()) ||
+           is(integral_constant<int, 2>(), any) || is(integral_constant<int, 1>(), any);
 }
 
-// Calls with K of `warp_row` and `warp_two_rows`.
-template <typename Op, typename F> bool select_warp(const Plan& p, F call) {
-    if constexpr (WARP_MAX_VECTORS<Op> == 8) {
-        if (select<7, 8>(p.vectors, call)) return true;
-    }
-    if constexpr (WARP_MAX_VECTORS<Op> == 4) return select<3, 4>(p.vectors, call);
-    if constexpr (WARP_MAX_VECTORS<Op> > 4) return select<3, 4, 5, 6>(p.vectors, call);
-    return false;
-}
-
-// Whether a kernel can carry out a plan on these tensors. Plans of the heuristics always fit; plans by hand are checked.
+// Whether a kernel can carry out a plan on these tensors. The planner asks it, and so do launches of plans by hand.
 template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Plan& p) {
     constexpr int R = Op::READS, V = Op::V;
     const Layout l = layout_of(t, N);
@@ -100,17 +80,12 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
         }
         case STAGED: {
             constexpr int SIZE = sizeof(typename Op::Element);
-            return !Op::HAS_TARGET && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power_of_two && p.per_row <= WARP &&
+            return !Op::HAS_TARGET && sizeof(typename Op::Out) == SIZE && l.contiguous && reinterpret_cast<uintptr_t>(t.source[0]) % VECTOR_BYTES == 0 && power_of_two && p.per_row <= WARP &&
                    p.threads <= STAGED_THREADS &&
                    (p.threads & (p.threads - 1)) == 0 && p.vectors == ceil_div<int64_t>(N, p.per_row) && p.vectors <= STAGED_MAX_ELEMENTS<R> &&
                    (p.per_row == 1 || p.vectors >= STAGED_MIN_ELEMENTS) && p.tier_option > 0 && p.tier_option % V == 0 &&
                    staged_bytes<Op>(p, N, row_stride_log2(t.M, int(N), p.per_row, SIZE, R)) <= device().shared_block - 2048;
         }
-        case ONE_WARP:
-            return select_warp<Op>(p, [](auto) {}) && l.granularity == V && p.per_row == 1 && p.base_alignment == VECTOR_BYTES && p.threads <= WARP_THREADS &&
-                   vectors <= WARP * p.vectors &&
-                   (p.tier_option == 1 ||
-                    (p.tier_option == 2 && !Op::HAS_TARGET && 2 * (p.threads / WARP) * round_up<int64_t>(vectors, LINE_VECTORS) * VECTOR_BYTES <= device().shared_block));
         case BLOCK: return select_block<Op>(p, [](auto, auto) {}) && vectors <= int64_t(p.threads) * p.vectors;
         case CLUSTER:
             return device().major >= 9 && p.per_row > 1 && p.per_row <= MAX_CLUSTER && (p.base_alignment == LINE_ALIGNMENT || l.aligned) &&
@@ -151,7 +126,6 @@ template <typename Op, bool KEEP_IN_L2> struct Dispatch {
     bool operator()() {
         switch (p.tier) {
             case SUB_WARP: return p.tier_option ? unaligned_sub_warp() : aligned_sub_warp();
-            case ONE_WARP: return one_warp();
             case STAGED: return stage();
             case BLOCK: return one_block();
             case CLUSTER: return one_cluster();
@@ -204,20 +178,6 @@ private:
                     launcher.launch(sub_warp_aligned<Op, k.value, w.value, 0, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows,
                                     ceil_div(2048, p.per_row));
             });
-        });
-    }
-
-    bool one_warp() {
-        const int cta_rows = p.threads / WARP * p.tier_option, row_stride = int(round_up<int64_t>(N / Op::V, LINE_VECTORS));
-        const int64_t grid = ceil_div(M, int64_t(cta_rows));
-        return select_warp<Op>(p, [&](auto k) {
-            if constexpr (WARP_MAX_VECTORS<Op> > 0) {
-                if constexpr (!Op::HAS_TARGET) {
-                    if (p.tier_option == 2)
-                        return launcher.launch(warp_two_rows<Op, k.value>, grid, p.threads, size_t(cta_rows) * row_stride * VECTOR_BYTES, 1, t, row_stride);
-                }
-                launcher.launch(warp_row<Op, k.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t);
-            }
         });
     }
 

@@ -18,6 +18,7 @@ from ..common.allocation import persistent_zeros
 from ..common.losses import MOST_COLUMNS
 from ..common.rows import DTYPES, Scale
 from ..common.softmax import Softmax
+from ..plans.table import PASSES, Family, table
 from . import build
 
 TIERS = ("sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk", "warp", "by_column")
@@ -31,13 +32,16 @@ _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
 _replaced: list[torch.Tensor] = []
 """Workspaces that larger ones replaced. A launch in C++ may still have one."""
+CELL = 9
+"""Numbers of a cell of a table as planner.cuh has it."""
+INFINITE = (1 << 31) - 1
 _libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.ALL}  # by function and device
 
 
 class Plan(ctypes.Structure):
     """How a launch is done: SoftbenchPlan of launch_plan.cuh, which describes the fields.
 
-    The heuristics fill in `Plan(-1)`, and `invariant.cuh` `Plan(INVARIANT)`. A launch carries out any other plan, or refuses it.
+    The planner fills in `Plan(-1)`, and `invariant.cuh` `Plan(INVARIANT)`. A launch carries out any other plan, or refuses it.
     """
 
     _fields_ = [
@@ -158,11 +162,32 @@ def _backward(function: str, scales: tuple[Any, ...], dy: torch.Tensor, y: torch
     _launch(library, library.softbench_backward, (*scales, *tensors), index, plan)
 
 
+def family_numbers(family: Family) -> list[int]:
+    """A family as planner.cuh has it."""
+    tier, *given = family
+    return [TIERS.index(str(tier)), *map(int, given), *[0] * (5 - len(given))]
+
+
+def planned_cells(card: str, capability: tuple[int, int]) -> list[int]:
+    """The table of plans for a card as numbers: the fields of planner.cuh's cells, in its order of kinds."""
+    numbers = []
+    kinds = table("cuda", card, 10 * capability[0] + capability[1]).cells
+    for (which, size, alignment), cells in sorted(kinds.items(), key=lambda one: (PASSES.index(one[0][0]), *one[0][1:])):
+        for cell in cells:
+            most = (int(min(INFINITE, one)) for one in (cell.row_bytes, cell.kib_per_sm))
+            numbers += [100 * PASSES.index(which) + 20 * size + alignment, *most, *family_numbers(cell.family)]
+    return numbers
+
+
 def _library(function: str, index: int) -> ctypes.CDLL:
     libraries = _libraries[function]
     library = libraries.get(index)
     if library is None:
-        library = libraries[index] = build.load(torch.cuda.get_device_capability(index), function)
+        library = build.load(torch.cuda.get_device_capability(index), function)
+        if hasattr(library, "softbench_plans"):
+            numbers = planned_cells(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index))
+            library.softbench_plans(index, (ctypes.c_int * len(numbers))(*numbers), len(numbers) // CELL)
+        libraries[index] = library
         found = (getattr(library, f"softbench_{one}", None) for one in extension.PASSES)
         extension.launchers(function, index, [None if one is None else ctypes.cast(one, ctypes.c_void_p).value for one in found])
     return library

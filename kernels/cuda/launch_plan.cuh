@@ -15,13 +15,13 @@ constexpr int INVARIANT = -2;  // in place of a tier: a plan of invariant.cuh is
 
 }  // namespace softbench
 
-// How a launch is done. The heuristics fill it in, or a test or a sweep does.
+// How a launch is done. The planner fills it in, or a test or a sweep does.
 extern "C" struct SoftbenchPlan {
     int tier;            // a Tier
     int vectors;         // of each tensor, that a thread has in registers (staged: elements a lane; sub_warp, aligned: accesses a lane)
     int threads;         // of a CTA
     int per_row;         // what shares a row: lanes (sub_warp, staged), CTAs (cluster, by_column, split and the bulk tiers), 1 for a warp and 0 for a CTA (generic)
-    int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory; warp: rows of a warp
+    int tier_option;     // sub_warp: 1 if rows may be unaligned; staged: rows of a CTA; split: vectors a thread in shared memory
     int base_alignment;  // bytes: rows count their vectors from a base so aligned, 16 or 128 (sub_warp, aligned: the bytes of an access)
     int max_polls;       // split, split_bulk: polls until a CTA reduces the whole row itself; negative: it always does
     int stagger_cycles;  // cycles between the starts of the first rows, unless `Launcher::stagger` lets them start together; 0: all start together

@@ -105,16 +105,6 @@ template <typename T> struct FusedCrossEntropy : Forward<T, T, CROSS_ENTROPY> {
         return {maximum, scale, partial.sum, hot};
     }
     __device__ __forceinline__ float result(float x, const Total& total) const { return exp2_fast(exponent(x, total.maximum)) * total.scale; }
-    // The compiler leaves this load where it is: before the row is written, which may be in place.
-    static __device__ __forceinline__ float load_logit(const T* from) {
-        if constexpr (E == 1) {
-            return load_number(from);
-        } else {
-            uint32_t bits;
-            asm volatile("ld.global.u16 %0, [%1];" : "=r"(bits) : "l"(from));
-            return Packed<T>::element(bits, 0);
-        }
-    }
     // Writes the element at the target again, and the loss. `x` is that element.
     __device__ __forceinline__ void write_target(T* to, float x, const Total& total) const {
         const float log_sum = log_of_row_sum(total.sum), lse = total.maximum + log_sum, loss = (total.maximum - x) + log_sum;

@@ -2,11 +2,10 @@
 // called through C. SOFTBENCH_FUNCTION is the number of the function (softmax_ops.cuh); build.py makes a library for each function that is called.
 //
 // Each tier is a kernel that reads a row once and writes it once, with one exchange of {maximum, sum} between. The tiers differ in where a row waits
-// for its exchange, and heuristics.cuh chooses the tier. The sizes are of one row of one tensor, fitted on an H200; the gradient reads two tensors.
+// for its exchange, and planner.cuh chooses the tier. The sizes are of one row of one tensor, fitted on an H200; the gradient reads two tensors.
 //
 //   sub_warp      <= 2.5 KB  sub_warp.cuh  1 to 32 lanes have a row; many rows are in flight.
 //   staged        <= 1 KB    staged.cuh    Rows begin anywhere; a tile of rows is computed in shared memory.
-//   warp          <= 4 KB    warp.cuh      A warp has one row or two, of whole vectors.
 //   block         <= 36 KB   block.cuh     A CTA has a row in registers; CTAs on an SM overlap their exchanges.
 //   cluster       <= 768 KB  cluster.cuh   A cluster of CTAs has a row in registers.
 //   cluster_bulk  <= 1.8 MB  bulk.cuh      A cluster has a row in registers and shared memory.
@@ -16,7 +15,7 @@
 //   generic       any        generic.cuh   The tensors differ in alignment.
 //
 // sm_80 has neither clusters nor bulk copies: split replaces cluster, cluster_bulk and split_bulk there.
-// softmax_ops.cuh has the arithmetic, row_access.cuh the loads of a row, heuristics.cuh the launch plans, and dispatch.cuh the launches.
+// softmax_ops.cuh has the arithmetic, row_access.cuh the loads of a row, planner.cuh the launch plans, and dispatch.cuh the launches.
 // docs/kernels/cuda.md has the reasons for the choices, and what was tried and does not work.
 
 #include "dispatch.cuh"
@@ -98,7 +97,7 @@ int64_t backward(const RowScales& scales, const void* dy, const void* y, void* d
 // at the same time must not share a workspace.
 // Strides are in elements. dtypes: 0 float32, 1 float16, 2 bfloat16. `dtype` is of what is read, `out_dtype` of what is written. They are the same,
 // or y is float32 where x has 16 bits, or dx has 16 bits where dy and y are float32. 1 <= M < 2^31, and N >= 1.
-// `p` may be null. A plan of tier -1 is filled in by the heuristics; any other is carried out, or refused with cudaErrorInvalidValue.
+// `p` may be null. A plan of tier -1 is filled in by the planner; any other is carried out, or refused with cudaErrorInvalidValue.
 // For scaled softmax, the first arguments are the scales: a pointer to those of the rows, or null and the scale of all rows.
 #if SOFTBENCH_FUNCTION == 2
 #define SOFTBENCH_SCALES const float *scales, float scale,
@@ -139,5 +138,24 @@ extern "C" int64_t softbench_backward(SOFTBENCH_SCALES const void* dy, const voi
 }
 
 extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }
+
+// The plan that a family makes for M rows of N elements back to back, for `softbench tune`. Returns whether it makes one. dtype: 0 or 1, of 4 or 2 bytes.
+template <typename Op> bool candidate(int64_t M, int64_t N, const softbench::Family& family, SoftbenchPlan& p) {
+    using namespace softbench;
+    Tensors<Op> t{};
+    t.M = M, t.N = int(N), t.target_stride = N;
+    for (auto& stride : t.source_stride) stride = N;
+    p = make_plan(t, N, layout_of(t, N), family);
+    return p.tier != AUTO && plan_fits(t, N, p);
+}
+extern "C" int softbench_candidate(int pass, int dtype, int64_t M, int64_t N, const softbench::Family* family, SoftbenchPlan* p) {
+    using namespace softbench;
+    if (pass == WIDENED) return candidate<ForwardOp<__half, float>>(M, N, *family, *p);
+    if (pass == GRADIENT) return dtype == 0 ? candidate<BackwardOp<float, float>>(M, N, *family, *p) : candidate<BackwardOp<__half, __half>>(M, N, *family, *p);
+    return dtype == 0 ? candidate<ForwardOp<float, float>>(M, N, *family, *p) : candidate<ForwardOp<__half, __half>>(M, N, *family, *p);
+}
+
+// Hands over the table of plans for a device, before its first launch: `count` cells by kind, bytes and rows.
+extern "C" void softbench_plans(int device, const softbench::Cell* cells, int64_t count) { softbench::cells(device).assign(cells, cells + count); }
 
 #endif

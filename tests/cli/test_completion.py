@@ -34,7 +34,7 @@ def softmax(x): pass
 COMPLETED = {
     "softbench ": [
         *("run", "check", "show", "runs", "plot", "report", "board", "history", "compare", "merge", "export"),
-        *("gate", "bisect", "baseline", "judge", "list", "gallery", "doctor", "inspect"),
+        *("gate", "bisect", "baseline", "judge", "list", "gallery", "doctor", "tune", "inspect"),
     ],
     "softbench run --dev": ["--device", "--devices"],
     "softbench run --backends torch,nai": ["torch,naive"],

@@ -47,7 +47,7 @@ def test_every_option_of_the_long_commands_has_a_panel():
 def test_output_has_a_short_name_in_every_command():
     group = typer.main.get_command(app)
     found = {name: param.opts for name in COMMANDS for param in group.get_command(None, name).params if "--output" in param.opts}
-    assert sorted(found) == ["bisect", "board", "export", "gate", "history", "inspect", "merge", "plot", "report", "run"]
+    assert sorted(found) == ["bisect", "board", "export", "gate", "history", "inspect", "merge", "plot", "report", "run", "tune"]
     assert all("-o" in names for names in found.values())
 
 

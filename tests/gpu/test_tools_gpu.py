@@ -14,7 +14,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 WITHIN = 0.03  # of the algorithmic bytes; about 60 MB of the result stay in L2
 SOFTMAXES, LOSSES = ("softmax", "scaled_softmax", "log_softmax"), ("cross_entropy", "logprob")
 ALL_TIERS = {
-    "cuda": {"sub_warp", "staged", "warp", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk"},
+    "cuda": {"sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk"},
     "triton": {"rows", "staged", "cluster", "split", "tile", "loop"},
 }
 OF_LOSSES = {
@@ -39,21 +39,20 @@ OF_SCORES = {
 }
 """Those of masked softmax. Scores without mask, order and sink are rows of softmax."""
 NEVER_STAY = {"generic", "loop"}  # tiers for rows that no other tier takes; they give no L2 hint
-LARGE = ("sub_warp", "staged", "warp", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")
+LARGE = ("sub_warp", "staged", "block", "cluster", "cluster_bulk", "split_bulk", "split", "backward cluster_bulk")
 
 ONE_LAUNCH = """
 import json
 import sys
 
 import torch
-from softbench.kernels.cuda import launch, launch_plan
+from softbench.kernels.cuda import launch
 
-TIERS = {name: number for number, name in enumerate(launch_plan.TIERS)}
-# dtype, M, N and launch plan of every tier that reads each element once; () is the plan of the heuristics
+TIERS = {name: number for number, name in enumerate(launch.TIERS)}
+# dtype, M, N and launch plan of every tier that reads each element once; () is the plan of the planner
 CELLS = {
     "sub_warp": (torch.bfloat16, 1 << 25, 64, ()),
     "staged": (torch.bfloat16, 1 << 26, 33, ()),
-    "warp": (torch.float32, 1 << 21, 640, (TIERS["warp"], 5, 64, 1, 1, 16, 0)),
     "block": (torch.float32, 131072, 8192, ()),
     "cluster": (torch.bfloat16, 16384, 131072, (TIERS["cluster"], 8, 256, 8, 0, 128, 0)),
     "cluster_bulk": (torch.bfloat16, 8192, 262144, (TIERS["cluster_bulk"], 24, 256, 4, 0, 128, 0)),
@@ -67,10 +66,10 @@ def main(name: str) -> None:
     x = torch.empty(M, N, dtype=dtype, device="cuda").normal_()
     tensors = (x, torch.rand_like(x), torch.empty_like(x)) if name.startswith("backward") else (x, torch.empty_like(x))
     run = launch.launch_backward if len(tensors) == 3 else launch.launch_forward
-    plan = launch_plan.Plan(*(numbers or (-1,)))
+    plan = launch.Plan(*(numbers or (-1,)))
     run(*tensors, plan=plan)
     torch.cuda.synchronize()
-    print(json.dumps({"tier": launch_plan.TIERS[plan.tier], "bytes": len(tensors) * M * N * dtype.itemsize}), flush=True)
+    print(json.dumps({"tier": launch.TIERS[plan.tier], "bytes": len(tensors) * M * N * dtype.itemsize}), flush=True)
     torch.cuda.cudart().cudaProfilerStart()
     run(*tensors, plan=plan)
     torch.cuda.synchronize()

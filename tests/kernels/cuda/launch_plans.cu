@@ -1,7 +1,6 @@
-// Whether every plan of the heuristics fits its rows. It calls `choose_plan` and `plan_fits` on the host, with devices that are only numbers.
-// It also tests that the CTAs of a row which exchange in global memory can run at the same time. Otherwise each would wait in vain and then reduce
-// the whole row. And few short gradients use many threads, tiles of short rows are whole sectors, and in long ones of these the rows of
-// a warp share no bank. Prints how many plans it tested, and a line for each that does not fit.
+// Whether every plan of the planner fits its rows. It calls `choose_plan` and `plan_fits` on the host, with devices that are only numbers, and a
+// table whose cells are in the file that it is given. It also tests that the CTAs of a row which exchange in global memory can run at the same time.
+// Otherwise each would wait in vain and then reduce the whole row. Prints how many plans it tested, and a line for each that does not fit.
 #include <cuda_runtime.h>
 
 namespace fake {
@@ -35,6 +34,7 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <random>
 
 using namespace softbench;
@@ -55,34 +55,6 @@ template <typename Op> bool runs_at_once(const Tensors<Op>& t, int64_t N, const 
     return p.per_row <= std::min({by_shared, by_registers, by_threads, by_ctas}) * device().sms;
 }
 
-// Whether a gradient of a few KB, whose row has an SM to itself, is on threads that hold more than two vectors of each tensor.
-template <typename Op> bool lacks_threads(int64_t M, int64_t N, const Plan& p) {
-    const int64_t bytes = N * int64_t(sizeof(typename Op::Element));
-    return Op::READS == 2 && M <= device().sms && bytes > MEDIUM_BYTES && bytes < FEW_BYTES && p.tier == BLOCK && p.vectors > 2;
-}
-
-// Whether a large launch of bulk copies leaves SMs without a CTA.
-template <typename Op> bool idles(int64_t M, int64_t N, const Plan& p) {
-    return p.tier == SPLIT_BULK && M * N * int64_t(sizeof(typename Op::Element)) * Op::READS >= 16 << 20 && M * p.per_row < device().sms;
-}
-
-// Whether a tile of short rows ends in the middle of a sector of memory, if it begins at one.
-template <typename Op> bool splits_sectors(int64_t N, const Plan& p) {
-    return p.tier == STAGED && p.tier_option * N * int64_t(sizeof(typename Op::Element)) % SECTOR_BYTES != 0;
-}
-
-// Whether the two rows of a warp share banks of shared memory, in gradients of 16-bit rows of more than 96 columns.
-template <typename Op> bool shares_banks(int64_t M, int64_t N, const Plan& p) {
-    constexpr int SIZE = sizeof(typename Op::Element), LANES = 16;
-    if (p.tier != STAGED || Op::READS != 2 || SIZE != 2 || N <= 96) return false;
-    const int64_t distance = N * SIZE << row_stride_log2(M, int(N), p.per_row, SIZE, Op::READS);
-    bool used[32] = {};
-    for (int lane = 0; lane < LANES; ++lane) used[lane * SIZE / 4] = true;
-    bool shared = p.per_row != LANES;
-    for (int lane = 0; lane < LANES; ++lane) shared |= used[(distance + lane * SIZE) / 4 % 32];
-    return shared;
-}
-
 template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t offset, int64_t pad) {
     Tensors<Op> t;
     for (int r = 0; r < Op::READS; ++r) {
@@ -97,8 +69,7 @@ template <typename Op> void test(const char* name, int64_t M, int64_t N, int64_t
     const bool needs_clusters = p.tier == CLUSTER || p.tier == CLUSTER_BULK || p.tier == SPLIT_BULK;
     ++tested;
     if (p.tier == AUTO || !plan_fits(t, N, p) || p.threads > 1024 || p.stagger_cycles < 0 || (M == 1 && p.stagger_cycles) || !runs_at_once(t, N, p) ||
-        (needs_clusters && !device().clusters()) || lacks_threads<Op>(M, N, p) || idles<Op>(M, N, p) ||
-        splits_sectors<Op>(N, p) || shares_banks<Op>(M, N, p))
+        (needs_clusters && !device().clusters()))
         if (++bad <= 20)
             std::printf("%s %lldx%lld + %lld, %lld apart, device %d: tier %d, %d vectors, %d threads, per_row %d, tier_option %d, base_alignment %d\n", name, (long long)M,
                         (long long)N, (long long)offset, (long long)pad, fake::current, p.tier, p.vectors, p.threads, p.per_row, p.tier_option, p.base_alignment);
@@ -171,29 +142,14 @@ void sweep_scores() {
             }
 }
 
-// Whether only five rows or more, of CTAs that exchange in global memory, leave L2 first. It holds between the limits of forwards or of gradients, which
-// are lower in proportion on fewer SMs. The devices have 132, 78, 16 and 148 SMs.
-template <typename Op> void test_policies(int64_t least_mib, int64_t most_mib) {
-    for (const Tier tier : {SPLIT, SPLIT_BULK, CLUSTER, CLUSTER_BULK, BLOCK})
-        for (const int per_row : {1, 2})
-            for (int64_t mib = 1; mib < 100; ++mib) {
-                Plan p{};
-                p.tier = tier, p.per_row = per_row;
-                const bool wanted = (tier == SPLIT || tier == SPLIT_BULK) && per_row == 2 && mib >= least_mib && mib < most_mib;
-                ++tested;
-                bool right = true;
-                for (fake::current = 0; fake::current < 4; ++fake::current) {
-                    const bool fits = mib * 132 < most_mib * std::min(device().sms, 132);
-                    right &= leaves_first<Op>(p, 5, mib << 20) == (wanted && fits) && !leaves_first<Op>(p, 4, mib << 20);
-                }
-                if (!right) ++bad, std::printf("policy of tier %d, per_row %d, %lld MiB\n", tier, per_row, (long long)mib);
-            }
-}
-
-int main() {
-    test_policies<Forward<float, float>>(16, 48);
-    test_policies<Backward<__nv_bfloat16>>(30, 60);
-    test_policies<FusedCrossEntropy<float>>(100, 0);
+int main(int, char** arguments) {
+    std::vector<int> numbers;
+    std::ifstream file(arguments[1]);
+    for (int number; file >> number;) numbers.push_back(number);
+    for (int i = 0; i < 64; ++i) {
+        const Cell* first = reinterpret_cast<const Cell*>(numbers.data());
+        cells(i).assign(first, first + numbers.size() * sizeof(int) / sizeof(Cell));
+    }
     sweep_gradients();
     for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) sweep_scores();
     sweep_statistics(false);

@@ -9,7 +9,6 @@
 #include "row_gradient.cuh"
 #include "statistics_launch.cuh"
 #include "sub_warp.cuh"
-#include "warp.cuh"
 
 #include <random>
 
@@ -206,20 +205,14 @@ template <typename T> void test_logprob(const Rows<T>& r, Plan plan) {
     }
 }
 
-// Rows on a warp each, with so many vectors a lane.
-template <typename Op, int K = 3> void warp_row_of(const Tensors<Op>& t, int vectors) {
-    if (vectors == K) return warp_row<Op, K, false>(t);
-    if constexpr (K < WARP_MAX_VECTORS<Op>) warp_row_of<Op, K + 1>(t, vectors);
-}
-
-// The fused operation in tiers block, sub_warp, generic, warp and by_column; in place too.
+// The fused operation in tiers block, sub_warp, generic and by_column; in place too.
 template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
     using Op = FusedCrossEntropy<T>;
     constexpr int V = Op::V;
     const Options o = {0, z_loss, 0};
     std::vector<double> lse;
     for (int m = 0; m < given.M; ++m) lse.push_back(given.lse(m, 0));
-    for (int tier = 0; tier < 16; ++tier)
+    for (int tier = 0; tier < 10; ++tier)
         for (const bool in_place : {false, true}) {
             Rows<T> r = given;
             r.x = r.memory.data() + given.offset;
@@ -241,10 +234,8 @@ template <typename T> void test_fused(const Rows<T>& given, double z_loss) {
             else if (tier == 6) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { generic<Op, false>(t, r.N); });
             else if (tier == 7 && given.offset == 0 && r.N % V == 0 && r.stride * sizeof(T) % 128 == 0 && r.N / V <= 4 * 64)
                 simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { block<Op, 4, 512, true, false>(t, 128); });
-            else if (tier == 14 && from_16 <= 2 * 64) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { by_column<Op, 2, false>(t, 1); });
-            else if (tier == 15 && from_16 <= 8 * 96) simulated::launch(dim3(r.M), 96, 0, nullptr, [&] { by_column<Op, 8, false>(t, 1); });
-            else if (tier >= 8 && tier < 14 && (tier < 10 || sizeof(T) == 4) && given.offset == 0 && r.N % V == 0 && r.stride % V == 0 && r.N / V <= (tier - 5) * 32)
-                simulated::launch(dim3((r.M + 1) / 2), 64, 0, nullptr, [&] { warp_row_of(t, tier - 5); });
+            else if (tier == 8 && from_16 <= 2 * 64) simulated::launch(dim3(r.M), 64, 0, nullptr, [&] { by_column<Op, 2, false>(t, 1); });
+            else if (tier == 9 && from_16 <= 8 * 96) simulated::launch(dim3(r.M), 96, 0, nullptr, [&] { by_column<Op, 8, false>(t, 1); });
             else continue;
             ++tested;
             p.tier = tier;

@@ -100,7 +100,9 @@ def test_every_plan_fits_on_every_kind_of_device(tmp_path, source, least):
     command = [build.nvcc(), "-std=c++17", "-O1", "-arch=sm_90a", "-I", str(build.SOURCE.parent), "-o", str(program)]
     made = subprocess.run([*command, str(Path(__file__).with_name(source))], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    cells = tmp_path / "cells"
+    cells.write_text(" ".join(map(str, launch.planned_cells("a card without a table", (8, 0)))))
+    done = subprocess.run([str(program), str(cells)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.split()[0]) > least
 

@@ -13,8 +13,7 @@ from ptx import exponents
 from simulated import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build, disassemble
 
-ONE_WARP = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "warp_row", "warp_two_rows")
-KERNELS = (*ONE_WARP, "block", "cluster", "bulk", "split", "generic", "by_column")
+KERNELS = ("sub_warp_aligned", "sub_warp_unaligned", "staged", "block", "cluster", "bulk", "split", "generic", "by_column")
 
 
 def few_cores():
@@ -24,8 +23,7 @@ def few_cores():
 WIDE = {"sm_80": ("softmax", 4), "sm_90a": ("scaled_softmax", 4), "sm_100a": ("scaled_softmax", 2)}
 """For each architecture a part with 16-bit rows and float32 results."""
 FLOAT32, LOG = ("scaled_softmax", 0), ("log_softmax", 5)
-ROWS_OF_A_WARP = {"warp_row", "warp_two_rows"}
-LACKING = {LOG: ROWS_OF_A_WARP, **{part: {"staged", *ROWS_OF_A_WARP} for part in WIDE.values()}}
+LACKING = {part: {"staged"} for part in WIDE.values()}
 """The kernels that these parts do not have."""
 
 
@@ -109,10 +107,7 @@ def test_no_kernel_spills_a_register(compiled, architecture, given):
 
 SCORES_KERNELS = 80
 """Forward: 3 dtypes and K of 8 for float32, by 3 kinds of mask, 2 alignments, and lanes or a CTA a row. Backward: without a mask."""
-LOSS_KERNELS = (
-    *(kernel for kernel in KERNELS if kernel not in ("sub_warp_aligned", "staged", "warp_row", "warp_two_rows")),
-    "row_statistics",
-)
+LOSS_KERNELS = (*(kernel for kernel in KERNELS if kernel not in ("sub_warp_aligned", "staged")), "row_statistics")
 
 
 ON_FEW_CORES_SLOW = [pytest.param("sm_90a", marks=pytest.mark.slow)] if few_cores() else ["sm_80", "sm_90a", "sm_100a"]

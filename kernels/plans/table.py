@@ -1,0 +1,184 @@
+"""Which family of launch plans is the fastest for a kind of rows, their length and their number: tables that `softbench tune` writes.
+
+A *family* is plans that differ only by the length and the number of rows, as `cluster 8 192 0`. `kernels/cuda/planner.cuh` makes a plan
+of it for exactly these rows, or none. A *kind* is a pass, the bytes of an element and the alignment of rows. A kind has lines of
+lengths. A line has cells of what a launch reads for each SM, so a table also serves cards with other numbers of SMs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ..common.cuda_toolkit import cache_folder
+
+VARIABLE = "SOFTBENCH_PLANS"
+"""Names a table, for tests and comparisons. An empty text: only the tables that come with softbench."""
+MEDIUM_ROW = 4096
+"""Bytes: longer rows are only told apart by whether they consist of whole vectors."""
+VECTOR_BYTES = 16
+WIDTH = 140
+"""Characters of a line of a table's file."""
+
+Family = tuple[str | int, ...]
+"""A tier and its numbers, which planner.cuh explains."""
+PASSES = ("forward", "gradient", "widened")
+"""A forward is widened if its results have more bytes than its input."""
+Kind = tuple[str, int, int]
+"""A pass, the bytes of an element, and the alignment of rows in bytes."""
+Lines = list[tuple[int | None, list[tuple[int | None, str]]]]
+"""The lines of a kind as a file has them: up to how many bytes of a row, and for each cell up to how many KiB an SM; None at the end."""
+
+
+class TableError(Exception):
+    """A file is no table, or one of another card."""
+
+
+def kind_of(which: str, element_size: int, row_bytes: int, alignment: int) -> Kind:
+    """The kind of rows that are aligned to `alignment` bytes, at most VECTOR_BYTES."""
+    told_apart = alignment == VECTOR_BYTES or row_bytes <= MEDIUM_ROW
+    return which, element_size, alignment if told_apart else element_size
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The family for rows of up to `row_bytes`, in launches that read up to `kib_per_sm` KiB for each SM. Either may be infinite."""
+
+    row_bytes: float
+    kib_per_sm: float
+    family: Family
+
+
+@dataclass(frozen=True)
+class Table:
+    """What was measured on a card, for the kernels of one language."""
+
+    card: str
+    cells: dict[Kind, tuple[Cell, ...]]
+    """By length, then by KiB."""
+
+    def ranked(self, kind: Kind, row_bytes: int, kib_per_sm: float) -> Iterator[Family]:
+        """The families in the order in which planner.cuh asks them for a plan.
+
+        The first is that of the cell. Those of the next cells in both directions follow, then those of rows at any address, and then those
+        of forwards if the results are widened.
+        """
+        which, size, alignment = kind
+        last = "forward" if which == "widened" else which
+        for one in dict.fromkeys((one, size, of) for one in (which, last) for of in (alignment, size)):
+            cells = self.cells.get(one, ())
+            up = next((at for at, cell in enumerate(cells) if row_bytes <= cell.row_bytes and kib_per_sm <= cell.kib_per_sm), len(cells))
+            for distance in range(len(cells) + 1):
+                yield from (cells[at].family for at in (up + distance, up - 1 - distance) if 0 <= at < len(cells))
+
+
+@functools.cache
+def table(language: str, card: str, capability: int) -> Table:
+    """The table for a card: that of $SOFTBENCH_PLANS, what `softbench tune` wrote here, its own, or that of the card most like it.
+
+    Most like it is the card with the nearest compute capability.
+
+    `capability`: as in 90.
+
+    Raises:
+        TableError: $SOFTBENCH_PLANS names no table, or one of another card.
+    """
+    chosen = os.environ.get(VARIABLE)
+    if chosen is None and tuned_file(card).is_file():
+        chosen = str(tuned_file(card))
+    if chosen:
+        found = _read(Path(chosen))
+        if found["card"] != card:
+            raise TableError(
+                f"{chosen} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card"
+            )
+    else:
+        found = min(map(_read, _files()), key=lambda one: (one["card"] != card, _distance(one["capability"], capability)))
+    return Table(found["card"], parsed({_kind(name): lines for name, lines in found[language].items()}))
+
+
+def parsed(lines: dict[Kind, Lines]) -> dict[Kind, tuple[Cell, ...]]:
+    """The cells of each kind's lines."""
+    return {kind: tuple(_cells(one)) for kind, one in lines.items()}
+
+
+def tuned_file(card: str) -> Path:
+    """Where `softbench tune` writes the table of a card."""
+    return cache_folder() / "plans" / f"{card.replace(' ', '-')}.json"
+
+
+def _distance(one: int, other: int) -> tuple[int, int]:
+    """How unlike two compute capabilities are: generations count first."""
+    return abs(one // 10 - other // 10), abs(one - other)
+
+
+def _files() -> list[Path]:
+    return sorted(Path(str(path)) for path in resources.files(__package__).joinpath("tables").iterdir() if path.name.endswith(".json"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+        if not found.keys() >= {"card", "capability", "cuda"}:
+            raise ValueError("it lacks keys")
+    except (OSError, ValueError, AttributeError) as error:
+        raise TableError(f"{path} is no table of launch plans: {error}; softbench tune writes one") from None
+    return dict(found)
+
+
+def _kind(name: str) -> Kind:
+    which, size, alignment = name.split()
+    return which, int(size), int(alignment)
+
+
+def kind_name(kind: Kind) -> str:
+    """The kind as a table's file has it: `forward 2 16`."""
+    return " ".join(map(str, kind))
+
+
+def _cells(lines: Lines) -> Iterator[Cell]:
+    for row_bytes, cells in lines:
+        for kib_per_sm, family in cells:
+            yield Cell(_most(row_bytes), _most(kib_per_sm), family_of(family))
+
+
+def _most(number: float | None) -> float:
+    return float("inf") if number is None else number
+
+
+def family_of(text: str) -> Family:
+    """The family that a table's file writes as `cluster 8 192 0`."""
+    tier, *numbers = text.split()
+    return tier, *map(int, numbers)
+
+
+def family_name(family: Family) -> str:
+    """The family as a table's file has it."""
+    return " ".join(map(str, family))
+
+
+def written(card: str, capability: int, languages: dict[str, dict[Kind, Lines]], measured: str) -> str:
+    """The text of a table's file. `measured`: what a reader should know about the measurement."""
+    parts = [f'{{"card": {json.dumps(card)}, "capability": {capability}, "measured": {json.dumps(measured)}']
+    for language, kinds in languages.items():
+        named = ((kind_name(kind), lines) for kind, lines in sorted(kinds.items()))
+        inner = ",\n".join(f"{json.dumps(name)}: [\n{_packed([*map(json.dumps, lines)])}]" for name, lines in named)
+        parts.append(f'"{language}": {{\n{inner}}}')
+    return ",\n".join(parts) + "}\n"
+
+
+def _packed(parts: list[str]) -> str:
+    """The parts with commas between, in lines of up to WIDTH characters."""
+    lines = parts[:1]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) < WIDTH:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return ",\n".join(lines)

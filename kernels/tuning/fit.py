@@ -1,0 +1,169 @@
+"""From times to a table: for each kind of rows, boxes of lengths and sizes of launches, with the family that loses least in each.
+
+The boxes have the least sum of what their shapes lose against the fastest family that was timed for them, by dynamic programming. Each
+line and each cell costs something too, so that none is made for the noise of one shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..plans.table import Family, Kind, Lines, Table, family_name, parsed
+from .shapes import FAMILIES, Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+KIB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+"""Where a line may be cut: what a launch reads for each SM."""
+LENGTHS = 80
+"""Places where a kind may be cut, at quantiles of its lengths up to SHORT_ROW bytes, and of the others."""
+SHORT_ROW = 1024
+CELL_COST, FEW_SHAPES = 0.1, 5000
+"""Of a line, and of a cell: the sum of relative losses that it must save. From so many shapes on, it grows with them, and tables do not."""
+TAIL, TAIL_COST = 0.05, 3
+"""A loss beyond TAIL counts so many times more: a table shall have no slow cells."""
+UNFIT = 0.5
+"""The loss of a family that makes no plan for a shape, and the most of others: a time that something disturbed shall not decide."""
+SLOW = 0.9
+"""Of a copy's speed: cells below it are counted."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A shape and what was measured: microseconds of a copy, of the plan that is used now, and of each family that makes a plan."""
+
+    shape: Shape
+    copy: float
+    now: float
+    families: dict[Family, float]
+
+
+def table_of(timed: Sequence[Timed], sms: int) -> dict[Kind, Lines]:
+    """The lines of each kind that was measured."""
+    kinds = defaultdict(list)
+    for one in timed:
+        kinds[one.shape.kind].append(one)
+    cell_cost = CELL_COST * max(1, len(timed) / FEW_SHAPES)
+    return {kind: _lines(found, sms, cell_cost) for kind, found in kinds.items()}
+
+
+def _loss(one: Timed) -> Array:
+    """What each family loses for a shape: the logarithm of its time over that of the fastest."""
+    import numpy as np
+
+    best = min(one.families.values())
+    lost = np.array([math.log(one.families[family] / best) if family in one.families else UNFIT for family in FAMILIES])
+    return np.minimum(UNFIT, lost + TAIL_COST * np.maximum(0, lost - TAIL))
+
+
+def _lines(timed: Sequence[Timed], sms: int, cell_cost: float) -> Lines:
+    import numpy as np
+
+    cuts = _cuts([one.shape.row_bytes for one in timed])
+    losses = np.zeros((len(cuts) + 1, len(KIB) + 1, len(FAMILIES)))
+    for one in timed:
+        losses[np.searchsorted(cuts, one.shape.row_bytes), np.searchsorted(KIB, one.shape.kib_per_sm(sms))] += _loss(one)
+    below = np.concatenate([np.zeros((1, *losses.shape[1:])), losses.cumsum(0)])
+    best = [0.0]
+    made: list[_Cells] = []
+    for end in range(1, len(below)):
+        cells = _Cells(below[end] - below[:end], cell_cost)
+        cells.start = int((np.array(best) + cells.costs).argmin())
+        best.append(best[cells.start] + float(cells.costs[cells.start]) + cell_cost)
+        made.append(cells)
+    lines: Lines = []
+    end = len(made)
+    while end:
+        lines.append((cuts[end - 1] if end <= len(cuts) else None, made[end - 1].of_start()))
+        end = made[end - 1].start
+    return lines[::-1]
+
+
+def _cuts(lengths: Sequence[int]) -> list[int]:
+    """Lengths between those that were measured."""
+    known = sorted(set(lengths))
+    short = [one for one in known if one <= SHORT_ROW]
+    found = set()
+    for part in (short, known[max(0, len(short) - 1) :]):
+        at = (round(share * len(part) / LENGTHS) for share in range(1, LENGTHS))
+        found |= {math.isqrt(part[i - 1] * part[i]) for i in at if 0 < i < len(part)}
+    return sorted(found)
+
+
+class _Cells:
+    """The best cells of lines that end at one length and start anywhere before it.
+
+    `losses`: of each start, size of launch and family. `start`: the best one.
+    """
+
+    start = 0
+
+    def __init__(self, losses: Array, cell_cost: float) -> None:
+        import numpy as np
+
+        starts, sizes, families = losses.shape
+        below = np.concatenate([np.zeros((starts, 1, families)), losses.cumsum(1)], 1)
+        costs = np.zeros((starts, sizes + 1))
+        self.came, self.family = np.zeros((2, starts, sizes + 1), int)
+        for end in range(1, sizes + 1):
+            lost = below[:, end, None] - below[:, :end]
+            family = lost.argmin(2)
+            total = costs[:, :end] + np.take_along_axis(lost, family[..., None], 2)[..., 0] + cell_cost
+            self.came[:, end] = at = total.argmin(1)
+            each = np.arange(starts)
+            costs[:, end], self.family[:, end] = total[each, at], family[each, at]
+        self.costs = costs[:, -1]
+
+    def of_start(self) -> list[tuple[int | None, str]]:
+        """Those of the line from `start`."""
+        cells: list[tuple[int | None, str]] = []
+        end = self.came.shape[1] - 1
+        while end:
+            cells.append((KIB[end - 1] if end <= len(KIB) else None, family_name(FAMILIES[self.family[self.start, end]])))
+            end = int(self.came[self.start, end])
+        return cells[::-1]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a table does on shapes: how many, speed against the plans of now and against a copy, and the shares of slow shapes."""
+
+    shapes: int
+    gained: float
+    of_copy: float
+    slow: float
+    slow_now: float
+    best: float
+    """What the fastest family of each shape would gain."""
+
+
+def judge(timed: Sequence[Timed], lines: dict[Kind, Lines], sms: int) -> Judged:
+    """A table on shapes whose families were all timed. Means are geometric."""
+    table = Table("", parsed(lines))
+    chosen = [_time(one, table, sms) for one in timed]
+    count = len(timed)
+
+    def mean(ratios: Iterable[float]) -> float:
+        return math.exp(sum(map(math.log, ratios)) / count)
+
+    return Judged(
+        count,
+        mean(one.now / found for one, found in zip(timed, chosen, strict=True)),
+        mean(one.copy / found for one, found in zip(timed, chosen, strict=True)),
+        sum(one.copy < SLOW * found for one, found in zip(timed, chosen, strict=True)) / count,
+        sum(one.copy < SLOW * one.now for one in timed) / count,
+        mean(one.now / min(one.families.values()) for one in timed),
+    )
+
+
+def _time(one: Timed, table: Table, sms: int) -> float:
+    shape = one.shape
+    ranked = table.ranked(shape.kind, shape.row_bytes, shape.kib_per_sm(sms))
+    return next((one.families[family] for family in ranked if family in one.families), one.now)

@@ -1,0 +1,201 @@
+"""Times families of plans on this card, fits its table and writes it. `softbench tune` runs it in a process of its own.
+
+Each shape is stored as soon as it was timed, and another start goes on behind the last one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..common.cuda_library import BuildError, architecture_of
+from ..cuda import build, launch
+from ..plans.table import PASSES, Family, family_name, family_of, tuned_file, written
+from .fit import Timed, judge, table_of
+from .shapes import FAMILIES, HELD_OUT, Shape, draw
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+POOL_BYTES = 3 << 29
+"""Of memory for inputs, and as much for results."""
+ROTATED_BYTES = 160 << 20
+"""Operands are used again after launches that move so many bytes: several times what L2 holds."""
+MOST_SETS = 24
+ENOUGH_US = 450
+"""Launches of one measurement take about so long together."""
+FEWEST, MOST = 6, 24
+"""Launches of one measurement."""
+HOST_US = 24
+"""That the host takes for a launch, at most. A kernel that sleeps lets it queue launches before they start."""
+CYCLES_OF_US = 1900
+BAR = 30  # columns of the progress
+FINALISTS, ROUNDS = 4, 2
+"""The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
+
+Operands = tuple[torch.Tensor, ...]
+Call = Callable[[], object]
+
+
+class Timer:
+    """Times launches one after the other, on operands that are in no cache."""
+
+    def __init__(self) -> None:
+        self.inputs = torch.empty(POOL_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
+        self.results = torch.empty_like(self.inputs)
+        self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def operands(self, shape: Shape) -> list[Operands]:
+        """The operands of a launch, several times."""
+        bytes_of = {size: shape.M * shape.N * size for size in (shape.size, shape.written_size)}
+        apart = {size: -(-each // 512) * 512 for size, each in bytes_of.items()}
+        read, write = shape.reads * apart[shape.size], apart[shape.written_size]
+        count = max(1, min(MOST_SETS, ROTATED_BYTES // (read + write) + 2, POOL_BYTES // max(read, write)))
+
+        def view(pool: torch.Tensor, size: int, number: int) -> torch.Tensor:
+            at = number * apart[size]
+            return pool[at // 2 : (at + bytes_of[size]) // 2].view(DTYPES[size]).view(shape.M, shape.N)
+
+        return [
+            (*(view(self.inputs, shape.size, i * shape.reads + r) for r in range(shape.reads)), view(self.results, shape.written_size, i))
+            for i in range(count)
+        ]
+
+    def us(self, calls: Sequence[Call], expected_us: float) -> float:
+        """Microseconds of a launch."""
+        count = int(max(FEWEST, min(MOST, ENOUGH_US / expected_us)))
+        torch.cuda._sleep(int((30 + count * max(0.0, HOST_US - expected_us / 2)) * CYCLES_OF_US))
+        calls[-1]()
+        self.start.record()
+        for number in range(count):
+            calls[number % len(calls)]()
+        self.end.record()
+        self.end.synchronize()
+        return float(self.start.elapsed_time(self.end)) * 1e3 / count
+
+
+def plans_of(library: ctypes.CDLL, shape: Shape) -> dict[tuple[int, ...], list[Family]]:
+    """The plans that families make for a shape, as numbers, and the families of each."""
+    found: dict[tuple[int, ...], list[Family]] = {}
+    for family in FAMILIES:
+        plan, numbers = launch.Plan(-1), (ctypes.c_int * 6)(*launch.family_numbers(family))
+        if library.softbench_candidate(PASSES.index(shape.which), shape.size == 2, shape.M, shape.N, numbers, ctypes.addressof(plan)):
+            found.setdefault(tuple(getattr(plan, name) for name, *_ in plan._fields_), []).append(family)
+    return found
+
+
+def time_shape(timer: Timer, library: ctypes.CDLL, shape: Shape) -> Timed | None:
+    """The times of a copy, of the plan that is used now and of all families; None if no family makes a plan."""
+    sets = timer.operands(shape)
+    write = launch.launch_backward if shape.reads == 2 else launch.launch_forward
+    plans = plans_of(library, shape)
+    if not plans:
+        return None
+
+    def calls(plan: launch.Plan | None) -> list[Call]:
+        return [lambda given=given: write(*given, plan=plan) for given in sets]  # type: ignore[misc]
+
+    copy: list[Call] = [
+        (lambda given=given: torch.add(*given[:2], out=given[2])) if shape.reads == 2 else (lambda given=given: given[1].copy_(given[0]))  # type: ignore[misc]
+        for given in sets
+    ]
+    every = {plan: calls(launch.Plan(*plan)) for plan in plans}
+    now = calls(None)
+    for first in (copy, now, *every.values()):
+        first[0]()
+    expected = timer.us(copy, 20.0)
+    times: dict[Any, list[float]] = {plan: [timer.us(one, expected)] for plan, one in every.items()}
+    times |= {"copy": [expected, timer.us(copy, expected)], "now": [timer.us(now, expected)]}
+    best = sorted(plans, key=lambda plan: times[plan][0])[:FINALISTS]
+    for _ in range(ROUNDS):
+        for name, one in (("copy", copy), ("now", now), *((plan, every[plan]) for plan in best)):
+            times[name].append(timer.us(one, times[name][0]))
+    middle = {name: statistics.median(found) for name, found in times.items()}
+    of_families = {family: middle[plan] for plan, families in plans.items() for family in families}
+    return Timed(shape, middle["copy"], middle["now"], of_families)
+
+
+def to_json(one: Timed) -> str:
+    """A line of the records."""
+    times = {family_name(family): round(us, 2) for family, us in one.families.items()}
+    return json.dumps({"shape": asdict(one.shape), "copy": round(one.copy, 2), "now": round(one.now, 2), "families": times})
+
+
+def read(records: Path) -> list[Timed | None]:
+    """The shapes that were timed, by number; an incomplete last line of an interrupted start is cut off."""
+    lines = records.read_text().split("\n") if records.exists() else [""]
+    records.write_text("".join(f"{line}\n" for line in lines[:-1]))
+    return [_from_json(json.loads(line)) for line in lines[:-1]]
+
+
+def _from_json(found: Any) -> Timed | None:
+    if found is None:
+        return None
+    families = {family_of(name): us for name, us in found["families"].items()}
+    return Timed(Shape(**found["shape"]), found["copy"], found["now"], families)
+
+
+def measure(records: Path, seconds: float, told: bool) -> list[Timed | None]:
+    """Times shapes for so many seconds, behind those that are in `records` already. Returns all. `told`: with a bar on stderr."""
+    known, begin = read(records), time.monotonic()
+    index = torch.cuda.current_device()
+    timer, library = Timer(), launch._library("softmax", index)
+    with records.open("a") as file:
+        for number in itertools.count(len(known)):
+            passed = time.monotonic() - begin
+            if passed > seconds:
+                return known
+            if told and number % 10 == 0:
+                bar = "=" * int(BAR * passed / seconds)
+                print(f"\rtune [{bar:{BAR}}] {number} shapes, {seconds - passed:.0f} s left ", end="", file=sys.stderr, flush=True)
+            found = time_shape(timer, library, draw(number))
+            known.append(found)
+            file.write(f"{'null' if found is None else to_json(found)}\n")
+            file.flush()
+    raise AssertionError
+
+
+def main(seconds: float, output: Path | None, quiet: bool) -> None:
+    """`softbench tune`. Without a file to write, this card's table is replaced only by one that is faster on the held-out shapes."""
+    if not torch.cuda.is_available():
+        sys.exit("softbench: tune needs a CUDA GPU; torch sees none here")
+    capability, card = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    try:
+        built = build.build(architecture_of(capability))
+    except BuildError as error:
+        sys.exit(f"softbench: tune: {error}")
+    table = output or tuned_file(card)
+    table.parent.mkdir(parents=True, exist_ok=True)
+    records = tuned_file(card).with_suffix(f".{built.parent.name}.jsonl")
+    records.parent.mkdir(parents=True, exist_ok=True)
+    told = not quiet and sys.stderr.isatty()
+    every = measure(records, seconds, told)
+    if told:
+        print(file=sys.stderr)
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    lines = table_of([one for number, one in enumerate(every) if one and number % HELD_OUT], sms)
+    found = judge([one for one in every[::HELD_OUT] if one], lines, sms)
+    kept = output is None and found.gained <= 1
+    if not kept:
+        measured = f"{date.today()}: {len(every)} shapes, softmax in float32 and bfloat16"
+        table.write_text(written(card, 10 * capability[0] + capability[1], {"cuda": lines}, measured))
+    why = ", not written, because it gains nothing: tune for longer, or keep the plans of now" if kept else ""
+    print(f"{table}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
+    print(f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}")
+    print(f"{found.of_copy:.3f} of copy; {found.slow:.1%} of the shapes are below .90 of it, {found.slow_now:.1%} before")
+
+
+if __name__ == "__main__":
+    try:
+        main(float(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None, bool(sys.argv[3]))
+    except KeyboardInterrupt:
+        sys.exit(130)

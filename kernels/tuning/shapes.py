@@ -1,0 +1,87 @@
+"""The shapes that tuning draws, and the families of plans that it times on each."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+from ..plans.table import PASSES, VECTOR_BYTES, Family, Kind, family_of, kind_of
+
+SIZES = (6e4, 3e6, 1.6e7, 4.5e7, 1.5e8, 4e8)
+"""Bytes of a tensor: launches that fit in L2, that nearly do, and larger ones. A launch's bytes are uniform on a logarithmic scale in one
+of these ranges."""
+SHARES = (8, 12, 32, 28, 20)
+FEW_ROWS, SHORT_ROWS = 0.1, 0.5
+"""The shares of rows of a MB and more, and of rows of up to 1200 elements. The other rows lie between."""
+HELD_OUT = 6
+"""Every so many shapes, one is kept for the figure that tuning reports."""
+MENU = """
+sub_warp 1 128 0 1, sub_warp 1 128 8 0, sub_warp 1 128 16 1, sub_warp 2 128 0 1, sub_warp 2 128 8 1, sub_warp 2 128 16 1,
+sub_warp 3 64 0 1, sub_warp 3 128 0 1, sub_warp 3 128 4 1, sub_warp 3 128 8 1, sub_warp 4 128 0 1, sub_warp 4 128 4 1,
+sub_warp 4 128 8 1, sub_warp 5 64 0 1,
+staged 10 3072, staged 10 6144, staged 10 8192, staged 10 12288, staged 12 3072, staged 12 6144, staged 12 8192, staged 12 12288,
+block 1 0 128, block 2 0 16, block 2 0 128, block 2 96 128, block 4 0 128, block 8 0 128,
+cluster 2 256 0, cluster 4 128 0, cluster 4 256 0, cluster 4 320 0, cluster 8 16 0, cluster 8 96 0, cluster 8 128 0, cluster 8 160 0,
+cluster 8 192 0, cluster 8 256 0, cluster 12 16 0, cluster 12 128 0, cluster 12 224 1, cluster 12 256 0,
+cluster_bulk 12, cluster_bulk 16,
+split 2 512 1024, split 4 256 -400, split 4 256 1024, split 8 256 2048, split 8 512 8208,
+split_bulk 8 256 -400 0 0, split_bulk 8 256 -400 0 100, split_bulk 8 256 -200 0 100, split_bulk 8 256 5000 0 100,
+split_bulk 8 256 5000 0 133, split_bulk 8 256 5400 1 100, split_bulk 8 256 5400 21 100, split_bulk 24 128 5400 0 100,
+split_bulk 24 128 5400 1 100, split_bulk 24 128 5400 1 133, split_bulk 24 256 -200 0 0, split_bulk 24 256 -200 0 100,
+split_bulk 24 256 10950 0 133, split_bulk 24 256 10950 1 100
+"""
+FAMILIES: tuple[Family, ...] = tuple(map(family_of, MENU.replace("\n", " ").split(",")))
+"""Of some 300 families that were timed on 1522 shapes on an H200, these are enough: in the mean of all shapes the fastest of them is within
+.2 % of the fastest of all."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """M rows of N elements of `size` bytes, back to back. `which`: one of PASSES."""
+
+    which: str
+    size: int
+    M: int
+    N: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row of one tensor."""
+        return self.N * self.size
+
+    @property
+    def reads(self) -> int:
+        """The tensors that are read."""
+        return 2 if self.which == "gradient" else 1
+
+    @property
+    def written_size(self) -> int:
+        """The bytes of an element of the result."""
+        return 2 * self.size if self.which == "widened" else self.size
+
+    @property
+    def kind(self) -> Kind:
+        """The rows' kind in a table."""
+        return kind_of(self.which, self.size, self.row_bytes, min(VECTOR_BYTES, self.row_bytes & -self.row_bytes))
+
+    def kib_per_sm(self, sms: int) -> float:
+        """What the launch reads for each SM."""
+        return self.M * self.row_bytes * self.reads / 1024 / sms
+
+
+def draw(number: int) -> Shape:
+    """The shape with this number. Half of the lengths are multiples of 8 or 64 elements."""
+    dice = random.Random(f"softbench tune {number}")
+    which = PASSES[min(2, number % 10 >> 2)]
+    size = 2 if which == "widened" else dice.choice((2, 4))
+
+    def between(low: float, high: float) -> float:
+        return math.exp(dice.uniform(math.log(low), math.log(high)))
+
+    part = dice.random()
+    length = between(2, 1200) if part < SHORT_ROWS else between(1 << 18, 1 << 22) if part > 1 - FEW_ROWS else between(600, 1 << 20)
+    unit = dice.choice((1, 1, 2, 8, 8, 64))
+    N = max(unit, int(length) // unit * unit)
+    (at,) = dice.choices(range(len(SHARES)), SHARES)
+    return Shape(which, size, max(1, int(between(SIZES[at], SIZES[at + 1]) / (N * size))), N)

@@ -1,0 +1,91 @@
+"""Tables of launch plans: what they say, which one a card has, and what is refused."""
+
+import json
+
+import pytest
+from softbench.kernels.cuda import launch
+from softbench.kernels.plans import table as tables
+from softbench.kernels.plans.table import Cell, Table, TableError, family_name, family_of, kind_of, table, written
+
+KIND = ("forward", 2, 16)
+LINES = {KIND: [(4096, [(64, "block 1 0 128"), (None, "block 2 0 128")]), (None, [(None, "split_bulk 8 256 -400 0 100")])]}
+
+
+@pytest.fixture
+def chosen(monkeypatch, tmp_path):
+    """A table's file that $SOFTBENCH_PLANS names, and a function that reads it anew for a card."""
+    monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "mine.json"))
+
+    def read(card="mine", text=None):
+        (tmp_path / "mine.json").write_text(written("mine", 90, {"cuda": LINES}, "today") if text is None else text)
+        table.cache_clear()
+        return table("cuda", card, 90)
+
+    yield read
+    table.cache_clear()
+
+
+def test_a_table_is_read_as_it_was_written(chosen):
+    inf = float("inf")
+    split = ("split_bulk", 8, 256, -400, 0, 100)
+    block = [Cell(4096, most, ("block", vectors, 0, 128)) for most, vectors in ((64, 1), (inf, 2))]
+    assert chosen() == Table("mine", {KIND: (*block, Cell(inf, inf, split))})
+    assert family_of(family_name(split)) == split
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"card": "mine"}'])
+def test_another_file_is_refused_in_one_line(chosen, text):
+    with pytest.raises(TableError, match=r"mine.json is no table of launch plans: .*; softbench tune writes one"):
+        chosen(text=text)
+
+
+def test_a_table_of_another_card_is_refused(chosen):
+    with pytest.raises(TableError, match="has the plans of mine, and this card is another: softbench tune writes those of this card"):
+        chosen("another")
+
+
+def test_the_own_cell_comes_first_and_the_nearest_ones_follow(chosen):
+    ranked = chosen().ranked(KIND, 1000, 100)
+    assert [family[:2] for family in ranked] == [("block", 2), ("block", 1), ("split_bulk", 8)]
+    assert [*chosen().ranked(("forward", 2, 8), 1000, 100)] == []  # neither such rows nor rows at any address
+
+
+def test_rows_of_another_kind_have_plans_of_rows_at_any_address():
+    found = table("cuda", "NVIDIA H200", 90)
+    assert kind_of("forward", 2, 4096, 8) == ("forward", 2, 8) and kind_of("forward", 2, 4098, 8) == ("forward", 2, 2)
+    families = list(found.ranked(("forward", 2, 8), 800, 1000))
+    assert families[-len(found.cells["forward", 2, 2]) :] == list(found.ranked(("forward", 2, 2), 800, 1000))
+
+
+def test_a_card_without_a_table_has_that_of_the_nearest_architecture(monkeypatch, tmp_path):
+    monkeypatch.setenv(tables.VARIABLE, "")
+    old = tmp_path / "old.json"
+    old.write_text(written("old", 80, {"cuda": LINES}, ""))
+    monkeypatch.setattr(tables, "_files", lambda files=tables._files: [*files(), old])
+    table.cache_clear()
+    assert [table("cuda", *card).card for card in (("A10", 86), ("B200", 100), ("old", 90))] == ["old", "NVIDIA H200", "old"]
+    table.cache_clear()
+
+
+def test_what_tune_wrote_here_replaces_the_shipped_table(monkeypatch, tmp_path):
+    monkeypatch.delenv(tables.VARIABLE, raising=False)
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
+    table.cache_clear()
+    assert len(table("cuda", "NVIDIA H200", 90).cells) == 18
+    own = tables.tuned_file("NVIDIA H200")
+    own.parent.mkdir()
+    own.write_text(written("NVIDIA H200", 90, {"cuda": LINES}, ""))
+    table.cache_clear()
+    assert table("cuda", "NVIDIA H200", 90).cells.keys() == {KIND}
+    table.cache_clear()
+
+
+@pytest.mark.parametrize("path", tables._files(), ids=lambda path: path.stem)
+def test_a_shipped_table_is_small_and_in_order(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= 300
+    numbers = launch.planned_cells(json.loads(text)["card"], (9, 0))
+    cells = [tuple(numbers[at : at + launch.CELL]) for at in range(0, len(numbers), launch.CELL)]
+    assert cells == sorted(cells, key=lambda cell: cell[:3]) and len(cells) * launch.CELL == len(numbers)
+    ends = [cell for cell, after in zip(cells, [*cells[1:], (None,)], strict=True) if cell[0] != after[0]]
+    assert all(cell[1:3] == (launch.INFINITE, launch.INFINITE) for cell in ends)

@@ -1,0 +1,71 @@
+"""Tuning: the shapes, the table that is fitted to times, and records that a later start continues."""
+
+import random
+from collections import Counter
+
+import pytest
+from softbench.kernels.cuda.launch import family_numbers
+from softbench.kernels.tuning import measure
+from softbench.kernels.tuning.fit import Timed, judge, table_of
+from softbench.kernels.tuning.shapes import FAMILIES, Shape, draw
+
+SMS = 132
+SHORT, LONG, LOSER = ("block", 2, 0, 128), ("cluster", 8, 128, 0), ("split", 4, 256, 1024)
+KIND = ("forward", 2, 16)
+
+
+def timed(N, M, times):
+    return Timed(Shape("forward", 2, M, N), 10.0, 12.0, times)
+
+
+def test_families_are_numbers_of_the_planner_and_shapes_are_all_kinds():
+    assert all(len(family_numbers(family)) == 6 for family in FAMILIES) and len(set(FAMILIES)) == len(FAMILIES)
+    shapes = [draw(number) for number in range(2000)]
+    assert shapes[:3] == [draw(number) for number in range(3)]
+    assert len(Counter(shape.kind for shape in shapes)) == 18
+    assert all(shape.M * shape.row_bytes <= 2.1 * 4e8 for shape in shapes)
+    assert sum(shape.M < 200 for shape in shapes) > 200
+
+
+def test_a_table_has_a_line_where_another_family_becomes_the_fastest():
+    dice = random.Random(1)
+    shapes = [(64 * dice.randint(16, 1024), dice.randint(500, 2000)) for _ in range(200)]
+    every = [timed(N, M, {SHORT: 10 + N / 20000, LONG: 13 - N / 20000, LOSER: 20}) for N, M in shapes]
+    lines = table_of(every, SMS)
+    ((most, cells), (end, more)) = lines[KIND]
+    assert 2 * 25000 < most < 2 * 36000 and end is None
+    assert cells == [(None, "block 2 0 128")] and more == [(None, "cluster 8 128 0")]
+    judged = judge(every, lines, SMS)
+    assert judged.shapes == 200 and 0.998 * judged.best < judged.gained <= judged.best
+    assert judged.slow_now == 1 and judged.slow == sum(min(one.families.values()) > 10 / 0.9 for one in every) / 200
+
+
+def test_a_line_has_cells_where_the_size_of_the_launch_decides():
+    every = [timed(8192, M, {SHORT: 1.0 if M < 1000 else 1.2, LONG: 1.1}) for M in range(100, 3000, 100)]
+    ((_, cells),) = table_of(every, SMS)[KIND]
+    assert cells == [(128, "block 2 0 128"), (None, "cluster 8 128 0")]  # 1000 rows are 121 KiB for each SM
+
+
+def test_noise_of_one_shape_makes_no_cell():
+    every = [timed(1024 * n, 1000, {SHORT: 1.0, LONG: 0.99 if n == 20 else 1.05}) for n in range(1, 60)]
+    assert table_of(every, SMS) == {KIND: [(None, [(None, "block 2 0 128")])]}
+
+
+def test_a_family_that_makes_no_plan_for_some_rows_is_not_theirs():
+    every = [timed(1024 * n, 1000, {SHORT: 1.0} if n < 30 else {LONG: 1.0}) for n in range(1, 60)]
+    assert [cells for _, cells in table_of(every, SMS)[KIND]] == [[(None, "block 2 0 128")], [(None, "cluster 8 128 0")]]
+
+
+def test_records_survive_an_interrupt(tmp_path):
+    file = tmp_path / "records.jsonl"
+    one = timed(1024, 10, {SHORT: 1.25, LONG: 2.5})
+    assert measure.read(file) == []
+    file.write_text(f"{measure.to_json(one)}\nnull\n{measure.to_json(one)[:40]}")
+    assert measure.read(file) == [one, None]
+    assert measure.read(file) == [one, None]
+
+
+def test_without_a_gpu_tuning_ends_with_one_line(monkeypatch):
+    monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="softbench: tune needs a CUDA GPU; torch sees none here"):
+        measure.main(1, None, quiet=False)
