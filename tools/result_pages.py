@@ -149,7 +149,7 @@ def odd_lengths() -> list[str]:
 
 def invariance() -> list[str]:
     """What the bits of a row depend on, by backend and operation, over all passes, if the findings are there."""
-    if not (file := RESULTS / f"{INVARIANCE}.csv").exists():
+    if not (file := RESULTS / INVARIANCE).exists():
         return []
     with file.open(encoding="utf-8") as text:
         rows = [row for row in csv.DictReader(text) if row["verdict"] not in ("skipped", "failed")]
@@ -174,7 +174,7 @@ def invariance() -> list[str]:
     return [
         "## Batch invariance",
         "`softbench check --invariance --csv FILE`: what a row's bits depend on, in how many lengths, dtypes and passes\n"
-        f"([findings](../../results/{INVARIANCE}.csv)).",
+        f"([CSV](../../results/{INVARIANCE})).",
         table(("backend", *(f"`{op}`" for op in ops)), lines),
         f"`cuda-invariant` and `triton-invariant` agree to the bit in {sum(both)} of {len(both)}.",
     ]
@@ -273,7 +273,7 @@ softbench's kernels keep in L2 what they read rather than what they write, so th
 percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
 backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
 OWN = ("triton", "cuda")
-ODD, INVARIANCE = "h200/odd", "h200/invariance"
+ODD, INVARIANCE = "h200/odd", "h200/invariance.txt"
 STRIDED = "h200/strided"
 MASKED = ("h200/masked", "h200/masked-sink")
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
