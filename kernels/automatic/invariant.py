@@ -59,15 +59,12 @@ def _gradient(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return _softmax_backward(dy, y, ctx.dim, ctx.dtype, ctx.log), None, None, None
 
 
-@custom_op("softbench::invariant_cross_entropy", mutates_args=())
-def cross_entropy(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = losses.NONE,
-    logit_scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+@custom_op("softbench::invariant_cross_entropy", mutates_args=(), schema=losses.OF_LOSS)
+def cross_entropy(x: Tensor, target: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """As `softbench::cross_entropy`. With a reduction only the gradient, but for its factor, and the statistics have the same bits."""
-    given = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
-    loss, statistics = choice.invariant_kernels("cross_entropy", x).cross_entropy_statistics(x, target, **given, logit_scale=logit_scale)
-    return losses._reduced(loss, statistics, target, ignore_index, reduction)
+    found = losses.Given(*given)
+    loss, statistics = choice.invariant_kernels("cross_entropy", x).cross_entropy_statistics(x, target, **found.options())
+    return losses._reduced(loss, statistics, target, found)
 
 
 @custom_op("softbench::invariant_logprob", mutates_args=())

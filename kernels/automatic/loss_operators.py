@@ -8,14 +8,14 @@ size is kept besides the logits. Where the extension in C++ is built, it has the
 """
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.library import custom_op
 
 from ..common import extension, sharding
-from ..common.losses import ELSEWHERE, NO_CLASS
+from ..common.losses import ELSEWHERE, NO_CLASS, Options
 from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
 from ..common.rows import transformed
 from .choice import FORGETS, Calls, choice
@@ -86,25 +86,42 @@ def _each(x: Tensor, rows: torch.Size) -> Tensor:
     return x.new_empty(rows, dtype=torch.float64 if x.dtype is torch.float64 else torch.float32)
 
 
-@custom_op("softbench::cross_entropy", mutates_args=())
-def _cross_entropy(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE,
-    logit_scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+GIVEN = "SymInt ignore_index, float label_smoothing, float z_loss, float softcap, SymInt reduction=0, float logit_scale=1.0"
+OF_LOSS = f"(Tensor x, Tensor target, {GIVEN}) -> (Tensor, Tensor, Tensor)"
+
+
+class Given(NamedTuple):
+    """What the operators of cross entropy get after their tensors. They leave out trailing defaults."""
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+    softcap: float
+    reduction: int = NONE
+    logit_scale: float = 1.0
+    classes: int = 0
+    """Those of a vocabulary of which x has a part; 0: those of x. For a backward."""
+
+    def options(self) -> dict[str, Any]:
+        """Those of the kernels."""
+        return Options(*self[:4], self.logit_scale)._asdict()
+
+
+@custom_op("softbench::cross_entropy", mutates_args=(), schema=OF_LOSS)
+def _cross_entropy(x: Tensor, target: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
     """(loss, statistics of rows, the number of rows that are not ignored). The number has shape (1,), or (0,) without a reduction."""
-    options = ignore_index, label_smoothing, z_loss, softcap
     if (kernels := _kernels("cross_entropy", x)) is None:
-        return _formula_of_loss(x, target, *options, reduction, logit_scale)
-    given = {"ignore_index": ignore_index, "label_smoothing": label_smoothing, "z_loss": z_loss, "softcap": softcap}
-    loss, statistics = kernels.cross_entropy_statistics(x, target, **given, logit_scale=logit_scale)
-    return _reduced(loss, statistics, target, ignore_index, reduction)
+        return _formula_of_loss(x, target, *given)
+    options = Given(*given)
+    loss, statistics = kernels.cross_entropy_statistics(x, target, **options.options())
+    return _reduced(loss, statistics, target, options)
 
 
-def _reduced(loss: Tensor, statistics: Tensor, target: Tensor, ignore_index: int, reduction: int) -> tuple[Tensor, Tensor, Tensor]:
-    if reduction == NONE:
+def _reduced(loss: Tensor, statistics: Tensor, target: Tensor, given: Given) -> tuple[Tensor, Tensor, Tensor]:
+    if given.reduction == NONE:
         return loss, statistics, loss.new_empty(0)
-    counted = (target != ignore_index).sum(dtype=loss.dtype).view(1)
-    return loss.sum() if reduction == SUM else loss.sum() / counted[0], statistics, counted
+    counted = (target != given.ignore_index).sum(dtype=loss.dtype).view(1)
+    return loss.sum() if given.reduction == SUM else loss.sum() / counted[0], statistics, counted
 
 
 def _statistics(z: Tensor) -> Tensor:
@@ -119,30 +136,28 @@ def _lse(statistics: Tensor) -> Tensor:
     return statistics[:, 0] + statistics[:, 1].log()
 
 
-def _formula_of_loss(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE,
-    logit_scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _formula_of_loss(x: Tensor, target: Tensor, *given: Any, **named: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The operator by torch's operators."""
-    z = _logits(_as_rows(x), softcap, logit_scale)
+    options = Given(*given, **named)
+    z = _logits(_as_rows(x), options.softcap, options.logit_scale)
     statistics = _statistics(z)
-    loss = aten.cross_entropy_loss(z, target, None, NONE, ignore_index, label_smoothing)
-    if z_loss:
-        loss = loss + torch.where(target == ignore_index, 0.0, z_loss * _lse(statistics).square())
-    return _reduced(loss, statistics, target, ignore_index, reduction)
+    loss = aten.cross_entropy_loss(z, target, None, NONE, options.ignore_index, options.label_smoothing)
+    if options.z_loss:
+        loss = loss + torch.where(target == options.ignore_index, 0.0, options.z_loss * _lse(statistics).square())
+    return _reduced(loss, statistics, target, options)
 
 
-@custom_op("softbench::cross_entropy_backward", mutates_args=())
-def _cross_entropy_backward(
-    x: Tensor, target: Tensor, statistics: Tensor, dloss: Tensor, counted: Tensor, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, reduction: int = NONE, logit_scale: float = 1.0, classes: int = 0,
-) -> Tensor:  # fmt: skip
-    """dx, with x's dtype. `dloss` is the gradient of a number with a reduction. `classes`: those of a vocabulary of which x has a part."""
-    options = ignore_index, label_smoothing, z_loss, softcap
+OF_GRADIENT = f"(Tensor x, Tensor target, Tensor statistics, Tensor dloss, Tensor counted, {GIVEN}, SymInt classes=0) -> Tensor"
+
+
+@custom_op("softbench::cross_entropy_backward", mutates_args=(), schema=OF_GRADIENT)
+def _cross_entropy_backward(x: Tensor, target: Tensor, statistics: Tensor, dloss: Tensor, counted: Tensor, *given: Any) -> Tensor:
+    """dx, with x's dtype. `dloss` is the gradient of a number with a reduction."""
     if (kernels := _kernels("cross_entropy", x)) is None:
-        return _gradient_of_loss(x, target, statistics, dloss, counted, *options, reduction, logit_scale, classes)
-    given = dict(zip(("ignore_index", "label_smoothing", "z_loss", "softcap"), options, strict=True), logit_scale=logit_scale)
-    dx: Tensor = kernels.cross_entropy_backward(x, target, statistics, _of_rows(x, dloss, counted, reduction), **given, classes=classes)
+        return _gradient_of_loss(x, target, statistics, dloss, counted, *given)
+    options = Given(*given)
+    of_rows = _of_rows(x, dloss, counted, options.reduction)
+    dx: Tensor = kernels.cross_entropy_backward(x, target, statistics, of_rows, **options.options(), classes=options.classes)
     return dx
 
 
@@ -152,15 +167,12 @@ def _of_rows(x: Tensor, dloss: Tensor, counted: Tensor, reduction: int) -> Tenso
     return dloss if reduction == NONE else (dloss / counted[0] if reduction == MEAN else dloss).expand(rows)
 
 
-def _gradient_of_loss(
-    x: Tensor, target: Tensor, statistics: Tensor, dloss: Tensor, counted: Tensor, ignore_index: int, label_smoothing: float, z_loss: float,
-    softcap: float, reduction: int = NONE, logit_scale: float = 1.0, classes: int = 0,
-) -> Tensor:  # fmt: skip
+def _gradient_of_loss(x: Tensor, target: Tensor, statistics: Tensor, dloss: Tensor, counted: Tensor, *given: Any) -> Tensor:
     """dx by torch's operators."""
     if x.dim() == 3:
-        options = ignore_index, label_smoothing, z_loss, softcap, reduction, logit_scale, classes
-        rows = _gradient_of_loss(_as_rows(x), target, statistics, dloss, counted, *options)
+        rows = _gradient_of_loss(_as_rows(x), target, statistics, dloss, counted, *given)
         return rows.view(x.shape[0], x.shape[2], x.shape[1]).movedim(2, 1).contiguous()
+    ignore_index, label_smoothing, z_loss, softcap, reduction, logit_scale, classes = Given(*given)
     dloss = _of_rows(x, dloss, counted, reduction)
     z = _logits(x, softcap, logit_scale)
     highest, total = statistics[:, :1], statistics[:, 1:]
@@ -180,8 +192,9 @@ def _gradient_of_loss(
 
 def _differentiable_gradient_of_loss(x: Tensor, target: Tensor, _base: Tensor, dloss: Tensor, counted: Tensor, *given: Any) -> Tensor:
     """dx as a function of x alone, which the statistics are some of too."""
-    softcap, logit_scale = given[3], given[5] if len(given) > 5 else 1.0
-    return _gradient_of_loss(x, target, _statistics(_logits(_as_rows(x), softcap, logit_scale)), dloss, counted, *given)
+    options = Given(*given)
+    statistics = _statistics(_logits(_as_rows(x), options.softcap, options.logit_scale))
+    return _gradient_of_loss(x, target, statistics, dloss, counted, *given)
 
 
 @custom_op("softbench::logprob", mutates_args=())
@@ -245,16 +258,10 @@ def _differentiable_gradient_of_logprob(
 
 
 @_cross_entropy.register_fake
-def _fake_cross_entropy(
-    x: Tensor, target: Tensor, ignore_index: int, label_smoothing: float, z_loss: float, softcap: float, reduction: int = NONE,
-    logit_scale: float = 1.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    of_rows = _each(x, target.shape)
-    return (
-        of_rows.new_empty(()) if reduction else of_rows,
-        of_rows.new_empty((target.shape[0], 2)),
-        of_rows.new_empty(1 if reduction else 0),
-    )
+def _fake_cross_entropy(x: Tensor, target: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    of_rows, reduction = _each(x, target.shape), Given(*given).reduction
+    loss = of_rows.new_empty(()) if reduction else of_rows
+    return loss, of_rows.new_empty((target.shape[0], 2)), of_rows.new_empty(1 if reduction else 0)
 
 
 @_logprob.register_fake

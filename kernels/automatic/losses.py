@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import _reduction
 
 from ..common import extension, sharding
-from ..common.losses import check_arguments
+from ..common.losses import Options, check_arguments
 from ..common.rows import AUTOCASTS, DTYPES, around, is_strided, transformed
 from .choice import LEAST_OVER_COLUMNS, which
 from .loss_operators import (
@@ -135,17 +135,17 @@ def cross_entropy(
     if lse is not None:
         check_arguments({"target": target, "lse": lse}, ignore_index)
         _check_lse(lse, target, weight)
-    options = ignore_index, label_smoothing, z_loss, softcap
+    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
     given, needs_lse = _rows_for_kernels(input, target, weight, dim, options, lse, invariant), return_lse or return_z_loss
     if given is None and invariant and not (is_strided(input) and not input.numel() and _has_kernels("cross_entropy", input)):
         why = which(input, function="cross_entropy")
         told = why.why if why.kernels == "torch" else f"torch alone takes these arguments (kernels for the logits: {why})"
         raise ValueError(f"invariant=True of cross_entropy: {told}")
     if given is None:
-        loss, lse = _by_torch(input, target, weight, number, dim, dtype, *options, logit_scale, lse, needs_lse)
+        loss, lse = _by_torch(input, target, weight, number, dim, dtype, options, lse, needs_lse)
     else:
         rows, classes = given
-        loss, lse = _by_kernels(rows, classes, target, weight, number, *options, logit_scale, lse, inplace_backward, needs_lse, invariant)
+        loss, lse = _by_kernels(rows, classes, target, weight, number, options, lse, inplace_backward, needs_lse, invariant)
         if loss.dtype is not (result := _result_dtype(input, dtype)):
             loss = loss.to(result)
     if not others:
@@ -164,14 +164,13 @@ def _check_lse(lse: Tensor, target: Tensor, weight: Tensor | None) -> None:
 
 
 def _rows_for_kernels(
-    input: Tensor, target: Tensor, weight: Tensor | None, dim: int, options: tuple[int, float, float, float], lse: Tensor | None = None,
-    invariant: bool = False,
-) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    input: Tensor, target: Tensor, weight: Tensor | None, dim: int, options: Options, lse: Tensor | None = None, invariant: bool = False
+) -> tuple[Tensor, Tensor] | None:
     """(M, V) or (outer, V, inner) logits, and a target for each, that our kernels take.
 
     None where torch's operators compute the loss, or say what is wrong.
     """
-    ignore_index, label_smoothing, z_loss, _ = options
+    ignore_index, label_smoothing, z_loss, *_ = options
     if not is_strided(input) or not isinstance(target, Tensor) or not _has_kernels("cross_entropy", input) or transformed():
         return None
     dimensions = input.dim()
@@ -197,28 +196,26 @@ def _rows_for_kernels(
 
 
 def _by_kernels(
-    rows: Tensor, classes: Tensor, target: Tensor, weight: Tensor | None, number: int, ignore_index: int, label_smoothing: float,
-    z_loss: float, softcap: float, logit_scale: float, lse: Tensor | None, inplace: bool, needs_lse: bool,
-    invariant: bool,
+    rows: Tensor, classes: Tensor, target: Tensor, weight: Tensor | None, number: int, options: Options, lse: Tensor | None, inplace: bool,
+    needs_lse: bool, invariant: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The loss in float32, and lse of target's shape if it is needed."""
-    options = ignore_index, label_smoothing, z_loss, softcap
     if inplace and (torch.compiler.is_compiling() or rows.dim() == 3 or rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]):
         inplace = False  # rows that share memory have gradients of their own
     if lse is None and not inplace:
         reduced = NONE if weight is not None else number
         operator = _invariants().cross_entropy if invariant else _cross_entropy
-        loss, statistics, _ = operator(rows, classes, *options, reduced, logit_scale)
+        loss, statistics, _ = operator(rows, classes, *options.with_reduction(reduced))
     else:
         given = None if lse is None else lse.detach().reshape(-1).float()
-        loss, statistics = _Loss.apply(rows, classes, given, inplace, *options, logit_scale)
+        loss, statistics = _Loss.apply(rows, classes, given, inplace, *options)
         reduced = NONE
     if weight is not None:
-        ignored = classes == ignore_index
+        ignored = classes == options.ignore_index
         share = torch.where(ignored, 0.0, weight.float()[torch.where(ignored, 0, classes).clamp(0, rows.shape[1] - 1)])
         loss = loss * share
     if number != reduced:
-        loss, total = loss.sum(), share.sum() if weight is not None else (classes != ignore_index).sum()
+        loss, total = loss.sum(), share.sum() if weight is not None else (classes != options.ignore_index).sum()
         loss = loss if number == SUM else loss / total
     lse = _lse(statistics).view(target.shape) if needs_lse else None
     return loss.view(target.shape) if number == NONE and target.dim() != 1 else loss, lse
@@ -228,13 +225,10 @@ class _Loss(torch.autograd.Function):
     """(loss, statistics) of rows by our kernels with a given lse, or with a gradient that overwrites the logits. Gradients once."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, target: Tensor, lse: Tensor | None, inplace: bool, ignore_index: int, label_smoothing: float, z_loss: float,
-        softcap: float, logit_scale: float,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        options = ignore_index, label_smoothing, z_loss, softcap
+    def forward(ctx: Any, x: Tensor, target: Tensor, lse: Tensor | None, inplace: bool, *given: Any) -> tuple[Tensor, Tensor]:
+        options = ignore_index, label_smoothing, z_loss, softcap, logit_scale = Options(*given)
         if lse is None:
-            loss, statistics, _ = _cross_entropy(x, target, *options, NONE, logit_scale)
+            loss, statistics, _ = _cross_entropy(x, target, *options.with_reduction(NONE))
         else:
             statistics = torch.stack([lse, torch.ones_like(lse)], 1)
             ignored = target == ignore_index
@@ -246,29 +240,28 @@ class _Loss(torch.autograd.Function):
             loss = torch.where(ignored, 0.0, torch.where(outside, torch.nan, lse - z + z_loss * lse.square()))
         ctx.mark_non_differentiable(statistics)
         ctx.save_for_backward(x, target, statistics)
-        ctx.inplace, ctx.options = inplace, (*options, logit_scale)
+        ctx.inplace, ctx.options = inplace, options
         return loss, statistics
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor, _dstatistics: Tensor) -> tuple[Tensor | None, ...]:
         x, target, statistics = ctx.saved_tensors
-        *options, logit_scale = ctx.options
         if ctx.inplace and (kernels := _kernels("cross_entropy", x)) is not None:
-            names = ("ignore_index", "label_smoothing", "z_loss", "softcap", "logit_scale")
-            given = dict(zip(names, ctx.options, strict=True))
-            dx = kernels.cross_entropy_backward(x, target, statistics, dloss.contiguous(), **given, out=x.detach())
+            given = x, target, statistics, dloss.contiguous()
+            dx = kernels.cross_entropy_backward(*given, **ctx.options._asdict(), out=x.detach())
             torch.autograd.graph.increment_version(x)
         else:
-            dx = _cross_entropy_backward(x, target, statistics, dloss, dloss.new_empty(0), *options, NONE, logit_scale)
+            dx = _cross_entropy_backward(x, target, statistics, dloss, dloss.new_empty(0), *ctx.options.with_reduction(NONE))
         return dx, *[None] * (3 + len(ctx.options))
 
 
 def _by_torch(
-    input: Tensor, target: Tensor, weight: Tensor | None, number: int, dim: int, dtype: torch.dtype | None, ignore_index: int,
-    label_smoothing: float, z_loss: float, softcap: float, logit_scale: float, given_lse: Tensor | None, needs_lse: bool,
+    input: Tensor, target: Tensor, weight: Tensor | None, number: int, dim: int, dtype: torch.dtype | None, options: Options,
+    given_lse: Tensor | None, needs_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """(loss, lse) by torch's operators; lse is None unless something needs it."""
+    ignore_index, label_smoothing, z_loss, softcap, logit_scale = options
     x = input
     if isinstance(x, Tensor) and isinstance(target, Tensor):
         if target.device != x.device:

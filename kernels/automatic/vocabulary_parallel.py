@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..common.losses import ELSEWHERE, NO_CLASS, check_arguments
+from ..common.losses import ELSEWHERE, NO_CLASS, Options, check_arguments
 from ..common.rows import DTYPES, check_no_transform
 from .choice import without_triton
 from .loss_operators import (
@@ -47,16 +47,6 @@ class Shard(NamedTuple):
 
     first: int | Tensor
     total: int | Tensor
-
-
-class Options(NamedTuple):
-    """The options of cross entropy, or of logprob, as `softbench.kernels.cross_entropy` has them."""
-
-    ignore_index: int = NO_CLASS
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float = 0.0
-    logit_scale: float = 1.0
 
 
 def loss_of(
@@ -233,7 +223,8 @@ def _counted(target: Tensor, of_row: Tensor, shard: Shard, options: Options) -> 
 def _of_part(x: Tensor, local: Tensor, options: Options, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
     """(loss, statistics) of the rows of a part, the loss without z-loss. It is NaN where the target is elsewhere."""
     if _kernels("cross_entropy", x) is not None:
-        loss, statistics, _ = _cross_entropy(x, local, NO_CLASS, smoothing, 0.0, options.softcap, NONE, options.logit_scale)
+        given = options._replace(ignore_index=NO_CLASS, label_smoothing=smoothing, z_loss=0.0)
+        loss, statistics, _ = _cross_entropy(x, local, *given.with_reduction(NONE))
         return loss, statistics
     z = _logits(x, options)
     statistics, at = _statistics(z), local.clamp(0, x.shape[1] - 1)
@@ -294,8 +285,8 @@ class _CrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         x, classes, statistics, counted = ctx.saved_tensors
-        _, *options, logit_scale = ctx.options
-        dx = _cross_entropy_backward(x, classes, statistics, dloss, counted, IGNORED, *options, ctx.reduction, logit_scale, ctx.classes)
+        given = *ctx.options._replace(ignore_index=IGNORED).with_reduction(ctx.reduction), ctx.classes
+        dx = _cross_entropy_backward(x, classes, statistics, dloss, counted, *given)
         return dx, *[None] * 5
 
 

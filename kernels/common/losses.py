@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import NamedTuple
 
 import torch
 
@@ -35,6 +36,20 @@ MOST_COLUMNS = 2**31 - 4096
 """The longest row, in elements: an index within a row has 32 bits."""
 
 
+class Options(NamedTuple):
+    """The options of cross entropy, which its kernels take by these names; logprob has the first, NO_CLASS by default, and the last."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    logit_scale: float = 1.0
+
+    def with_reduction(self, reduction: int) -> tuple[int | float, ...]:
+        """As the operators of cross entropy take them."""
+        return *self[:4], reduction, self.logit_scale
+
+
 def logits_and_targets(x: torch.Tensor, target: torch.Tensor, device_types: Sequence[str] = ("cuda",)) -> tuple[torch.Tensor, torch.Tensor]:
     """x of (M, N) with adjacent elements in each row, and the targets of (M,), each a copy where it has other strides.
 
@@ -42,11 +57,7 @@ def logits_and_targets(x: torch.Tensor, target: torch.Tensor, device_types: Sequ
         TypeError: a dtype or a device does not fit, or target has another shape.
         ValueError: x has another number of dimensions, or no columns, or too many.
     """
-    if x.dim() != 2 or not 0 < x.shape[1] <= MOST_COLUMNS:
-        raise ValueError(f"x is {tuple(x.shape)}; it must be (M, N) with an N from 1 to {MOST_COLUMNS}")
-    if x.dtype not in DTYPES or x.device.type not in device_types:
-        raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on {' and '.join(device_types)}")
-    _require(target, x, "target", torch.int64)
+    _check(x, target, 2, "(M, N) with an N", device_types)
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous(), target.contiguous()
 
 
@@ -55,12 +66,16 @@ def targets_of_columns(x: torch.Tensor, target: torch.Tensor, device_types: Sequ
 
     Raises TypeError and ValueError as `logits_and_targets`.
     """
-    if x.dim() != 3 or not 0 < x.shape[1] <= MOST_COLUMNS:
-        raise ValueError(f"x is {tuple(x.shape)}; it must be (outer, R, inner) with an R from 1 to {MOST_COLUMNS}")
+    _check(x, target, 3, "(outer, R, inner) with an R", device_types)
+    return target.contiguous()
+
+
+def _check(x: torch.Tensor, target: torch.Tensor, dimensions: int, wanted: str, device_types: Sequence[str]) -> None:
+    if x.dim() != dimensions or not 0 < x.shape[1] <= MOST_COLUMNS:
+        raise ValueError(f"x is {tuple(x.shape)}; it must be {wanted} from 1 to {MOST_COLUMNS}")
     if x.dtype not in DTYPES or x.device.type not in device_types:
         raise TypeError(f"x is {x.dtype} on {x.device}; the kernels take float32, float16 and bfloat16 on {' and '.join(device_types)}")
     _require(target, x, "target", torch.int64)
-    return target.contiguous()
 
 
 def check_arguments(tensors: dict[str, object], ignore_index: object, **numbers: object) -> None:

@@ -3,6 +3,8 @@
 `softbench.kernels.common.losses` says what they compute. x is on a CUDA device. `cross_entropy_fused` sees
 the lower 32 bits of a target only.
 
+`options` are those of `softbench.kernels.common.losses.Options`.
+
 `out` receives dx. It has x's shape, dtype and device, adjacent elements in each row, and may be x itself. All functions raise TypeError or
 ValueError for other arguments, BuildError if the kernels cannot be compiled, and RuntimeError if a launch fails.
 
@@ -28,6 +30,7 @@ from ..common.invariance import placed
 from ..common.linear_cross_entropy import Losses
 from ..common.losses import (
     NO_CLASS,
+    Options,
     base_of_rows,
     check_output_of_rows,
     logits_and_targets,
@@ -52,60 +55,29 @@ SCHEMAS = {
 
 
 def cross_entropy_forward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    invariant: bool = False,
-    plan: Plan | None = None,
+    x: torch.Tensor, target: torch.Tensor, *, invariant: bool = False, plan: Plan | None = None, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
-    x, target = logits_and_targets(x, target)
-    if invariant:
-        x, plan = placed(x), Plan(INVARIANT)
+    x, target, plan = _given(x, target, invariant, plan)
     loss, lse = result_of_rows(x), result_of_rows(x)
-    _forward(x, target, loss, lse, None, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
+    _forward(x, target, loss, lse, None, Options(**options), plan)
     return loss, lse
 
 
 def cross_entropy_statistics(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    invariant: bool = False,
+    x: torch.Tensor, target: torch.Tensor, *, invariant: bool = False, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, statistics), as `cross_entropy_forward`."""
-    x, target = logits_and_targets(x, target)
-    x, plan = (placed(x), Plan(INVARIANT)) if invariant else (x, None)
+    x, target, plan = _given(x, target, invariant, None)
     loss, statistics = result_of_rows(x), statistics_of_rows(x)
-    _forward(x, target, loss, None, statistics, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan)
+    _forward(x, target, loss, None, statistics, Options(**options), plan)
     return loss, statistics
 
 
 def cross_entropy_backward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dloss: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    classes: int = 0,
-    out: torch.Tensor | None = None,
-    plan: Plan | None = None,
-) -> torch.Tensor:
+    x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor, *, classes: int = 0, out: torch.Tensor | None = None,
+    plan: Plan | None = None, **options: Any,
+) -> torch.Tensor:  # fmt: skip
     """dx from the forward's lse or statistics and the gradient of the loss. x is read once and dx is written once.
 
     `classes`: of the whole vocabulary, over which labels are smoothed, if x has a part of it.
@@ -113,44 +85,32 @@ def cross_entropy_backward(
     x, target = logits_and_targets(x, target)
     dx = _gradient(x, out)
     dloss = number_of_rows(dloss, x, "dloss")
-    _backward(x, target, *base_of_rows(lse, x), dloss, dx, (ignore_index, label_smoothing, z_loss, softcap, logit_scale), plan, classes)
+    _backward(x, target, *base_of_rows(lse, x), dloss, dx, Options(**options), plan, classes)
     return dx
 
 
 def cross_entropy_fused(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    invariant: bool = False,
-    plan: Plan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, target: torch.Tensor, *, out: torch.Tensor | None = None, lse: torch.Tensor | None = None, invariant: bool = False,
+    plan: Plan | None = None, **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(loss, dx), where dx is the gradient for a dloss of 1. `lse`, float32 of (M,), receives that of z.
 
     x is read once and dx is written once. With label smoothing, a softcap or a scale, x is read twice: first for the sums of each row. It
     is also where no cluster of CTAs has room for a row that is written in place.
     """
-    x, target = logits_and_targets(x, target)
+    given = Options(**options)
+    x, target, plan = _given(x, target, invariant, plan)
     loss, dx = result_of_rows(x), _gradient(x, out)
     if lse is not None:
         check_output_of_rows(lse, x, "lse")
-    if invariant:
-        x, plan = placed(x), Plan(INVARIANT)
-    if not (label_smoothing or softcap or logit_scale != 1.0 or (invariant and out is not None)):
+    if not (given.label_smoothing or given.softcap or given.logit_scale != 1.0 or (invariant and out is not None)):
         pointers = x.data_ptr(), target.data_ptr(), loss.data_ptr(), _pointer(lse), dx.data_ptr()
-        tensors = *pointers, ignore_index, z_loss, x.stride(0), dx.stride(0)
+        tensors = *pointers, given.ignore_index, given.z_loss, x.stride(0), dx.stride(0)
         if _launch("cross_entropy", "fused", tensors, x, plan) != NOT_SUPPORTED:
             return loss, dx
-    options = ignore_index, label_smoothing, z_loss, softcap, logit_scale
     statistics = statistics_of_rows(x)
-    _forward(x, target, loss, lse, statistics, options, Plan(INVARIANT) if invariant else None)
-    _backward(x, target, None, statistics, None, dx, options, None)
+    _forward(x, target, loss, lse, statistics, given, Plan(INVARIANT) if invariant else None)
+    _backward(x, target, None, statistics, None, dx, given, None)
     return loss, dx
 
 
@@ -158,18 +118,11 @@ PASSES = Losses(cross_entropy_forward, cross_entropy_backward)  # its fused kern
 
 
 def logprob_forward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = NO_CLASS,
-    logit_scale: float = 1.0,
-    invariant: bool = False,
+    x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False,
     plan: Plan | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """(logprob, entropy, lse): z_t - lse, -sum_j p_j log(p_j) and lse. x is read once. An element of -inf adds nothing to the entropy."""
-    x, target = logits_and_targets(x, target)
-    if invariant:
-        x, plan = placed(x), Plan(INVARIANT)
+    x, target, plan = _given(x, target, invariant, plan)
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
     tensors = x.data_ptr(), target.data_ptr(), *(result.data_ptr() for result in results), None, ignore_index, logit_scale, x.stride(0)
     _launch("logprob", "forward", tensors, x, plan)
@@ -180,8 +133,7 @@ def logprob_statistics(
     x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, statistics), as `logprob_forward`."""
-    x, target = logits_and_targets(x, target)
-    x, plan = (placed(x), Plan(INVARIANT)) if invariant else (x, None)
+    x, target, plan = _given(x, target, invariant, None)
     found, entropy, statistics = result_of_rows(x), result_of_rows(x), statistics_of_rows(x)
     pointers = x.data_ptr(), target.data_ptr(), found.data_ptr(), entropy.data_ptr(), None, statistics.data_ptr()
     _launch("logprob", "forward", (*pointers, ignore_index, logit_scale, x.stride(0)), x, plan)
@@ -189,18 +141,9 @@ def logprob_statistics(
 
 
 def logprob_backward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor,
-    dlogprob: torch.Tensor,
-    dentropy: torch.Tensor,
-    *,
-    ignore_index: int = NO_CLASS,
-    logit_scale: float = 1.0,
-    out: torch.Tensor | None = None,
-    plan: Plan | None = None,
-) -> torch.Tensor:
+    x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, entropy: torch.Tensor, dlogprob: torch.Tensor, dentropy: torch.Tensor,
+    *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, out: torch.Tensor | None = None, plan: Plan | None = None,
+) -> torch.Tensor:  # fmt: skip
     """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (log(p_i) + entropy)) logit_scale, from lse or statistics.
 
     x is read once and dx is written once.
@@ -215,31 +158,25 @@ def logprob_backward(
     return dx
 
 
+def _given(x: torch.Tensor, target: torch.Tensor, invariant: bool, plan: Plan | None) -> tuple[torch.Tensor, torch.Tensor, Plan | None]:
+    """Checked logits and targets, and the plan of a forward or a fused pass."""
+    x, target = logits_and_targets(x, target)
+    return (placed(x), target, Plan(INVARIANT)) if invariant else (x, target, plan)
+
+
 def _forward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    loss: torch.Tensor,
-    lse: torch.Tensor | None,
-    statistics: torch.Tensor | None,
-    options: tuple[int, float, float, float, float],
+    x: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, lse: torch.Tensor | None, statistics: torch.Tensor | None, options: Options,
     plan: Plan | None,
-) -> None:
+) -> None:  # fmt: skip
     """Writes the loss, and lse or the statistics of each row."""
     tensors = x.data_ptr(), target.data_ptr(), loss.data_ptr(), _pointer(lse), _pointer(statistics), *options, x.stride(0)
     _launch("cross_entropy", "forward", tensors, x, plan)
 
 
 def _backward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor | None,
-    statistics: torch.Tensor | None,
-    dloss: torch.Tensor | None,
-    dx: torch.Tensor,
-    options: tuple[int, float, float, float, float],
-    plan: Plan | None,
-    classes: int = 0,
-) -> None:
+    x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor | None, statistics: torch.Tensor | None, dloss: torch.Tensor | None,
+    dx: torch.Tensor, options: Options, plan: Plan | None, classes: int = 0,
+) -> None:  # fmt: skip
     """Writes dx from lse or from the statistics of `_forward`; without dloss, for a dloss of 1."""
     pointers = x.data_ptr(), target.data_ptr(), _pointer(lse), _pointer(statistics), _pointer(dloss), None, dx.data_ptr()
     _launch("cross_entropy", "backward", (*pointers, *options, x.stride(0), dx.stride(0), 1, classes or x.shape[1]), x, plan)

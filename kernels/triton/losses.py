@@ -3,6 +3,8 @@
 `softbench.kernels.common.losses` says what they compute. x is on a CUDA device; under the interpreter, CPU tensors
 are taken too.
 
+`options` are the first five of `Options`.
+
 `out` receives dx. It has x's shape, dtype and device, and may be x itself. All functions raise TypeError or ValueError for other arguments.
 A launch is prepared once for operands with the same layout, as in `dispatch.py`.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -46,59 +48,29 @@ BY_ELEMENT_THREADS = 512  # the most of a row that is reduced element by element
 
 
 def cross_entropy_forward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    invariant: bool = False,
+    x: torch.Tensor, target: torch.Tensor, *, invariant: bool = False, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse). x is read once. lse is that of z, also in ignored rows."""
-    x, target = logits_and_targets(x, target, DEVICE_TYPES)
-    x = placed(x) if invariant else x
+    x, target = _given(x, target, invariant)
     loss, lse = result_of_rows(x), result_of_rows(x)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, invariant=invariant)
-    launch("reduction", (x, target, loss, lse, None), options)
+    launch("reduction", (x, target, loss, lse, None), Options(**options, invariant=invariant))
     return loss, lse
 
 
 def cross_entropy_statistics(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    invariant: bool = False,
+    x: torch.Tensor, target: torch.Tensor, *, invariant: bool = False, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, statistics), as `cross_entropy_forward`."""
-    x, target = logits_and_targets(x, target, DEVICE_TYPES)
-    x = placed(x) if invariant else x
+    x, target = _given(x, target, invariant)
     loss, statistics = result_of_rows(x), statistics_of_rows(x)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, invariant=invariant)
-    launch("reduction", (x, target, loss, *statistics.unbind(1)), options)
+    launch("reduction", (x, target, loss, *statistics.unbind(1)), Options(**options, invariant=invariant))
     return loss, statistics
 
 
 def cross_entropy_backward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dloss: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    classes: int = 0,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor, *, classes: int = 0, out: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:  # fmt: skip
     """dx from the forward's lse or statistics and the gradient of the loss. x is read once and dx is written once.
 
     `classes`: of the whole vocabulary, over which labels are smoothed, if x has a part of it.
@@ -107,25 +79,15 @@ def cross_entropy_backward(
     x, dx = _with_gradient(x, out)
     of_rows, statistics = base_of_rows(lse, x)
     base: Operands = (of_rows, None) if statistics is None else statistics.unbind(1)
-    given = (x, target, *base, _scaled(number_of_rows(dloss, x, "dloss"), logit_scale), None, dx)
-    launch("gradient", given, Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, classes=classes))
+    given = Options(**options, classes=classes)
+    launch("gradient", (x, target, *base, _scaled(number_of_rows(dloss, x, "dloss"), given.logit_scale), None, dx), given)
     return _result(dx, out)
 
 
 def cross_entropy_fused(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    dloss: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    lse: torch.Tensor | None = None,
-    invariant: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    x: torch.Tensor, target: torch.Tensor, *, dloss: torch.Tensor | None = None, out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None, invariant: bool = False, **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(loss, dx) for a dloss of 1, or for one float32 number that is the dloss of every row, as that of a mean is.
 
     x is read once and dx is written once, unless no program or cluster can hold a row. `lse`, float32 of (M,), receives that of z, which
@@ -137,14 +99,14 @@ def cross_entropy_fused(
     if dloss is not None and (dloss.dtype is not torch.float32 or dloss.numel() != 1 or dloss.device != x.device):
         raise TypeError(f"dloss is {tuple(dloss.shape)} {dloss.dtype} on {dloss.device}; it must be one float32 number on {x.device}")
     x, dx = _with_gradient(placed(x) if invariant else x, out)
-    loss, options = result_of_rows(x), Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, invariant=invariant)
-    if logit_scale != 1.0:
-        dloss = x.new_full((1,), logit_scale, dtype=torch.float32) if dloss is None else dloss * logit_scale
-    if lse is not None or (invariant and out is not None) or not launch("fused", (x, target, dx, loss, dloss), options):
+    loss, given = result_of_rows(x), Options(**options, invariant=invariant)
+    if (scale := given.logit_scale) != 1.0:
+        dloss = x.new_full((1,), scale, dtype=torch.float32) if dloss is None else dloss * scale
+    if lse is not None or (invariant and out is not None) or not launch("fused", (x, target, dx, loss, dloss), given):
         maximum, total = statistics_of_rows(x).unbind(1) if lse is None else (lse, None)
-        launch("reduction", (x, target, loss, maximum, total), options)
+        launch("reduction", (x, target, loss, maximum, total), given)
         of_rows = None if dloss is None else dloss.expand(len(x)).contiguous()
-        launch("gradient", (x, target, maximum, total, of_rows, None, dx), options)
+        launch("gradient", (x, target, maximum, total, of_rows, None, dx), given)
     return loss, _result(dx, out)
 
 
@@ -155,8 +117,7 @@ def logprob_forward(
     x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, lse): z_t - lse, and -sum_j p_j (z_j - lse). x is read once. All are NaN for a row of -inf but lse."""
-    x, target = logits_and_targets(x, target, DEVICE_TYPES)
-    x = placed(x) if invariant else x
+    x, target = _given(x, target, invariant)
     results = result_of_rows(x), result_of_rows(x), result_of_rows(x)
     launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=1, invariant=invariant))
     return results
@@ -166,25 +127,16 @@ def logprob_statistics(
     x: torch.Tensor, target: torch.Tensor, *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, invariant: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(logprob, entropy, statistics), as `logprob_forward`."""
-    x, target = logits_and_targets(x, target, DEVICE_TYPES)
-    x = placed(x) if invariant else x
+    x, target = _given(x, target, invariant)
     results = result_of_rows(x), result_of_rows(x), statistics_of_rows(x)
     launch("reduction", (x, target, *results), Options(ignore_index, logit_scale=logit_scale, logprob=2, invariant=invariant))
     return results
 
 
 def logprob_backward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor,
-    dlogprob: torch.Tensor,
-    dentropy: torch.Tensor,
-    *,
-    ignore_index: int = NO_CLASS,
-    logit_scale: float = 1.0,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, entropy: torch.Tensor, dlogprob: torch.Tensor, dentropy: torch.Tensor,
+    *, ignore_index: int = NO_CLASS, logit_scale: float = 1.0, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """dx = (dlogprob ([i = t] - p_i) - dentropy p_i (z_i - lse + entropy)) logit_scale, from lse or statistics, and the entropy."""
     x, target = logits_and_targets(x, target, DEVICE_TYPES)
     x, dx = _with_gradient(x, out)
@@ -194,6 +146,12 @@ def logprob_backward(
     given = x, target, statistics if of_rows is None else of_rows, entropy, _scaled(dfirst, logit_scale), _scaled(dsecond, logit_scale), dx
     launch("gradient", given, Options(ignore_index, logit_scale=logit_scale, logprob=1 if statistics is None else 2))
     return _result(dx, out)
+
+
+def _given(x: torch.Tensor, target: torch.Tensor, invariant: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Checked logits and targets of a forward."""
+    x, target = logits_and_targets(x, target, DEVICE_TYPES)
+    return placed(x) if invariant else x, target
 
 
 def _scaled(gradient: torch.Tensor, logit_scale: float) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Cross entropy with the classes along a dimension that is not the last, as in images (N, C, H, W), and its gradient, without copies.
 
 x is (outer, R, inner) of any strides, where R are the classes, as in `strided.py`. `target` is int64 of shape (outer * inner,), and all
-numbers of a column are float32 of that shape. `softbench.kernels.common.losses` has the formulas and `loss_ops.py` their arithmetic. All
-functions raise TypeError or ValueError for other arguments.
+numbers of a column are float32 of that shape. `softbench.kernels.common.losses` has the formulas and the options, and `loss_ops.py` their
+arithmetic. All functions raise TypeError or ValueError for other arguments.
 
 - forward: a program reads all classes of some columns, some rows at a time. One read.
 - backward: a program computes some rows of some columns from lse. One read, one write.
@@ -281,54 +281,24 @@ def fused_columns(
         )
 
 
-def cross_entropy_forward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_entropy_forward(x: torch.Tensor, target: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, lse) of each column."""
     target = targets_of_columns(x, target, DEVICE_TYPES)
     loss, lse = result_of_rows(x), result_of_rows(x)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
-    _launch(reduction_of_columns, (x,), (target, loss, lse, None), options, part_of(x, True))
+    _launch(reduction_of_columns, (x,), (target, loss, lse, None), Options(**options), part_of(x, True))
     return loss, lse
 
 
-def cross_entropy_statistics(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_entropy_statistics(x: torch.Tensor, target: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, statistics) of each column."""
     target = targets_of_columns(x, target, DEVICE_TYPES)
     loss, statistics = result_of_rows(x), statistics_of_rows(x)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
-    _launch(reduction_of_columns, (x,), (target, loss, *statistics.unbind(1)), options, part_of(x, True))
+    _launch(reduction_of_columns, (x,), (target, loss, *statistics.unbind(1)), Options(**options), part_of(x, True))
     return loss, statistics
 
 
 def cross_entropy_backward(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    dloss: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-    classes: int = 0,
+    x: torch.Tensor, target: torch.Tensor, lse: torch.Tensor, dloss: torch.Tensor, *, classes: int = 0, **options: Any
 ) -> torch.Tensor:
     """dx, contiguous, from the forward's lse or statistics and the gradient of each loss, of any stride.
 
@@ -339,32 +309,23 @@ def cross_entropy_backward(
     base = (of_columns, None) if statistics is None else statistics.unbind(1)
     dloss = number_of_rows(dloss, x, "dloss", spread=True)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale, classes=classes)
-    given = target, *base, dloss if logit_scale == 1.0 else dloss * logit_scale
-    _launch(gradient_of_columns, (x, dx), given, options, part_of(x, False))
+    given = Options(**options, classes=classes)
+    of_row = target, *base, dloss if given.logit_scale == 1.0 else dloss * given.logit_scale
+    _launch(gradient_of_columns, (x, dx), of_row, given, part_of(x, False))
     return dx
 
 
-def cross_entropy_fused(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    *,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float = 0.0,
-    logit_scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_entropy_fused(x: torch.Tensor, target: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """(loss, dx), where dx is contiguous and the gradient for a dloss of 1."""
     target = targets_of_columns(x, target, DEVICE_TYPES)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap, logit_scale)
+    given = Options(**options)
     loss, dx = result_of_rows(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if (tile := kept_tile(x.shape[1], COLUMNS_OF_THREAD, x.element_size())) is not None:
-        _launch(fused_columns, (x, dx), (target, loss), options, tile)
+        _launch(fused_columns, (x, dx), (target, loss), given, tile)
         return loss, dx
-    statistics, dloss = statistics_of_rows(x).unbind(1), loss.new_full((1,), logit_scale).expand(loss.shape)
-    _launch(reduction_of_columns, (x,), (target, loss, *statistics), options, part_of(x, True))
-    _launch(gradient_of_columns, (x, dx), (target, *statistics, dloss), options, part_of(x, False))
+    statistics, dloss = statistics_of_rows(x).unbind(1), loss.new_full((1,), given.logit_scale).expand(loss.shape)
+    _launch(reduction_of_columns, (x,), (target, loss, *statistics), given, part_of(x, True))
+    _launch(gradient_of_columns, (x, dx), (target, *statistics, dloss), given, part_of(x, False))
     return loss, dx
 
 
