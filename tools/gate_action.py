@@ -2,7 +2,7 @@
 
 `environment` names the folder and the cache key of the environment, `install` fills it, and `gate` runs `softbench gate`. Without options
 `gate` compares the plugin, the function or the targets of the checkout GATE_CHECKOUT with an earlier version. Inputs are environment
-variables, so that no shell reads them.
+variables, so that no shell reads them. On a machine that is no runner the checkout is the current folder: a rehearsal.
 The standard library is enough, because softbench is not installed yet.
 """
 
@@ -17,6 +17,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,25 @@ class NotMeasuredError(Exception):
     def __init__(self, message: str, code: int = USAGE) -> None:
         super().__init__(" ".join(message.split()))  # a line, because a new line could begin a command of the runner
         self.code = code
+
+
+def rehearsed(env: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of a runner; of another machine those of a rehearsal, which writes into the folder of temporary files."""
+    if "GITHUB_REPOSITORY" in env:
+        return env
+    place = Path(tempfile.gettempdir(), f"softbench-rehearsal-{Path.cwd().name}")
+    place.mkdir(exist_ok=True)
+    (place / "event.json").write_text("{}", encoding="utf-8")
+    files = {"EVENT_PATH": "event.json", "OUTPUT": "outputs", "STEP_SUMMARY": "summary.md"}
+    known = {"GITHUB_REPOSITORY": Path.cwd().name, "GITHUB_WORKSPACE": str(Path.cwd()), "GATE_CHECKOUT": ".", "GATE_NEUTRAL": "true"}
+    known |= {"RUNNER_TEMP": str(place), "RUNNER_TOOL_CACHE": str(place)} | {
+        f"GITHUB_{key}": str(place / name) for key, name in files.items()
+    }
+    if (softbench := shutil.which("softbench")) and not (folder(known) / "bin").exists():  # so that `install` is not needed
+        folder(known).mkdir(parents=True, exist_ok=True)
+        (folder(known) / "bin").symlink_to(Path(softbench).parent)
+    print(f"a rehearsal: the files of the runner are in {place}", flush=True)
+    return {**known, **env}
 
 
 def folder(env: Mapping[str, str]) -> Path:
@@ -258,7 +278,8 @@ STEPS: dict[str, Callable[[Mapping[str, str]], int]] = {"environment": environme
 if __name__ == "__main__":
     step, *rest = sys.argv[1:]
     try:
-        sys.exit(gate(os.environ, rest) if step == "gate" else STEPS[step](os.environ))
+        env = rehearsed(os.environ)
+        sys.exit(gate(env, rest) if step == "gate" else STEPS[step](env))
     except NotMeasuredError as error:
         print(f"::error title=softbench gate::{error}")
         sys.exit(error.code)

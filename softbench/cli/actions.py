@@ -55,6 +55,10 @@ def end(code: int, message: str = "") -> NoReturn:
     sys.exit(code)
 
 
+class _DryRun(Exception):  # noqa: N818, it is no error
+    """Has a plan and what is told of it, in place of a measurement."""
+
+
 def measure(
     request: RunRequest,
     *,
@@ -68,6 +72,7 @@ def measure(
     `several`: the cards, if there are several.
 
     Each function of `announced` is called once, with the plan of the first measurement. It returns a note, or raises to measure nothing.
+    With `--dry-run` the plan is shown then, and nothing is measured.
 
     Raises:
         StorageError, CardsLostError: the disk is full, or no card is left. `show`, or a table, has printed what was measured.
@@ -90,13 +95,19 @@ def measure(
 
             def on_plan(plan: Plan) -> None:
                 while announced:
-                    progress.note(announced.pop(0)(plan))
+                    text = announced.pop(0)(plan)
+                    if CONTEXT.get().params.get("dry_run"):
+                        raise _DryRun(plan, text)
+                    progress.note(text)
 
             if several is None:
                 return run.run(request, progress, on_start, on_plan)
             from softbench.run.fleet import fleet
 
             return fleet.run(several, request, progress, on_start)
+    except _DryRun as planned:
+        _show_plan(*planned.args)
+        raise typer.Exit(0) from None
     except (StorageError, CardsLostError) as error:
         if not started or not started[0].cells:
             raise
@@ -107,6 +118,15 @@ def measure(
             state = f"what was measured is in {started[0].csv}" if started[0].cells else "nothing was measured yet"
             end(stop.exit_code, f"interrupted; {state}" + (f"; continue with: {_continuation(request)}" if resumable else ""))
         end(stop.exit_code)
+
+
+def _show_plan(plan: Plan, told: str) -> None:
+    from softbench.cli.run import show_plan
+    from softbench.plan.estimate import run_seconds
+    from softbench.plan.plan import nothing_stored
+
+    show_plan(plan, run_seconds(plan), "", nothing_stored)
+    note(told)
 
 
 def show_table(measured: Run) -> None:

@@ -84,11 +84,9 @@ def bisect(
 
             def compare(commit: str, against: str, cells: Collection[CellKey]) -> Step:
                 note(f"comparison {len(search.steps) + 1}: {known[commit].short} against {known[against].short}")
-                step = comparison.step(commit, against, cells, first=not search.steps)
-                note(f"  {step.text}")
-                return step
+                return comparison.step(commit, against, cells, first=not search.steps)
 
-            search = Search([one.name for one in line], compare)
+            search = Search([one.name for one in line], compare, lambda step: note(f"  {step.text}"))
             for one in search.run():
                 found.append(one)
                 if str(json) != "-":
@@ -140,9 +138,10 @@ def _sentence(one: Found, known: dict[str, Commit]) -> str:
 def _next(step: Step) -> str:
     """What to do about an undecided comparison."""
     from softbench.gate.bisect import Decision
+    from softbench.gate.verdicts import State
 
     high = max((one.interval[1] for one in step.verdicts if one.interval and one.may_be_slower), default=0.0)
-    if step.decision is not Decision.UNDECIDED or not step.verdicts:
+    if step.decision is not Decision.UNDECIDED or not any(one.state is State.AMBIGUOUS for one in step.verdicts):
         return ""
     wider = f", or look for larger slowdowns: --margin {round(100 * (high - 1)) + 1}" if 1 < high < 2 else ""
     return f"; next: repeat it on a machine that does nothing else{wider}"

@@ -77,7 +77,7 @@ OF_MODES: dict[str, tuple[Mode, ...]] = {
     **dict.fromkeys(("families", "resume"), (Mode.SELF_TEST,)),
     **dict.fromkeys(("candidate_env", "reference_env", "build", "inputs", "tolerance", "changed", "measure"), (Mode.PACKAGES,)),
     **dict.fromkeys(("plugins", "config"), (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST)),
-    "processes": (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE),
+    **dict.fromkeys(("processes", "dry_run"), (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE)),
     "candidate": (Mode.VERSIONS, Mode.PACKAGES),
     "baseline": (Mode.VERSIONS, Mode.BASELINE, Mode.FILES, Mode.STORED_SELF_TESTS),
     "reference": (Mode.VERSIONS, Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
@@ -180,6 +180,7 @@ Processes = Annotated[
     ),
 ]
 Output = Annotated[Path, option(WHERE, "Folder of the measurements.", "-o", "--output")]
+DryRun = Annotated[bool, option(WHERE, "Show the cases, what will be found, and the time; measure nothing.", "--dry-run", default=False)]
 
 
 def mode_of(given: Mapping[str, Any]) -> Mode | None:
@@ -282,6 +283,7 @@ def gate(
     rounds: Rounds = None,
     processes: Processes = None,
     output: Output = Path("results") / "gate",
+    dry_run: DryRun = False,
     **given: Any,
 ) -> None:
     """SUMMARY and the modes are the help."""
@@ -301,9 +303,8 @@ def gate(
             raise UsageError("gate: --reference and --plot do not go with --self-test --baseline, which judges files")
         _sittings(files or [], strictness, stored, outputs)
     elif mode in (Mode.SELF_TEST, Mode.STORED_SELF_TESTS):
-        backend = reference or "torch"
-        run = _added_up(files, stored) if files else _measure_repetitions(backend, families, request())
-        _self_test(run, backend, strictness, outputs)
+        run = _added_up(files, stored) if files else _measure_repetitions(reference or "torch", families, request())
+        _self_test(run, reference or "torch", strictness, outputs)
     elif mode is Mode.PACKAGES:
         asked = Packages(candidate, candidate_env, reference_env, build or (), inputs, tolerance, changed, measure or ())
         report = asked.compare({**given, "rounds": rounds, "processes": processes}, strictness.rules, output, stored.allowed)

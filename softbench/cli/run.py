@@ -234,7 +234,7 @@ def _dry_run(request: RunRequest, json: Path | None) -> None:
     stored, name = (found.has, found.name) if found else (nothing_stored, "")
     seconds = run_seconds(plan, stored=stored)
     if not wrote_to_stdout(lambda: plan.document(seconds, name, stored), json):
-        _show_plan(plan, seconds, name, stored)
+        show_plan(plan, seconds, name, stored)
 
 
 def _dry_run_of_cards(several: How, request: RunRequest, json: Path | None) -> None:
@@ -258,7 +258,7 @@ def _dry_run_of_cards(several: How, request: RunRequest, json: Path | None) -> N
     ]
     if wrote_to_stdout(lambda: {**plan.document(max(seconds)), "cards": cards}, json):
         return
-    _show_plan(plan, max(seconds), "", nothing_stored)
+    show_plan(plan, max(seconds), "", nothing_stored)
     for hand, own in zip(hands, seconds, strict=True):
         keys = [case.key for case in hand.cases]
         what = f": {', '.join(keys) if verbosity.verbose() else few(keys)}" if keys else ""
@@ -269,7 +269,8 @@ LISTED = 100
 """Cases of a plan that are listed without `--verbose`."""
 
 
-def _show_plan(plan: Plan, seconds: float, resumed: str, stored: IsStored) -> None:
+def show_plan(plan: Plan, seconds: float, resumed: str, stored: IsStored) -> None:
+    """Print the cases of a plan and its time; `resumed` is the run that it continues."""
     from softbench.cli import output
     from softbench.core.text import count, duration, few, size
     from softbench.ops.registry import operation

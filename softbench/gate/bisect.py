@@ -87,6 +87,8 @@ class Search:
 
     commits: Sequence[str]
     compare: Compare
+    told: Callable[[Step], object] = lambda step: None
+    """Gets each comparison once it is decided."""
     steps: list[Step] = field(default_factory=list)
 
     def run(self) -> Iterator[Found]:
@@ -109,7 +111,7 @@ class Search:
         good, bad, undecided, measured = start, last, set[int](), 0
         while measured < MOST_UNDECIDED and (places := [place for place in range(good + 1, bad) if place not in undecided]):
             place = min(places, key=lambda one: abs(2 * one - good - bad))
-            step = self.steps[-1] = of_half(self._step(place, start, cells), end)
+            step = self._step(place, start, cells, end)
             match step.decision:
                 case Decision.SLOWER:
                     bad = place
@@ -120,10 +122,11 @@ class Search:
                     measured += bool(step.verdicts)
         return good, bad
 
-    def _step(self, place: int, against: int, cells: Sequence[CellKey] = ()) -> Step:
+    def _step(self, place: int, against: int, cells: Sequence[CellKey] = (), end: Step | None = None) -> Step:
         step = self.compare(self.commits[place], self.commits[against], cells)
-        self.steps.append(step)
-        return step
+        self.steps.append(of_half(step, end) if end else step)
+        self.told(self.steps[-1])
+        return self.steps[-1]
 
 
 MOST_UNDECIDED = 3

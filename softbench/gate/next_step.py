@@ -24,8 +24,10 @@ from softbench.plugins.source import split_alias, split_function
 
 OF_A_CELL = ("--M", "--N", "--shape", "--dim", *OPERATIONS, "--set")
 """The options that the command for one cell replaces, besides those of every cell. `--M` and `--shape` exclude each other."""
-NOTHING_TESTED = "no cell counts, because all are advisory or not measured on both sides: measure larger shapes (--M, --N)"
-"""What to do about a report that tested nothing."""
+ALL_ADVISE = "no cell counts, because all that were measured are advisory: measure larger shapes (--M, --N)"
+"""What to do about a report of cells that are short or launch-bound."""
+NONE_TIMED = "no cell was timed on both sides: the lines above say why"
+"""What to do about a report without a time."""
 SHORT_AND_SLOWER = "cells of short or launch-bound calls are slower: measure larger shapes of them (--M, --N), which the gate judges"
 """What to do about a report in which many advisory cells are slower."""
 SAME_CLOCK = "measure at one clock: sudo nvidia-smi -lgc MHZ (-rgc undoes it), or see whether the new code draws more power"
@@ -53,12 +55,7 @@ def after_pairs(report: GateReport, command: str, processes: int) -> str:
         return f"if the change is not intended, look at its worst cell alone: {_with(alone, {**axes, '--processes': MORE_PAIRS})}"
     if report.exit_code == 1:
         return "column why has the reason of each missing cell: mend it, or leave the case out (--M, --N, --dtype, --direction)"
-    if short := _too_short(report):
-        return short
-    if report.exit_code:
-        more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
-        return f"measure in more process pairs, on a machine that does nothing else: {more}"
-    return ""
+    return _more_pairs(report, command, processes)
 
 
 def after_packages(report: GateReport, command: str, processes: int) -> str:
@@ -72,12 +69,15 @@ def after_packages(report: GateReport, command: str, processes: int) -> str:
         named = any(":" in word for word in options(words_of(command), ("--candidate",)))
         alone = _with(command, of_cell if named else {"--candidate": parse_op(slower[0].op)[0], **of_cell})
         return f"if the change is not intended, look at its worst cell alone: {alone}"
-    if short := _too_short(report):
-        return short
-    if report.exit_code:
-        more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
-        return f"measure in more process pairs, on a machine that does nothing else: {more}"
-    return ""
+    return _more_pairs(report, command, processes)
+
+
+def _more_pairs(report: GateReport, command: str, processes: int) -> str:
+    """What to do about cells that are not decided; empty if there are none."""
+    if not report.exit_code:
+        return ""
+    more = _with(command, {"--processes": max(MORE_PAIRS, 2 * processes)})
+    return _too_short(report) or f"measure in more process pairs, on a machine that does nothing else: {more}"
 
 
 def after_new_processes(report: GateReport, command: str, base: RunSamples, processes: int) -> str:
@@ -125,7 +125,9 @@ def _too_short(report: GateReport) -> str:
         return ""
     if any(one.gated and one.state is State.CLOCK for one in report.verdicts):
         return SAME_CLOCK
-    return NOTHING_TESTED if report.nothing_tested else SHORT_AND_SLOWER if report.too_many_advise else ""
+    if report.nothing_tested:
+        return NONE_TIMED if all(one.state is State.UNMEASURED for one in report.verdicts) else ALL_ADVISE
+    return SHORT_AND_SLOWER if report.too_many_advise else ""
 
 
 def _another_sitting(report: GateReport, base: RunSamples) -> str:

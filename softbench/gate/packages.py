@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from softbench.plan.settings import Layer, from_flags
 from softbench.plan.sweep import AXES, Sweep
 from softbench.plugins.info import BackendInfo
 from softbench.run import operations
-from softbench.run.environments import Environment, commit_of
+from softbench.run.environments import Environment, commit_of, git
 from softbench.run.request import RunRequest, command_line
 
 CANDIDATE, REFERENCE = "candidate", "base"
@@ -63,23 +62,16 @@ def base_commit(repository: Path = Path()) -> str:
     if not head:
         raise UsageError("gate: there is no commit to compare with here; name the old version: --reference-env REF|PATH|WHEEL")
     main = next((found for name in MAIN if (found := commit_of(name, repository))), head)
-    base = _git(repository, "merge-base", main, head)
+    base = git(repository, "merge-base", main, head)
     if base and base != head:
         return base
-    if _git(repository, "status", "--porcelain", "--untracked-files=no"):
+    if git(repository, "status", "--porcelain", "--untracked-files=no"):
         return head
     if not (parent := commit_of("HEAD^", repository)):
-        shallow = _git(repository, "rev-parse", "--is-shallow-repository") == "true"
+        shallow = git(repository, "rev-parse", "--is-shallow-repository") == "true"
         why = "this clone has only its last commit; fetch more: git fetch --deepen 50" if shallow else "HEAD is the first commit"
         raise UsageError(f"gate: there is nothing to compare with: {why}; or name the old version: --reference-env REF|PATH|WHEEL")
     return parent
-
-
-def _git(repository: Path, *words: str) -> str:
-    try:
-        return subprocess.run(["git", "-C", str(repository), *words], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return ""
 
 
 @contextmanager

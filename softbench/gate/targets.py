@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from typing import Any
 from softbench.core.case import Value
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.text import unknown
+from softbench.gate.commits import git
 from softbench.ops.registry import NAMES
 from softbench.plan.declare import number, strings
 from softbench.plan.sweep import AXES
@@ -202,15 +202,11 @@ def tolerance(value: object, at: str) -> tuple[float, float]:
 
 def changed_files(since: str, folder: Path = Path()) -> list[str]:
     """The files that differ between a commit and the working tree, from `folder`; new ones too, but no measurements. Raises UsageError."""
-    git = ["git", "-C", str(folder)]
+    asked = ("diff", "--name-only", "-z", "--relative", since), ("ls-files", "-z", "--others", "--exclude-standard")
     try:
-        differ, new = (
-            subprocess.run([*git, *words], capture_output=True, text=True, check=True).stdout
-            for words in (["diff", "--name-only", "-z", "--relative", since], ["ls-files", "-z", "--others", "--exclude-standard"])
-        )
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
-        raise UsageError(f"--changed: git cannot compare with {since}: {said}") from None
+        differ, new = (git(folder, *words) for words in asked)
+    except UsageError as error:
+        raise UsageError(f"--changed: git cannot compare with {since}: {error}") from None
     return sorted({*differ.split("\0"), *without_measurements(new.split("\0"))} - {""})
 
 

@@ -79,7 +79,8 @@ def _collapsed(report: GateReport) -> list[str]:
     unmeasured = Counter((v.cell.backend, v.reason) for v in report.verdicts if v.state is State.UNMEASURED)
     lines = [f"unmeasured: {count(number, 'cell')} of {backend}: {why}" for (backend, why), number in unmeasured.items()]
     if ratios := [verdict.ratio for verdict in report.verdicts if verdict.state is State.SAME and verdict.ratio]:
-        lines.append(f"same: {count(len(ratios), 'cell')} within the margin, new/old from {min(ratios):.3f} to {max(ratios):.3f}")
+        span = " to ".join(dict.fromkeys(f"{one:.3f}" for one in (min(ratios), max(ratios))))
+        lines.append(f"same: {count(len(ratios), 'cell')} within the margin, new/old {span}")
     return lines
 
 

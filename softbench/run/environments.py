@@ -109,7 +109,7 @@ def environment(
             raise UsageError(f"{where}: no such file; build it with: python -m pip wheel --no-deps .")
         return _made(where, spec, ("wheel", path.name, _digest([path])), lambda one: one.install(str(path.resolve())), tell)
     if commit := commit_of(spec, repository):
-        prefix = _git(repository, "rev-parse", "--show-prefix")
+        prefix = git(repository, "rev-parse", "--show-prefix")
         key = ("commit", commit, prefix, *build, *_variables(build, repository))
 
         def from_commit(one: _Making) -> None:
@@ -119,10 +119,10 @@ def environment(
         return Environment(spec, made.python, commit, made.folder / "source" / prefix, made=True)
     if _is_project(path):
         project = path.resolve()
-        state = _git(project, "rev-parse", "HEAD"), _digest(_files(project), project)
+        state = git(project, "rev-parse", "HEAD"), _digest(_files(project), project)
         key = ("folder", str(project), *state, *build, *_variables(build, project))
-        made = _made(where, spec, key, lambda one: one.build(one.copy(project), build), tell)
         shown = "the working tree" if project == Path.cwd() else spec
+        made = _made(where, shown, key, lambda one: one.build(one.copy(project), build), tell)
         return Environment(shown, made.python, source=made.folder / "source", made=True)
     if _REQUIREMENT.fullmatch(spec):
         return _made(where, spec, ("requirement", spec), lambda one: one.install(spec), tell)
@@ -131,7 +131,7 @@ def environment(
 
 def commit_of(ref: str, repository: Path = Path()) -> str:
     """The commit of a git ref, 40 digits; empty if there is none, or no repository."""
-    return "" if ref.startswith("-") else _git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    return "" if ref.startswith("-") else git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
 
 
 def _given(spec: str) -> Environment | None:
@@ -152,7 +152,7 @@ def _why_none(path: Path, repository: Path) -> str:
     if path.is_dir():
         return "is a folder with neither bin/python nor pyproject.toml; name a virtual environment, or a project"
     name = "no virtual environment, folder, wheel or git ref"
-    shallow = _git(repository, "rev-parse", "--is-shallow-repository")
+    shallow = git(repository, "rev-parse", "--is-shallow-repository")
     if shallow == "true":
         return f"{name}; this clone has only some commits, so fetch it: git fetch origin {shlex.quote(str(path))}"
     if not shallow:
@@ -160,7 +160,7 @@ def _why_none(path: Path, repository: Path) -> str:
     return f"{name} of that name; see: git log --oneline --all. A version from the index is NAME==VERSION"
 
 
-def _git(folder: Path, *words: str) -> str:
+def git(folder: Path, *words: str) -> str:
     """What git prints; empty if it fails or there is none."""
     try:
         return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout.strip()
@@ -170,8 +170,8 @@ def _git(folder: Path, *words: str) -> str:
 
 def _files(folder: Path) -> list[Path]:
     """The files of a project and of its submodules: those that git does not ignore, or all without git; but no new measurements."""
-    listed = _git(folder, "ls-files", "-z", "--cached").split("\0")
-    listed += without_measurements(_git(folder, "ls-files", "-z", "--others", "--exclude-standard").split("\0"))
+    listed = git(folder, "ls-files", "-z", "--cached").split("\0")
+    listed += without_measurements(git(folder, "ls-files", "-z", "--others", "--exclude-standard").split("\0"))
     if any(listed):
         paths = [folder / name for name in dict.fromkeys(listed) if name]
         return [file for path in paths for file in (_files(path) if (path / ".git").exists() else [path])]
@@ -296,9 +296,9 @@ class _Making:
     def checkout(self, repository: Path, commit: str) -> Path:
         """The files of a commit, with their history, which some packages read for their version."""
         source = self.folder / "source"
-        top = _git(repository, "rev-parse", "--show-toplevel")
+        top = git(repository, "rev-parse", "--show-toplevel")
         self._call(["git", "clone", "--quiet", "--shared", "--no-checkout", top, str(source)])
-        if url := _git(repository, "remote", "get-url", "origin"):  # to which the addresses of submodules may be relative
+        if url := git(repository, "remote", "get-url", "origin"):  # to which the addresses of submodules may be relative
             self._call(["git", "-C", str(source), "remote", "set-url", "origin", url])
         self._call(["git", "-C", str(source), "checkout", "--quiet", "--detach", commit])
         if (source / ".gitmodules").is_file():
@@ -307,7 +307,7 @@ class _Making:
 
     def copy(self, project: Path) -> Path:
         """The files of a project as they are now, without those that git ignores: what an earlier build left there is not installed."""
-        prefix, commit = _git(project, "rev-parse", "--show-prefix"), _git(project, "rev-parse", "HEAD")
+        prefix, commit = git(project, "rev-parse", "--show-prefix"), git(project, "rev-parse", "HEAD")
         source = (self.checkout(project, commit) if commit else self.folder / "source") / prefix
         for file in _files(project):
             there = source / file.relative_to(project)

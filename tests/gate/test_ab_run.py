@@ -161,6 +161,13 @@ def test_the_plan_says_what_it_finds_and_its_time():
     assert result.found >= 0.9 * result.slow
 
 
+def test_a_dry_run_shows_the_plan_and_measures_nothing(main, monkeypatch):
+    monkeypatch.setattr("softbench.run.run.run", lambda request, progress, on_start, on_plan: on_plan(make(("new", "old"), cases=3)))
+    code, out, err = main("gate", "--candidate", "new", "--reference", "old", "--dry-run")
+    assert (code, "3 cases x 2 backends (new, old) = 6 cells, " in out) == (0, True), err
+    assert err.startswith("softbench: plan: ") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [("--config", "strategies"), ("--M", "4", "--N", "8", "--rounds", "5")])
 def test_a_plan_that_cannot_reject_is_refused_before_measuring(main, monkeypatch, arguments):
     monkeypatch.setattr("softbench.run.run.run", lambda *_: pytest.fail("it was measured"))

@@ -8,7 +8,7 @@ from gating import key
 from simulate_gate import Noise, SameRun
 
 from softbench.gate import bisect, paired
-from softbench.gate.bisect import Decision, Found, Search, Step
+from softbench.gate.bisect import Decision, Search, Step
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 
 COMMITS = [f"c{number}" for number in range(31)]
@@ -133,9 +133,3 @@ def test_what_a_report_decides():
     assert step(same, Verdict(key("new", 2), State.BROKEN, "is wrong")).decision is Decision.SLOWER
     assert step(same, Verdict(key("new", 2), State.FAILED, "wrong on both sides")).decision is Decision.UNDECIDED
     assert step().decision is Decision.UNDECIDED
-
-
-def test_a_result_as_json():
-    found = Found("b", "a", step(verdict(2, State.SLOWER, 1.2, 1.1)), steps=3).document()
-    assert (found["named"], found["steps"], found["step"]["decision"]) == (True, 3, "slower")
-    assert found["step"]["verdicts"][0]["ratio"] == 1.1

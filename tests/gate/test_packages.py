@@ -8,11 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from softbench.core.case import Case, Direction
 from softbench.core.errors import ConfigError, UsageError
-from softbench.core.outcome import Grade
 from softbench.gate import fresh_pairs, packages, scan, targets
 from softbench.problems.load import declared
 from softbench.problems.target import Target, TargetValues
@@ -128,30 +125,6 @@ def test_targets_of_two_modules_share_no_reader(tmp_path, monkeypatch):
     files = {tmp_path / f"{place}{number}": (place, ()) for place in ("wide", "plain") for number in range(2)}
     operations.read_in("python", files, ["python"])
     assert "".join(read) == "aaabbb", "each is asked twice and discarded"
-
-
-def test_outputs_that_were_compared_once_are_not_read_again(tmp_path, monkeypatch):
-    (tmp_path / "toy.py").write_text("def twice(x):\n    return x * 2\n")
-    monkeypatch.chdir(tmp_path)
-    file = tmp_path / "twice.target"
-    known = {"name": "twice", "function": "toy.py:twice", "inputs": "x[M,N]", "tolerance": [0.01, 0], "dtypes": ["fp32"]}
-    file.write_text(json.dumps({**known, "recorder": "base"}))
-    inputs = (torch.ones(4, 8),)
-
-    def check(name, *outputs):
-        values = TargetValues(Target(file))
-        declared(values, [{"M": 4, "N": 8}])
-        case = Case(4, 8, "fp32", Direction.FORWARD, "cpu", "twice")
-        values.adapted(case, lambda x: outputs[0], SimpleNamespace(name=name))
-        return [values.check(case, inputs, (out,)).grade for out in outputs]
-
-    two, near = torch.full((4, 8), 2.0), torch.full((4, 8), 2.001)
-    assert check("base", two) == check("candidate", near) == [Grade.PASS]
-    (recorded,) = tmp_path.glob("*.bin")
-    recorded.write_bytes(b"")
-    assert check("base", two) == check("candidate", near) == [Grade.PASS]
-    with pytest.raises(ValueError):
-        check("candidate", torch.full((4, 8), 2.002))
 
 
 def test_an_added_parameter_with_a_default_changes_no_call():

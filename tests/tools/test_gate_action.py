@@ -254,6 +254,16 @@ def test_a_new_plugin_without_a_base_is_neutral(pretended, tmp_path):
     assert run(pretended, tmp_path / "job", repository, file="new.py").failed == 0
 
 
+def test_without_a_runner_the_current_folder_is_rehearsed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    env = gate_action.rehearsed({"GATE_ARGS": "--changed"})
+    assert gate_action.environment(env) == 0 and gate_action.checkout_of(env) == tmp_path
+    assert str(tmp_path) in capsys.readouterr().out
+    assert f"folder={env['RUNNER_TEMP']}/softbench/{tmp_path.name}\n" in Path(env["GITHUB_OUTPUT"]).read_text()
+    assert gate_action.compared(env | {"GATE_BASE": "main"}) == ["--candidate-env", ".", "--reference-env", "main", "--changed"]
+
+
 def test_options_replace_the_comparison_of_two_commits(pretended, tmp_path):
     env = surroundings(pretended) | {"CODE": "3", "RUNNER_TEMP": str(tmp_path / "temp"), "GATE_NEUTRAL": ""}
     env |= {"GITHUB_OUTPUT": str(tmp_path / "output"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")}

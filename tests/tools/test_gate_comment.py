@@ -1,9 +1,8 @@
 """tools/gate_comment.py against a pretended GitHub."""
 
 import copy
+import io
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gate_comment
 import pytest
@@ -12,6 +11,7 @@ FORK = {"id": 5}
 RUN = {"event": "pull_request", "head_sha": "a" * 40, "head_branch": "topic", "head_repository": FORK, "html_url": "https://github.com/x/1"}
 PULL = {"number": 7, "state": "open", "head": {"sha": "a" * 40, "ref": "topic", "repo": FORK}}
 REPORT = {"pull_request": 7, "exit_code": 1, "text": "FAIL: 2 cells slower\n", "rest": ""}
+API = "https://api.github.com"
 MARKER = gate_comment.marker("softbench-gate")
 
 
@@ -20,6 +20,10 @@ class GitHub:
 
     def __init__(self):
         self.pull, self.comments, self.changes = copy.deepcopy(PULL), [], []
+
+    def opened(self, request, timeout):
+        assert (request.host, request.headers["Authorization"]) == (API.rpartition("/")[2], "Bearer secret")
+        return io.BytesIO(json.dumps(self.reply(request.method, request.selector, json.loads(request.data or b"null"))).encode())
 
     def reply(self, method, path, content):
         if method == "GET" and path == "/repos/o/r/pulls/7":
@@ -35,29 +39,10 @@ class GitHub:
 
 
 @pytest.fixture
-def github():
+def github(monkeypatch):
     known = GitHub()
-
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self):
-            length = int(self.headers.get("Content-Length") or 0)
-            content = json.loads(self.rfile.read(length)) if length else None
-            found = json.dumps(known.reply(self.command, self.path, content)).encode()
-            self.send_response(200 if self.headers["Authorization"] == "Bearer secret" else 403)
-            self.end_headers()
-            self.wfile.write(found)
-
-        do_GET = do_POST = do_PATCH = answer  # noqa: N815
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # it looks that often whether to end
-    known.url = f"http://127.0.0.1:{server.server_port}"
-    yield known
-    server.shutdown()
-    server.server_close()
+    monkeypatch.setattr("urllib.request.urlopen", known.opened)
+    return known
 
 
 @pytest.fixture
@@ -69,7 +54,7 @@ def comment(github, tmp_path, capsys):
         if report is not None:
             file.write_text(report if isinstance(report, str) else json.dumps(report))
         event.write_text(json.dumps({"workflow_run": run}))
-        env = {"GITHUB_EVENT_PATH": str(event), "GITHUB_API_URL": github.url, "GITHUB_TOKEN": "secret", "GITHUB_REPOSITORY": "o/r"}
+        env = {"GITHUB_EVENT_PATH": str(event), "GITHUB_API_URL": API, "GITHUB_TOKEN": "secret", "GITHUB_REPOSITORY": "o/r"}
         assert gate_comment.main(env | {"COMMENT_FILE": str(file), "COMMENT_NAME": "softbench-gate"}) == 0
         return capsys.readouterr().out
 
