@@ -363,13 +363,7 @@ struct Gradient : torch::autograd::Node {
       case CROSS_ENTROPY:
         add_saved(0, 3);
         add(incoming(0));
-        add_saved(3, tensors);
-        if (tensors == 3) {
-          const Tensor memory = arguments[2].toTensor();
-          const int64_t M = memory.numel() / 3;
-          arguments[2] = part(memory, 0, {M, 2});
-          add(part(memory, 2 * M, {1}));
-        }
+        add_saved(3, 4);
         break;
       case LOGPROB:
         add_saved(0, 4);
@@ -412,8 +406,13 @@ void record(int function, Arguments arguments, const Results& results) {
   torch::autograd::set_history(result[0], node);
   switch (function) {
     case CROSS_ENTROPY:
-      for (const Tensor* one : {&argument(0), &argument(1), &result[1]}) save(*one, false);
-      if (results.count == 3) save(result[2], false);
+      for (const Tensor* one : {&argument(0), &argument(1)}) save(*one, false);
+      if (results.count == 3) {
+        save(result[1], false), save(result[2], false);
+      } else {  // as the dispatcher's call saves them, because checkpoints compare what both save
+        const int64_t M = argument(0).size(0);
+        save(part(result[1], 0, {M, 2}), false), save(part(result[1], 2 * M, {1}), false);
+      }
       keep(2, 8);
       break;
     case LOGPROB:

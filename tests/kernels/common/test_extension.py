@@ -10,6 +10,7 @@ import torch
 from softbench.kernels.automatic import loss_operators as losses, masked_softmax as scores
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
+from torch.utils.flop_counter import FlopCounterMode
 
 from softbench import kernels
 
@@ -289,6 +290,12 @@ def test_compilers_and_checkpoints_see_the_operators(launched):
     given = x.clone().requires_grad_()
     torch.utils.checkpoint.checkpoint(loss, given, use_reentrant=False).backward()
     torch.testing.assert_close(given.grad, expected)
+    count = FlopCounterMode(display=False)
+    with count, torch.profiler.profile() as profile:  # these see each operator, and a recomputation outside saves the same tensors
+        made = torch.utils.checkpoint.checkpoint(loss, given, use_reentrant=False)
+    assert count.get_total_flops() and "softbench::cross_entropy" in {one.key for one in profile.key_averages()}
+    made.backward()
+    torch.testing.assert_close(given.grad, 2 * expected)
     with pytest.raises(RuntimeError, match="second time"):
         made = loss(given)
         made.backward()
