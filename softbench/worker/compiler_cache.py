@@ -1,7 +1,8 @@
-"""Removes from Inductor's cache what a killed compiler left: Inductor takes every file that exists for a whole one.
+"""Removes from torch's caches what a killed compiler left: Inductor takes every file that exists for a whole one.
 
 A torn library fails with "file too short" in each later run. If it is one with which Inductor asks for the CPU's vector instructions, later
-kernels have none, or do not compile. Triton and softbench's own kernels rename a file when it is complete.
+kernels have none, or do not compile. Triton and softbench's own kernels rename a file when it is complete. `load_inline` waits without end
+for a lock whose process was killed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,21 @@ def remove_libraries() -> None:
                 time.sleep(max(0.0, min(SETTLED_SECONDS, path.stat().st_mtime + SETTLED_SECONDS - time.time())))
                 if is_torn(path):
                     path.unlink()
+
+
+def remove_locks() -> None:
+    """Remove the locks of torch.utils.cpp_extension that no process of this machine has open."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache)
+    locks = [*root.glob("*/lock"), *root.glob("*/*/lock")]
+    held = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*") if locks else ():
+        with suppress(OSError):
+            held.add(str(descriptor.readlink()))
+    for lock in locks:
+        if str(lock.resolve()) not in held:
+            with suppress(OSError):
+                lock.unlink()
 
 
 def is_torn(path: Path) -> bool:

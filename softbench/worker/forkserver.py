@@ -58,6 +58,7 @@ def main(descriptor: int) -> None:
 
             tamper_guard.remember()
             compiler_cache.remove_libraries()
+            compiler_cache.remove_locks()
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return

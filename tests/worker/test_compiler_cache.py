@@ -29,6 +29,16 @@ def test_torn_libraries_are_removed_and_whole_ones_stay(folder):
     assert [path.name for path in folder.iterdir()] == ["whole.so"]
 
 
+def test_a_lock_of_no_process_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    for name in ("left", "held"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "left" / "lock").touch()
+    with (tmp_path / "held" / "lock").open("w"):
+        compiler_cache.remove_locks()
+        assert [path.parent.name for path in tmp_path.glob("*/lock")] == ["held"]
+
+
 def test_a_torn_precompiled_header_is_removed_and_its_compilation_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler_cache.tempfile, "gettempdir", lambda: str(tmp_path))
     header = compiler_cache._folder() / "precompiled_headers" / "x.h.gch"
