@@ -219,8 +219,10 @@ class Judge:
             if not found.grade or accuracy.grade not in PASSES:
                 found.grade = accuracy.grade.value
             if accuracy.grade in REFUSED:
-                plugin.release()
-                later = number == at_once and plugin.challenge(inputs.draw())[1].grade not in REFUSED
+                later = False
+                if number == at_once:
+                    plugin.release()
+                    later = plugin.challenge(inputs.draw())[1].grade not in REFUSED
                 raise EndedError(Status(accuracy.grade.value), accuracy.detail + (READ_AT_ONCE if later else ""))
             plugin.release()
             if number not in (0, at_once):
