@@ -134,6 +134,9 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
             for (words, threads), C in itertools.product(((2, 512), (4, 512), (8, 256), (8, 512), (12, 256)), (2, 3, 16)):
                 if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
                     yield by(tier["cluster"], words // R, threads, C, 0, 128, 0), Operands(backward, dtype, 3, N)
+            for (words, threads), C in itertools.product(((2, 512), (8, 256), (8, 512)), (1, 2, 16)):
+                if C * threads * words // R * 16 // dtype.itemsize >= N + 128:
+                    yield by(tier["by_column"], words // R, threads, C, 0, 16, 0), Operands(backward, dtype, 3, N, offset=N % 8)
             bulk = (8, 256), (24, 256), *([(24, 128)] if backward else [])
             for (words, threads), G, max_polls in itertools.product(bulk, (1, 3, 5), (1 << 16, 0)):
                 yield by(tier["split_bulk"], words // R, threads, G, 0, 128, max_polls), Operands(backward, dtype, 3, N)
@@ -170,6 +173,7 @@ def cuda_launches(function: str) -> Iterator[tuple[Run, Operands]]:
             yield by(), large(backward, dtype, N)
         for words, threads, C in ((8, 256, 5), (8, 512, 4), (12, 256, 16)):
             yield by(tier["cluster"], words // R, threads, C, 0, 128, 0, 2000), large(backward, dtype, 16389)
+        yield by(tier["by_column"], 8 // R, 256, 8, 0, 16, 0), large(backward, dtype, 16389)
         long, each = 270000 // R, dtype.itemsize // 2  # more than registers hold: the rest is in shared memory, or read twice
         yield by(tier["cluster_bulk"], 24 // R, 256, 3 * each, 0, 128, 0, 2000), large(backward, dtype, long, offset=1)
         yield by(tier["split_bulk"], 8 // R, 256, 9 * each, 0, 128, 1 << 16, 2000), large(backward, dtype, long)

@@ -14,7 +14,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 WITHIN = 0.03  # of the algorithmic bytes; about 60 MB of the result stay in L2
 SOFTMAXES, LOSSES = ("softmax", "scaled_softmax", "log_softmax"), ("cross_entropy", "logprob")
 ALL_TIERS = {
-    "cuda": {"sub_warp", "staged", "block", "cluster", "split", "generic", "cluster_bulk", "split_bulk"},
+    "cuda": {"sub_warp", "staged", "block", "cluster", "split", "generic", "by_column", "cluster_bulk", "split_bulk"},
     "triton": {"rows", "staged", "cluster", "split", "tile", "loop"},
 }
 OF_LOSSES = {
