@@ -45,7 +45,7 @@ OF_COLUMNS = ("columns",)
 """The CUDA library where `dim` is not the last."""
 LEAST_OVER_COLUMNS = 2**22
 """Elements from which cross entropy over another dimension than the last is ours, as softmax in `use()`. This number was not measured."""
-MOST_SHORT = {torch.float32: 256, torch.float16: 2048, torch.bfloat16: 2048}
+MOST_SHORT = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
 """Elements of another dimension than the last up to which Triton's kernels are the faster ones; CUDA's share a longer one in clusters."""
 LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
 """The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""

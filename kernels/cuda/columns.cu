@@ -6,60 +6,60 @@
 
 namespace softbench {
 
-constexpr int MOST_THREADS = 256;  // of small CTAs: their exchange is short, and other CTAs of an SM load meanwhile
-constexpr int SEGMENT_LANES = 16;  // 256 bytes of a row
+// Small CTAs: their exchange is short, and others of an SM load meanwhile. An exchange is of 64 columns, which are a line of a row in 16 bits.
+constexpr int LEAST_THREADS = 64, MOST_THREADS = 256, MOST_COLUMNS = 64;
 
 // How CTAs cut a tensor. Zeros: the rule.
 struct ColumnPlan {
     int lanes, ctas, threads;
 };
 
-// The threads of a CTA whose K vectors each hold its part of R rows; more than `most` where they cannot.
-inline int column_threads(int64_t R, int lanes, int ctas, int K, int most) {
+// The threads of a CTA whose K vectors each hold its part of R rows; more than COLUMN_THREADS where they cannot.
+inline int column_threads(int64_t R, int lanes, int ctas, int K) {
     const int64_t step = ceil_div<int64_t>(ceil_div<int64_t>(R, ctas), K);
-    return int(std::min<int64_t>(ceil_div<int64_t>(step * lanes, WARP) * WARP, 2 * most));
+    return int(std::min<int64_t>(ceil_div<int64_t>(step * lanes, WARP) * WARP, 2 * COLUMN_THREADS));
 }
 
-// Small CTAs of 256 or 128 bytes of a row, then large CTAs, then shorter segments.
-inline ColumnPlan column_plan(int64_t R, int K, int most_threads) {
-    constexpr int SMALL = MOST_THREADS, LANES = SEGMENT_LANES;
-    const int most = device().clusters() ? MAX_CLUSTER : 1;
-    const int cuts[][2] = {{LANES, SMALL}, {LANES / 2, SMALL}, {LANES, most_threads}, {LANES / 2, most_threads},
-                           {LANES / 4, SMALL}, {LANES / 4, most_threads}, {2, SMALL}, {2, most_threads}};
-    for (const auto& [of_cut, limit] : cuts)
-        for (int ctas = limit > SMALL ? most : 1; ctas <= most; ++ctas) {
-            int lanes = of_cut, threads = column_threads(R, lanes, ctas, K, most_threads);
-            if (threads > limit) continue;
-            while (threads > ceil_div<int64_t>(ceil_div<int64_t>(R, ctas), K) * lanes && 2 * threads <= limit)  // some have no rows
-                lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
-            while (threads < 64) lanes *= 2, threads = column_threads(R, lanes, ctas, K, most_threads);
-            return {lanes, ctas, threads};
+// The widest segments of rows for which at most eight CTAs of MOST_THREADS hold the columns, or for a line MAX_CLUSTER; else larger CTAs.
+inline ColumnPlan column_plan(int64_t R, int V, int K) {
+    const int clusters = device().clusters() ? MAX_CLUSTER : 1;
+    for (const int threads : {MOST_THREADS, COLUMN_THREADS})
+        for (int lanes = std::max(MOST_COLUMNS / V, 2); lanes >= 2; lanes /= 2) {
+            const int most = std::min(clusters, lanes > LINE_VECTORS ? 8 : MAX_CLUSTER);
+            for (int ctas = 1; ctas <= most; ctas *= 2) {
+                if (column_threads(R, lanes, ctas, K) > threads) continue;
+                while (column_threads(R, lanes, ctas, K) < LEAST_THREADS) lanes *= 2;
+                return {lanes, ctas, column_threads(R, lanes, ctas, K)};
+            }
         }
-    return {SEGMENT_LANES, most, MOST_THREADS};  // read twice
+    return {LINE_VECTORS, clusters, MOST_THREADS};  // read twice
 }
 
-template <typename In, typename Out, int READS, int V, int K, bool LOG, bool HELD>
+template <typename In, typename Out, int READS, int V, int K, bool LOG, bool HELD, bool CLUSTER>
 cudaError_t launch_columns(const Columns<In, Out, READS>& a, const ColumnPlan& plan, cudaStream_t stream) {
     Launcher launcher{stream, nullptr, 0, LARGE_BYTES};
-    const int64_t tiles = ceil_div<int64_t>(a.columns, a.lanes);
-    const size_t shared = (plan.threads / std::max(a.lanes, WARP) + (plan.ctas > 1 ? plan.ctas : 0)) * a.lanes * V * sizeof(Partial);
-    if (plan.ctas > 1) launcher.launch(columns<In, Out, READS, V, K, LOG, HELD, true>, tiles * plan.ctas, plan.threads, shared, plan.ctas, a);
-    else launcher.launch(columns<In, Out, READS, V, K, LOG, HELD, false>, tiles, plan.threads, shared, 1, a);
+    const auto kernel = columns<In, Out, READS, V, K, LOG, HELD, CLUSTER>;
+    const size_t shared = column_partials(plan.threads, a.lanes, V, plan.ctas) * sizeof(Partial);
+    launcher.launch(kernel, ceil_div<int64_t>(a.columns, a.lanes) * plan.ctas, plan.threads, shared, plan.ctas, a);
     return launcher.error;
 }
 
 template <typename In, typename Out, int READS, int V>
 int columns_of(Columns<In, Out, READS> a, int64_t inner, int64_t outers, bool log, ColumnPlan plan, cudaStream_t stream) {
-    constexpr int K = 8 / READS, MOST = COLUMN_THREADS<READS, V>;
-    if (plan.lanes == 0) plan = column_plan(a.R, K, MOST);
-    else if (plan.threads == 0) plan.threads = column_threads(a.R, plan.lanes, plan.ctas, K, MOST);
-    if (plan.threads > MOST) return cudaErrorInvalidValue;
-    a.inner = inner / V, a.columns = outers * a.inner, a.lanes = plan.lanes, a.rows = int(ceil_div<int64_t>(a.R, plan.ctas));
+    constexpr int K = 8 / READS;
+    a.inner = inner / V, a.columns = outers * a.inner;
+    if (plan.lanes == 0) plan = column_plan(a.R, V, K);
+    else plan.threads = column_threads(a.R, plan.lanes, plan.ctas, K);
+    if (plan.threads > COLUMN_THREADS) return cudaErrorInvalidValue;
+    a.lanes = plan.lanes, a.rows = int(ceil_div<int64_t>(a.R, plan.ctas));
+    const auto with = [&](auto LOG, auto HELD) {
+        if (plan.ctas > 1) return launch_columns<In, Out, READS, V, K, LOG, HELD, true>(a, plan, stream);
+        return launch_columns<In, Out, READS, V, K, LOG, HELD, false>(a, plan, stream);
+    };
+    using std::false_type, std::true_type;
     const bool held = int64_t(K) * (plan.threads / plan.lanes) >= a.rows;
-    if (log && held) return launch_columns<In, Out, READS, V, K, true, true>(a, plan, stream);
-    if (log) return launch_columns<In, Out, READS, V, K, true, false>(a, plan, stream);
-    if (held) return launch_columns<In, Out, READS, V, K, false, true>(a, plan, stream);
-    return launch_columns<In, Out, READS, V, K, false, false>(a, plan, stream);
+    if (held) return log ? with(true_type(), true_type()) : with(false_type(), true_type());
+    return log ? with(true_type(), false_type()) : with(false_type(), false_type());
 }
 
 // The widest vectors of both tensors' elements for which all rows begin at a vector; else one element.
@@ -83,7 +83,7 @@ int run_columns(const void* const* in, void* out, const int64_t* strides, int64_
         odd |= (outers > 1 ? strides[2 * i] : 0) | (R > 1 ? strides[2 * i + 1] : 0);
     }
     a.R = int(R), a.scale = scale;
-    if (odd % V == 0) return columns_of<In, Out, READS, V>(a, inner, outers, log, plan, stream);
+    if (odd % V == 0 && outers * (inner / V) >> 31 == 0) return columns_of<In, Out, READS, V>(a, inner, outers, log, plan, stream);
     return columns_of<In, Out, READS, 1>(a, inner, outers, log, plan, stream);
 }
 

@@ -32,7 +32,7 @@ from .strided import HUGE, MOST_HELD, SMALL_FACTOR, Tile, _address, _columns, _l
 
 THREADS = 64
 COLUMNS_OF_THREAD = 4  # 16 bytes of float32, as all results of columns are
-PROGRAMS_OF_SM = 8  # of so many threads with 128 registers
+PROGRAMS_OF_SM = 4  # of so many threads with 128 registers: half of what an SM holds
 MOST_GRID_Y = 65535  # of CUDA
 IGNORED = tl.constexpr(-2)
 NUMBERS = ["ignore_index", "hot", "share", "z_loss", "softcap", "inverse"]
