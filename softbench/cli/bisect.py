@@ -84,7 +84,7 @@ def bisect(
 
             def compare(commit: str, against: str, cells: Collection[CellKey]) -> Step:
                 note(f"comparison {len(search.steps) + 1}: {known[commit].short} against {known[against].short}")
-                return comparison.step(commit, against, cells, first=not search.steps)
+                return comparison.step(commit, against, cells, first=not search.steps, end=search.end)
 
             search = Search([one.name for one in line], compare, lambda step: note(f"  {step.text}"))
             for one in search.run():
@@ -183,18 +183,18 @@ class _Gate:
         self.pairs = next(iter(command_line.options(words, ("--processes",))[1:]), str(fresh_pairs.PAIRS))
         self.words = command_line.without(words, ("--processes",))
 
-    def step(self, commit: str, against: str, cells: Collection[CellKey], *, first: bool) -> Step:
-        """Compare two commits, in more process pairs if they are undecided.
+    def step(self, commit: str, against: str, cells: Collection[CellKey], *, first: bool, end: Step | None) -> Step:
+        """Compare two commits, in more process pairs if they are undecided, also by half of the slowdown at the end.
 
         Raises:
             UsageError: the first comparison could not be made.
         """
-        from softbench.gate.bisect import Decision, Step, decided, more_may_decide
+        from softbench.gate.bisect import Decision, Step, decided, more_may_decide, of_half
         from softbench.gate.run_files import read_report
 
         pairs = [self.pairs, *([str(MORE * int(self.pairs))] if self.pairs.isdecimal() else [])]
         for file in (one for number in pairs if (one := self._file(commit, against, number)).is_file()):
-            found = decided(read_report(file), commit, against, cells)
+            found = of_half(decided(read_report(file), commit, against, cells), end)
             if found.decision is not Decision.UNDECIDED:
                 note(f"  from {file}")
                 return found
@@ -204,7 +204,7 @@ class _Gate:
                 raise UsageError(error)
             if error:
                 return Step(commit, against, Decision.UNDECIDED, error)
-            found = decided(read_report(file), commit, against, cells)
+            found = of_half(decided(read_report(file), commit, against, cells), end)
             if found.decision is not Decision.UNDECIDED or not more_may_decide(found, MORE):
                 break
         return found

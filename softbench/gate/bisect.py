@@ -90,6 +90,8 @@ class Search:
     told: Callable[[Step], object] = lambda step: None
     """Gets each comparison once it is decided."""
     steps: list[Step] = field(default_factory=list)
+    end: Step | None = None
+    """The comparison of the ends, while its half may decide a commit (`of_half`)."""
 
     def run(self) -> Iterator[Found]:
         """Yield each commit that made something slower, as it is found. The last of `steps` says why there are no more."""
@@ -108,10 +110,10 @@ class Search:
 
     def _narrowed(self, start: int, last: int, cells: Sequence[CellKey], end: Step) -> tuple[int, int]:
         """The last good and the first bad commit; those between them are undecided, or not measured after too many undecided ones."""
-        good, bad, undecided, measured = start, last, set[int](), 0
+        good, bad, undecided, measured, self.end = start, last, set[int](), 0, end
         while measured < MOST_UNDECIDED and (places := [place for place in range(good + 1, bad) if place not in undecided]):
             place = min(places, key=lambda one: abs(2 * one - good - bad))
-            step = self._step(place, start, cells, end)
+            step = self._step(place, start, cells)
             match step.decision:
                 case Decision.SLOWER:
                     bad = place
@@ -120,11 +122,12 @@ class Search:
                 case Decision.UNDECIDED:
                     undecided.add(place)
                     measured += bool(step.verdicts)
+        self.end = None
         return good, bad
 
-    def _step(self, place: int, against: int, cells: Sequence[CellKey] = (), end: Step | None = None) -> Step:
+    def _step(self, place: int, against: int, cells: Sequence[CellKey] = ()) -> Step:
         step = self.compare(self.commits[place], self.commits[against], cells)
-        self.steps.append(of_half(step, end) if end else step)
+        self.steps.append(of_half(step, self.end))
         self.told(self.steps[-1])
         return self.steps[-1]
 
@@ -157,12 +160,12 @@ def decided(report: GateReport, commit: str, against: str, cells: Collection[Cel
     return Step(commit, against, Decision.WITHIN, verdicts=tested)
 
 
-def of_half(step: Step, end: Step) -> Step:
+def of_half(step: Step, end: Step | None) -> Step:
     """An undecided step decided by half of a slowdown, in log, if the comparison of the ends shows one of LARGE margins; else the step.
 
     An interval that contains the half decides nothing, and neither does one beyond the margin on the side of the fast commit.
     """
-    sizes = {one.cell: math.log(one.interval[0]) for one in end.verdicts if one.interval}
+    sizes = {one.cell: math.log(one.interval[0]) for one in (end.verdicts if end else ()) if one.interval}
     known = []
     for one in step.verdicts:
         size, margin = sizes.get(one.cell, 0.0), math.log1p(one.margin or 0.0)
