@@ -21,14 +21,13 @@ from .candidates import (
     cluster_plans,
     fit_staged,
     generic_plan,
-    power_of_two_plans,
     rows_plans,
     short_row_plans,
     split_plans,
     staged_plans,
 )
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, measured_plans, resident_programs, vectors_in_row
-from .long_rows import FULL, long_forward_plan, long_row_plan, unlisted_plan, waves
+from .long_rows import FULL, long_forward_plan, long_row_plan, waves
 
 MAX_WARPS = 8  # of an enlarged program.
 ROW_VECTORS = {2: 4096, 4: 8192}  # by element size: the most of a row that a program's registers hold at full speed.
@@ -37,12 +36,9 @@ MAX_CLUSTER_ROW = 1 << 20  # bytes.
 IDLE_ROW = 400 * 1024  # bytes of all inputs: above it, a few rows want more SMs than the 16 of a cluster.
 MAX_TILE_PADDING = 1.3  # columns of a tile to columns of a row.
 STAGED_COLUMNS = 256  # Up to here the tier staged has priority.
-STAGED_ALIGNED_ROWS = {2: (80, 144), 4: (80, 112, 336)}  # by element size: bytes
 # The fewest bytes that an enlarged program reads and writes: if a row is one vector of a thread, and if several rows share a warp.
 # Otherwise PROGRAM_BYTES are the fewest.
 VECTOR_ROWS_BYTES, SHARED_WARP_BYTES = 4 * 1024, 2600
-# If several warps share a row: the fewest bytes that they read and write in a gradient, and words of a thread in a 16-bit forward.
-ROW_PROGRAM_BYTES, FEWEST_WORDS = 4 * 1024, 12
 MAX_WORDS = 48  # of inputs a thread
 PROGRAMS = 16  # an SM, at least
 INVARIANT_ROWS = 4096  # for which invariant plans are made.
@@ -53,40 +49,27 @@ MAX_SHORT_DISTANCE = 4  # the same for short rows, whose best number of threads 
 
 def choose(problem: Problem, device: str = "") -> Plan:
     """The plan for a problem on a device of this name."""
-    rule = unlisted_plan(problem)
     if (plan := long_row_plan(problem)) is not None:  # measured later than the tables, and for all numbers of rows
-        return plan if rule is None else rule
+        return plan
     if problem.element_size != 8 and problem.congruent:
         kind, length, rows = bucket(problem)
         most = MAX_SHORT_DISTANCE if problem.N * problem.element_size <= SHORT_ROW else MAX_DISTANCE
         lines = measured_plans(device).get(kind, ())
-        near = ((abs(length - at) + 2 * abs(rows - number), at, 1 << number, plan) for at, number, plan in lines)
-        for distance, at, M, plan in sorted(near, key=lambda one: one[0]):
+        near = ((abs(length - at) + 2 * abs(rows - number), 1 << number, plan) for at, number, plan in lines)
+        for distance, M, plan in sorted(near, key=lambda one: one[0]):
             own = not distance and problem.M == M  # as it was measured
-            if distance > most or (rule is not None and not own):
+            if distance > most:
                 break
-            if at != length and _needs_own_line(problem, plan):
-                continue
             if (fitted := fit(problem, plan)) is not None:
                 if own:
-                    return fitted if rule is None or waves(problem, fitted) <= 1 else rule
+                    return fitted
                 if waves(problem, fitted) <= FULL or waves(replace(problem, M=M), fitted) > 1:
                     # Programs of one float32 row had 1.01 of a copy (short-longer.csv, 205131 x 321), so they stay as they are.
                     many = problem.element_size == 2 and not problem.loss and problem.M >= max(2 * M, MANY_ROWS * problem.sms)
                     if distance or many:
                         fitted = enlarged(problem, fitted)
-                    return long_forward_plan(problem, fitted) or _paired(problem, fitted)
-    return by_heuristics(problem) if rule is None else rule
-
-
-def _needs_own_line(problem: Problem, plan: Plan) -> bool:
-    """Whether a table's plan of another length is not for this problem.
-
-    Of short rows, only those whose length is a power of two are fast in tier tile. Rows beyond STAGED_COLUMNS are in tier staged only where
-    that was measured.
-    """
-    tile = problem.N * problem.element_size <= SHORT_ROW and next(power_of_two_plans(problem), None) is not None
-    return (tile and plan.tier != "tile") or (plan.tier == "staged" and problem.N > STAGED_COLUMNS)
+                    return long_forward_plan(problem, fitted) or fitted
+    return by_heuristics(problem)
 
 
 def by_heuristics(problem: Problem) -> Plan:
@@ -100,7 +83,7 @@ def candidates(problem: Problem) -> Iterator[Plan]:
         yield generic_plan(problem)
         return
     seen = set()
-    first = unlisted_plan(problem) or long_row_plan(problem)
+    first = long_row_plan(problem)
     for small in (*([first] if first else []), *_by_tier(problem)):
         for plan in (enlarged(problem, small), small):
             if plan not in seen:
@@ -124,7 +107,6 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
     gets more rows: more warps would add barriers to unaligned rows. A plan that was measured for such a problem stays as it is (`choose`).
     """
     moved = problem.N * problem.element_size * (problem.reads + 1)
-    plan = _with_fewer_threads(problem, plan)
     while plan.tier == "rows" and plan.threads <= WARP and problem.M >= 2 * plan.rows * PROGRAMS * problem.sms:
         shared = SHARED_WARP_BYTES if plan.threads < WARP else PROGRAM_BYTES
         if plan.rows * moved >= (VECTOR_ROWS_BYTES if plan.threads == plan.tiles == 1 else shared):
@@ -136,30 +118,6 @@ def enlarged(problem: Problem, plan: Plan) -> Plan:
         else:
             break
     return plan
-
-
-def _with_fewer_threads(problem: Problem, plan: Plan) -> Plan:
-    """The plan with fewer threads a row, if several warps share an unaligned row and have little work.
-
-    With many rows, the start of such programs takes longer than their work.
-    """
-    moved = problem.N * problem.element_size * (problem.reads + 1)
-    shared = plan.tier == "rows" and plan.threads > WARP and plan.base_alignment > 0
-    if not shared or problem.loss or problem.M < MANY_ROWS * problem.sms:
-        return plan
-    words = plan.tiles * plan.vector_words
-    little = moved < ROW_PROGRAM_BYTES if problem.backward else problem.element_size == 2 and words < FEWEST_WORDS
-    if not little:
-        return plan
-    threads = plan.threads // 2
-    tiles = math.ceil(vectors_in_row(problem, plan.vector_elements, plan.base_alignment) / threads)
-    return _with_fewer_threads(problem, replace(plan, threads=threads, warps=threads // WARP, tiles=tiles))
-
-
-def _paired(problem: Problem, plan: Plan) -> Plan:
-    """A cluster's plan of a 16-bit gradient with two programs an SM, if they have room. One of 512 threads and 72 registers is alone."""
-    alone = plan.tier == "cluster" and plan.threads == 512 and (plan.registers or 0) > 64
-    return replace(plan, registers=64) if alone and problem.backward and problem.element_size == 2 and plan.tiles <= 4 else plan
 
 
 def _by_tier(problem: Problem) -> Iterator[Plan]:
@@ -186,20 +144,8 @@ def _by_tier(problem: Problem) -> Iterator[Plan]:
 
 
 def _staged(problem: Problem) -> Iterator[Plan]:
-    """The plans of the tier staged, where it has priority.
-
-    Some aligned rows are among them: of 5 and 9 vectors in 16 bits, and of 5, 7 and 21 in float32. Lanes that share such a row by vectors
-    have different numbers of them. Every second row starts in the middle of a sector of 32 bytes.
-    """
-    return staged_plans(_as_staged(problem)) if problem.N <= STAGED_COLUMNS else iter(())
-
-
-def _as_staged(problem: Problem) -> Problem:
-    """The problem as the tier staged sees it: aligned rows that have priority there count as unaligned ones."""
-    size = problem.element_size
-    forward = problem.alignment == VECTOR_BYTES and not problem.backward and not problem.wide
-    aligned = forward and size * problem.N in STAGED_ALIGNED_ROWS.get(size, ())
-    return replace(problem, alignment=VECTOR_BYTES // 2) if aligned else problem
+    """The plans of the tier staged, where it has priority."""
+    return staged_plans(problem) if problem.N <= STAGED_COLUMNS else iter(())
 
 
 def _cluster_row(problem: Problem, row: int) -> bool:
@@ -227,7 +173,7 @@ def fit(problem: Problem, plan: Plan) -> Plan | None:
     than that rule.
     """
     if plan.tier == "staged":
-        return fit_staged(_as_staged(problem), plan)
+        return fit_staged(problem, plan)
     if next(_staged(problem), None) is not None:
         return None
     if plan.tier == "loop":
