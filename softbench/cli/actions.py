@@ -121,7 +121,7 @@ def measure(
 
 
 def _show_plan(plan: Plan, told: str) -> None:
-    from softbench.cli.run import show_plan
+    from softbench.cli.plans import show_plan
     from softbench.plan.estimate import run_seconds
     from softbench.plan.plan import nothing_stored
 

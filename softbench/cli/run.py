@@ -16,12 +16,12 @@ from softbench.cli import options, verbosity
 from softbench.cli.actions import interruptible, measure, note, show_table, try_file, warn, wrote_to_stdout
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, RUN_EPILOG, WHERE, PanelCommand
+from softbench.cli.plans import show_plan
 from softbench.core.errors import NotMeasurableError, SoftbenchError, UsageError
 from softbench.core.text import unknown
 from softbench.plan.declare import HOW_LONG, RARE
 
 if TYPE_CHECKING:
-    from softbench.plan.plan import IsStored, Plan
     from softbench.results.writer import Run
     from softbench.run.fleet.fleet import How
     from softbench.run.request import RunRequest
@@ -263,46 +263,3 @@ def _dry_run_of_cards(several: How, request: RunRequest, json: Path | None) -> N
         keys = [case.key for case in hand.cases]
         what = f": {', '.join(keys) if verbosity.verbose() else few(keys)}" if keys else ""
         typer.echo(f"{hand.name} ({hand.plan.unit}): {count(len(keys), 'case')}, about {duration(own)}{what}")
-
-
-LISTED = 100
-"""Cases of a plan that are listed without `--verbose`."""
-
-
-def show_plan(plan: Plan, seconds: float, resumed: str, stored: IsStored) -> None:
-    """Print the cases of a plan and its time; `resumed` is the run that it continues."""
-    from softbench.cli import output
-    from softbench.core.text import count, duration, few, size
-    from softbench.ops.registry import operation
-    from softbench.report import answer, tables
-
-    available, left = [info.name for info in plan.infos if info.able], plan.left(stored)
-    cases = [*left]
-    hidden = 0 if verbosity.verbose() or len(cases) <= LISTED else len(cases) - LISTED
-    pairs = [
-        (
-            *(case.key, size(operation(case.op).largest_bytes(case))),
-            plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""),
-        )
-        for case in cases[: len(cases) - hidden]
-    ]
-    if hidden:
-        large = sum(not cells for cells in left.values())
-        pairs.append(
-            (f"and {count(hidden, 'more case')}", "", "--verbose shows each" + (f"; {large} of all are too large" if large else ""))
-        )
-    unable = [info for info in plan.infos if not info.able]
-    folded = len(unable) > answer.FEW and not verbosity.verbose()
-    output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())
-    if folded:
-        typer.echo(f"unavailable: {few([info.name for info in unable])}; the reasons: softbench list")
-    settings = plan.settings
-    adaptive = settings.rounds < settings.max_rounds
-    rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")
-    backends = f"{count(len(available), 'backend')} ({', '.join(available)})"
-    if resumed:
-        cells, more = sum(plan.left().values()), sum(left.values())
-        what = f"{resumed}: {count(cells - more, 'cell')} stored, {count(more, 'cell')} of {count(len(left), 'case')} and {backends} left"
-    else:
-        what = f"{count(len(plan.cases), 'case')} x {backends} = {count(len(plan.cases) * len(available), 'cell')}"
-    typer.echo(f"{what}, {rounds}, {count(settings.processes, 'process set')}, on {plan.device_name}: about {duration(seconds)}")
