@@ -103,12 +103,17 @@ def _mend_bfloat16(interpreter: Any) -> None:
         return interpreter.TensorHandle(numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), nearest), bfloat16)
 
     def widened(handle: Any) -> Any:
-        return (handle.data.astype(numpy.uint32) << 16).view(numpy.float32)
+        return (numpy.asarray(handle.data).astype(numpy.uint32) << 16).view(numpy.float32)
+
+    def wide(handle: Any) -> Any:
+        return interpreter.TensorHandle(widened(handle), language.float32) if handle.dtype.scalar == bfloat16 else handle
 
     def rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
         def converted(self: Any, src: Any, dst_type: Any, *mode: Any) -> Any:
-            exact = src.dtype.scalar == language.float32 and dst_type.scalar == bfloat16
-            return rounded(src.data) if exact else convert(self, src, dst_type, *mode)
+            of, to = src.dtype.scalar, dst_type.scalar
+            if to == bfloat16 and of != bfloat16 and not of.is_fp8():
+                return rounded(src.data)
+            return convert(self, src if to in (bfloat16, language.float32) else wide(src), dst_type, *mode)
 
         return converted
 
@@ -122,18 +127,42 @@ def _mend_bfloat16(interpreter: Any) -> None:
 
         return applied
 
-    reduce = interpreter.ReduceScanOpInterface.apply
+    def extreme(self: Any, given: Any, *operators: Any, **named: Any) -> Any:
+        one = given[0] if isinstance(given, tuple) else given
+        if one.dtype.scalar != bfloat16:
+            return extreme_of(self, given, *operators, **named)
+        found = extreme_of(self, self.to_tensor(widened(one.handle), language.float32), *operators, **named)
+        value, *places = found if isinstance(found, tuple) else (found,)
+        kind = language.block_type(bfloat16, value.shape) if value.type.is_block() else bfloat16
+        value = language.tensor(rounded(value.handle.data), kind)
+        return (value, *places) if places else value
 
-    def of_float32(self: Any, given: Any) -> Any:
-        tensors = given if isinstance(given, tuple) else (given,)
-        small = [one.dtype.scalar == bfloat16 for one in tensors]
-        pairs = zip(tensors, small, strict=True)
-        found = reduce(self, tuple(self.to_tensor(widened(one.handle), language.float32) if narrow else one for one, narrow in pairs))
-        pairs = zip(found, small, strict=True)
-        found = tuple(self.to_tensor(rounded(one.handle.data).data, bfloat16) if narrow else one for one, narrow in pairs)
-        return found if isinstance(given, tuple) else found[0]
+    def summed(self: Any, given: Any) -> Any:
+        if given.dtype.scalar != bfloat16:
+            return sum_of(self, given)
+        values = widened(given.handle)
+        for axis in range(values.ndim) if self.axis is None else [self.axis]:
+            while values.shape[axis] > 1:  # a GPU rounds each sum, too
+                values = widened(rounded(sum(numpy.split(values, 2, axis))))
+        return self.to_tensor(rounded(values.sum(self.axis, keepdims=self.keep_dims)).data, bfloat16)
 
-    interpreter.ReduceScanOpInterface.apply = of_float32
+    def scanned(scan: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+        def applied(self: Any, given: Any) -> Any:
+            if given.dtype.scalar != bfloat16:
+                return scan(self, given)
+            values, step = numpy.moveaxis(widened(given.handle), self.axis, 0), 1
+            while step < len(values):
+                values = numpy.concatenate((values[:step], widened(rounded(operator(values[step:], values[:-step])))))
+                step *= 2
+            return [self.to_tensor(numpy.ascontiguousarray(numpy.moveaxis(rounded(values).data, 0, self.axis)), bfloat16)]
+
+        return applied
+
+    reduces, scans, dot = interpreter.ReduceOps, interpreter.ScanOps, builder.create_dot
+    extreme_of, sum_of = reduces.min_max, reduces.sum
+    reduces.min_max, reduces.sum = extreme, summed
+    scans.cumsum, scans.cumprod = scanned(scans.cumsum, numpy.add), scanned(scans.cumprod, numpy.multiply)
+    builder.create_dot = lambda self, one, other, *rest: dot(self, wide(one), wide(other), *rest)
     for name in ("cast_impl", "create_fp_to_fp"):
         setattr(builder, name, rounding(getattr(builder, name)))
     for name in ("unary_op", "binary_op", "ternary_op"):

@@ -56,21 +56,34 @@ convert[(1,)](x, y, 8192)
 assert torch.equal(y.nan_to_num(3e38), x.to(torch.bfloat16).nan_to_num(3e38))
 
 @triton.jit
-def compute(x, w, y, BLOCK: tl.constexpr):
+def compute(x, w, c, d, y, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
-    a, b = tl.load(x + at), tl.load(w + at)
+    a, b, c = tl.load(x + at), tl.load(w + at), tl.load(c + at)
     tl.store(y + at, a * b)
     tl.store(y + BLOCK + at, tl.where(a > b, -a, a - b))
     tl.store(y + 2 * BLOCK + at, tl.abs(tl.clamp(a, -0.5, 0.5)))
     tl.store(y + 3 * BLOCK + at, tl.fma(a, b, b))
-    tl.store(y + 4 * BLOCK + at, tl.max(a) + tl.sum(b).to(tl.bfloat16) + tl.zeros([BLOCK], tl.bfloat16))
+    tl.store(y + 4 * BLOCK + at, tl.max(a) + a.to(tl.int32).to(tl.bfloat16))
+    tl.store(y + 5 * BLOCK + at, tl.cumsum(b))
+    square = at[:, None] * BLOCK + at
+    tl.store(y + 6 * BLOCK + at, tl.sum(tl.dot(tl.load(d + square), tl.load(d + square)), 0).to(tl.bfloat16))
+    tl.store(y + 7 * BLOCK, tl.sum(c))
 
 a, b = torch.randn(2, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
-y = torch.empty(5, 64, dtype=torch.bfloat16)
-compute[(1,)](a, b, y, 64)
+c = torch.tensor([256.0, *[1.0] * 63]).bfloat16()
+d = torch.eye(64).bfloat16() * 3
+y = torch.empty(8, 64, dtype=torch.bfloat16)
+compute[(1,)](a, b, c, d, y, 64)
 fma = (a.double() * b.double() + b.double()).float().bfloat16()
-right = (a * b, torch.where(a > b, -a, a - b), a.clamp(-0.5, 0.5).abs(), fma, (a.max() + b.float().sum().bfloat16()).expand(64))
+whole = a.max() + a.int().bfloat16()
+right = (a * b, torch.where(a > b, -a, a - b), a.clamp(-0.5, 0.5).abs(), fma, whole)
 assert all(map(torch.equal, y, right))
+assert torch.allclose(y[5], b.cumsum(0), rtol=0.02, atol=0.1)
+assert (y[6] == 9).all()
+steps = c
+while len(steps) > 1:  # a GPU rounds each sum, too
+    steps = steps[: len(steps) // 2] + steps[len(steps) // 2 :]
+assert y[7, 0] == steps[0] != c.float().sum().bfloat16(), (y[7, 0], steps)
 """
 
 
