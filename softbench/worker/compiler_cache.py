@@ -18,6 +18,10 @@ from pathlib import Path
 
 SETTLED_SECONDS = 2.0
 """A linker writes a library within milliseconds, so an older torn one has no writer any more."""
+LOCAL = "/"
+"""A folder whose file system no other host or container writes to."""
+SHARED_SECONDS = 3600.0
+"""A build takes less."""
 ELF_HEADER = struct.Struct("<4s36xQ10xHH2x")
 """Magic number, place of the section headers, and their size and number; they are the end of a library (ELF-64)."""
 TORN_HEADER = re.compile(r"cannot read \S+\.gch|while reading precompiled header")
@@ -35,18 +39,33 @@ def remove_libraries() -> None:
 
 
 def remove_locks() -> None:
-    """Remove the locks of torch.utils.cpp_extension that no process of this machine has open."""
+    """Remove the locks of torch.utils.cpp_extension that no process holds. A holder has its lock open.
+
+    Those of other users, hosts and containers cannot be seen. So a lock of another user stays, and one on another file system than that
+    of the root, which may be shared, stays for SHARED_SECONDS.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_extensions"
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache)
-    locks = [*root.glob("*/lock"), *root.glob("*/*/lock")]
-    held = set()
-    for descriptor in Path("/proc").glob("[0-9]*/fd/*") if locks else ():
+    root, alone = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache), Path(LOCAL).stat().st_dev
+    locks = {lock: seen for lock in (*root.glob("*/lock"), *root.glob("*/*/lock")) if (seen := _seen(lock))}
+    held = set[object]()
+    for process in Path("/proc").iterdir() if locks else ():
         with suppress(OSError):
-            held.add(str(descriptor.readlink()))
-    for lock in locks:
-        if str(lock.resolve()) not in held:
+            held.update(map(_seen, (process / "fd").iterdir()))
+    for lock, seen in locks.items():
+        device, _, user, changed = seen
+        visible = os.getuid() in (0, user) and (device == alone or time.time() - changed > SHARED_SECONDS)
+        if visible and seen not in held and _seen(lock) == seen:  # the lock may be another one meanwhile
             with suppress(OSError):
                 lock.unlink()
+
+
+def _seen(file: Path) -> tuple[int, int, int, float] | None:
+    """The device and number of a lock, its owner and the time of its last change; None if the file, or what its link names, is no lock."""
+    with suppress(OSError):
+        if (file.readlink() if file.is_symlink() else file).name == "lock":  # another's file system may not answer
+            found = file.stat()
+            return found.st_dev, found.st_ino, found.st_uid, found.st_mtime
+    return None
 
 
 def is_torn(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """A killed compiler leaves nothing that later runs take for a library. Builds with fresh caches are cold."""
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -29,12 +30,19 @@ def test_torn_libraries_are_removed_and_whole_ones_stay(folder):
     assert [path.name for path in folder.iterdir()] == ["whole.so"]
 
 
-def test_a_lock_of_no_process_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    for name in ("left", "held"):
+def test_a_lock_that_nobody_can_hold_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "link"))
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("left", "held", "of_a_container"):
         (tmp_path / name).mkdir()
-    (tmp_path / "left" / "lock").touch()
-    with (tmp_path / "held" / "lock").open("w"):
+        (tmp_path / name / "lock").touch()
+        os.utime(tmp_path / name / "lock", (0, 0))
+    with (tmp_path / "held" / "lock").open():
+        os.utime(tmp_path / "of_a_container" / "lock")
+        monkeypatch.setattr(compiler_cache, "LOCAL", "/proc")  # the folder is on another file system than that
+        compiler_cache.remove_locks()
+        assert sorted(path.parent.name for path in tmp_path.glob("*/lock")) == ["held", "of_a_container"]
+        monkeypatch.setattr(compiler_cache, "LOCAL", tmp_path)
         compiler_cache.remove_locks()
         assert [path.parent.name for path in tmp_path.glob("*/lock")] == ["held"]
 
