@@ -440,11 +440,10 @@ template <int number> void autograd(const c10::OperatorHandle& op, c10::Dispatch
   bool records = false, tangent = false;
   for (size_t i = 0; i < count; ++i) records |= requires_grad(arguments[i]), tangent |= has_tangent(arguments[i]);
   records &= at::GradMode::is_enabled();
+  if (tangent && function > LOG_SOFTMAX) refuse_tangents(function, arguments, count);
   // Python has the gradients of backwards and of a bias, and the answer to a tangent of softmax.
   const bool of_bias = number == MASKED_SOFTMAX && requires_grad(arguments[1]);
-  if ((records && (number >= FUNCTIONS || of_bias)) || (tangent && (number >= FUNCTIONS || function <= LOG_SOFTMAX)))
-    return operators[number].autograd->callBoxed(op, keys, stack);
-  if (tangent) refuse_tangents(function, arguments, count);
+  if ((records && (number >= FUNCTIONS || of_bias)) || tangent) return operators[number].autograd->callBoxed(op, keys, stack);
   IValue kept[MOST_ARGUMENTS];
   if (records) std::copy_n(arguments, count, kept);
   {
@@ -469,7 +468,9 @@ bool is_direct(Arguments arguments, size_t count) {
 Results call(int number, const IValue* arguments, size_t count) {
   bool records = at::GradMode::is_enabled() && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);
   if (records) records = std::any_of(arguments, arguments + count, requires_grad);
-  if (!(records && number >= FUNCTIONS) && is_direct(arguments, count)) {
+  // The entries refuse tangents, but an incoming gradient may have one.
+  const bool of_gradients = number >= FUNCTIONS && (records || std::any_of(arguments, arguments + count, [](const IValue& one) { return has_tangent(one); }));
+  if (!of_gradients && is_direct(arguments, count)) {
     Results found = kernels<true>[number](number % FUNCTIONS, arguments);
     if (found.count && records) record(number, arguments, found);
     if (found.count) return found;

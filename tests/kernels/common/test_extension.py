@@ -265,6 +265,11 @@ def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
     with torch.inference_mode():
         assert extension.entries.softmax(torch.randn(3, 8), -1, None).is_inference()
     launched.calls.clear()
+    for ours in (kernels.softmax, lambda x: kernels.cross_entropy(x, target)):  # an incoming gradient with a tangent, which is not lost
+        y = ours(parameter)
+        with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError):
+            torch.autograd.grad(y, parameter, torch.autograd.forward_ad.make_dual(torch.ones_like(y), torch.ones_like(y)))
+    launched.calls.clear()
     pairs = (
         (kernels.softmax, lambda x: torch.softmax(x, -1)),
         (lambda x: kernels.cross_entropy(x, target), lambda x: torch.nn.functional.cross_entropy(x, target)),
