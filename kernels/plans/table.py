@@ -28,6 +28,8 @@ WIDTH = 140
 
 Family = tuple[str | int, ...]
 """A tier and its numbers, which planner.cuh explains."""
+NUMBERS = {"sub_warp": 4, "staged": 2, "block": 3, "cluster": 3, "cluster_bulk": 1, "split_bulk": 5, "split": 3}
+"""How many numbers a family of a tier has."""
 PASSES = ("forward", "gradient", "widened")
 """A forward is widened if its results have more bytes than its input."""
 Kind = tuple[str, int, int]
@@ -93,14 +95,15 @@ def table(language: str, card: str, capability: int) -> Table:
     if chosen is None and tuned_file(card).is_file():
         chosen = str(tuned_file(card))
     if chosen:
-        found = _read(Path(chosen))
+        found = _read(language, Path(chosen))
         if found["card"] != card:
             raise TableError(
                 f"{chosen} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card"
             )
     else:
-        found = min(map(_read, _files()), key=lambda one: (one["card"] != card, _distance(one["capability"], capability)))
-    return Table(found["card"], parsed({_kind(name): lines for name, lines in found[language].items()}))
+        read = (_read(language, path) for path in _files())
+        found = min(read, key=lambda one: (one["card"] != card, _distance(one["capability"], capability)))
+    return Table(found["card"], found["cells"])
 
 
 def parsed(lines: dict[Kind, Lines]) -> dict[Kind, tuple[Cell, ...]]:
@@ -122,18 +125,19 @@ def _files() -> list[Path]:
     return sorted(Path(str(path)) for path in resources.files(__package__).joinpath("tables").iterdir() if path.name.endswith(".json"))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(language: str, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-        if not found.keys() >= {"card", "capability", "cuda"}:
+        if not found.keys() >= {"card", "capability", language}:
             raise ValueError("it lacks keys")
-    except (OSError, ValueError, AttributeError) as error:
+        return {**found, "cells": parsed({_kind(name): lines for name, lines in found[language].items()})}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TableError(f"{path} is no table of launch plans: {error}; softbench tune writes one") from None
-    return dict(found)
 
 
 def _kind(name: str) -> Kind:
     which, size, alignment = name.split()
+    PASSES.index(which)
     return which, int(size), int(alignment)
 
 
@@ -155,7 +159,10 @@ def _most(number: float | None) -> float:
 def family_of(text: str) -> Family:
     """The family that a table's file writes as `cluster 8 192 0`."""
     tier, *numbers = text.split()
-    return tier, *map(int, numbers)
+    given = [*map(int, numbers)]
+    if len(given) != NUMBERS.get(tier) or 0 in given[: 1 if tier == "block" else 2]:  # planner.cuh divides by these
+        raise ValueError(f"{text!r} is no family of plans")
+    return tier, *given
 
 
 def family_name(family: Family) -> str:

@@ -33,7 +33,21 @@ def test_a_table_is_read_as_it_was_written(chosen):
     assert family_of(family_name(split)) == split
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"card": "mine"}'])
+def damaged(family):
+    return f'{{"card": "mine", "capability": 90, "cuda": {{"forward 2 16": [[null, [[null, "{family}"]]]]}}}}'
+
+
+TEXTS = [
+    "",
+    "[]",
+    '{"card": "mine"}',
+    '{"card": "mine", "capability": 90, "cuda": {"sideways 2 16": []}}',
+    damaged("warp 1 2"),
+    damaged("split 8 0 -100"),
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_another_file_is_refused_in_one_line(chosen, text):
     with pytest.raises(TableError, match=r"mine.json is no table of launch plans: .*; softbench tune writes one"):
         chosen(text=text)
