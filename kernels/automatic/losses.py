@@ -218,7 +218,7 @@ def _by_kernels(
         loss, total = loss.sum(), share.sum() if weight is not None else (classes != options.ignore_index).sum()
         loss = loss if number == SUM else loss / total
     lse = _lse(statistics).view(target.shape) if needs_lse else None
-    return loss.view(target.shape) if number == NONE and target.dim() != 1 else loss, lse
+    return aten._unsafe_view(loss, target.shape) if number == NONE and target.dim() != 1 else loss, lse  # torch's is no view either
 
 
 class _Loss(torch.autograd.Function):

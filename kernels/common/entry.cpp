@@ -8,6 +8,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 
 #include <cmath>
 
@@ -43,7 +44,7 @@ PyObject* called(Function function, const c10::IValue (&arguments)[count], size_
     const pybind11::gil_scoped_release no_gil;
     results = call(function, arguments, count);
     if (dtype && first.scalar_type() != *dtype) first = first.to(*dtype);
-    if (sizes) first = first.view(*sizes);
+    if (sizes) first = at::_unsafe_view(first, *sizes);  // nothing has its base, and torch's result is no view either
   }
   if (wanted == 1) return THPVariable_Wrap(std::move(first));
   PyObject* const tuple = PyTuple_New(Py_ssize_t(wanted));
