@@ -125,7 +125,9 @@ def _show_plan(plan: Plan, told: str) -> None:
     from softbench.plan.estimate import run_seconds
     from softbench.plan.plan import nothing_stored
 
-    show_plan(plan, run_seconds(plan), "", nothing_stored)
+    seconds = run_seconds(plan)
+    if not wrote_to_stdout(lambda: plan.document(seconds, "", nothing_stored), CONTEXT.get().params.get("json")):
+        show_plan(plan, seconds, "", nothing_stored)
     note(told)
 
 

@@ -166,6 +166,7 @@ def test_a_dry_run_shows_the_plan_and_measures_nothing(main, monkeypatch):
     code, out, err = main("gate", "--candidate", "new", "--reference", "old", "--dry-run")
     assert (code, "3 cases x 2 backends (new, old) = 6 cells, " in out) == (0, True), err
     assert err.startswith("softbench: plan: ") and err.count("\n") == 1
+    assert json.loads(main("gate", "--candidate", "new", "--reference", "old", "--dry-run", "--json", "-")[1])["cells_left"] == 6
 
 
 @pytest.mark.parametrize("arguments", [("--config", "strategies"), ("--M", "4", "--N", "8", "--rounds", "5")])
