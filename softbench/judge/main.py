@@ -93,6 +93,7 @@ def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
     with Session(request.device, request.timeout["import"]) as session:
         if session.exclusive:
             raise UsageError("the GPU takes one process at a time, and the judge needs two; see: nvidia-smi -c DEFAULT")
+        import_module("torch")  # once its thread has ended: C code may read the environment while it changes
         os.environ.update(session.environment)
         from softbench.judge.judgement import Judge  # torch sees the session's device only
         from softbench.ops.registry import numerics
