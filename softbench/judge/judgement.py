@@ -159,6 +159,7 @@ class Judge:
     ) -> list[PluginProcess]:
         """Two confined processes with the users' operations: one without a plugin, and that of the plugin. They end with `stack`."""
         started = [self._start(stack, label, case, found.calls, files) for label in ("no plugin", "plugin")]
+        stack.callback(self.pool.discard, *(process.worker for process, _ in started))  # at once: a CUDA context takes seconds to end
         for process, confine in started:
             found.confinement |= process.ask(confine, "import").levels
         for file in operations:  # challenges have the tensors of the case's operation
