@@ -132,7 +132,7 @@ def _read(language: str, path: Path) -> dict[str, Any]:
             raise ValueError("it lacks keys")
         return {**found, "cells": parsed({_kind(name): lines for name, lines in found[language].items()})}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise TableError(f"{path} is no table of launch plans: {error}; softbench tune writes one") from None
+        raise TableError(f"{path} is no table of launch plans: {error}; delete it, and softbench tune writes one") from None
 
 
 def _kind(name: str) -> Kind:

@@ -21,7 +21,7 @@ import torch
 
 from ..common.cuda_library import BuildError, architecture_of
 from ..cuda import build, launch
-from ..plans.table import PASSES, Family, family_name, family_of, tuned_file, written
+from ..plans.table import PASSES, Family, TableError, family_name, family_of, table, tuned_file, written
 from .fit import Timed, judge, table_of
 from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
@@ -165,31 +165,36 @@ def measure(records: Path, seconds: float, told: bool) -> list[Timed | None]:
 
 
 def main(seconds: float, output: Path | None, quiet: bool) -> None:
-    """`softbench tune`. Without a file to write, this card's table is replaced only by one that is faster on the held-out shapes."""
+    """`softbench tune`. Without an output, only a table of all kinds of rows that is faster on held-out shapes replaces this card's."""
     if not torch.cuda.is_available():
         sys.exit("softbench: tune needs a CUDA GPU; torch sees none here")
     capability, card = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
+    code = 10 * capability[0] + capability[1]
     try:
-        built = build.build(architecture_of(capability))
-    except BuildError as error:
+        built, now = build.build(architecture_of(capability)), table("cuda", card, code)
+    except (BuildError, TableError) as error:
         sys.exit(f"softbench: tune: {error}")
-    table = output or tuned_file(card)
-    table.parent.mkdir(parents=True, exist_ok=True)
+    out = output or tuned_file(card)
+    out.parent.mkdir(parents=True, exist_ok=True)
     records = tuned_file(card).with_suffix(f".{built.parent.name}.jsonl")
     records.parent.mkdir(parents=True, exist_ok=True)
     told = not quiet and sys.stderr.isatty()
     every = measure(records, seconds, told)
     if told:
         print(file=sys.stderr)
+    held_out = [one for one in every[::HELD_OUT] if one]
+    if not held_out:
+        sys.exit(f"softbench: tune: {seconds / 60:g} minutes are too short to time a shape; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     lines = table_of([one for number, one in enumerate(every) if one and number % HELD_OUT], sms)
-    found = judge([one for one in every[::HELD_OUT] if one], lines, sms)
-    kept = output is None and found.gained <= 1
+    found = judge(held_out, lines, sms)
+    missing = now.cells.keys() - lines.keys()  # `judge` takes their plans of now, which launches would not have
+    kept = output is None and (found.gained <= 1 or bool(missing))
     if not kept:
-        measured = f"{date.today()}: {len(every)} shapes, softmax in float32 and bfloat16"
-        table.write_text(written(card, 10 * capability[0] + capability[1], {"cuda": lines}, measured))
-    why = ", not written, because it gains nothing: tune for longer, or keep the plans of now" if kept else ""
-    print(f"{table}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
+        out.write_text(written(card, code, {"cuda": lines}, f"{date.today()}: {len(every)} shapes, softmax in float32 and bfloat16"))
+    reason = f"it lacks {len(missing)} kinds of rows" if missing else "it gains nothing"
+    why = f", not written, because {reason}: tune for longer, or keep the plans of now" if kept else ""
+    print(f"{out}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
     print(f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}")
     print(f"{found.of_copy:.3f} of copy; {found.slow:.1%} of the shapes are below .90 of it, {found.slow_now:.1%} before")
 

@@ -2,9 +2,12 @@
 
 import random
 from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from softbench.kernels.cuda.launch import family_numbers
+from softbench.kernels.plans import table as tables
 from softbench.kernels.tuning import measure
 from softbench.kernels.tuning.fit import Timed, judge, table_of
 from softbench.kernels.tuning.shapes import FAMILIES, Shape, draw
@@ -69,3 +72,21 @@ def test_without_a_gpu_tuning_ends_with_one_line(monkeypatch):
     monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="softbench: tune needs a CUDA GPU; torch sees none here"):
         measure.main(1, None, quiet=False)
+
+
+def test_few_shapes_replace_no_table(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
+    monkeypatch.delenv(tables.VARIABLE, raising=False)
+    tables.table.cache_clear()
+    answers = {"is_available": True, "get_device_capability": (9, 0), "get_device_name": "a card"}
+    answers["get_device_properties"] = SimpleNamespace(multi_processor_count=SMS)
+    for name, answer in answers.items():
+        monkeypatch.setattr(measure.torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(measure.build, "build", lambda _architecture: Path("key", "softmax.so"))
+    monkeypatch.setattr(measure, "measure", lambda *_: [timed(1024, 10, {SHORT: 1.0})] * 12)
+    measure.main(1, None, quiet=True)
+    assert "not written, because it lacks 17 kinds of rows: tune for longer" in capsys.readouterr().out
+    assert not tables.tuned_file("a card").exists()
+    monkeypatch.setattr(measure, "measure", lambda *_: [])
+    with pytest.raises(SystemExit, match="too short to time a shape"):
+        measure.main(1, None, quiet=True)
