@@ -290,6 +290,7 @@ BAD = {
     "rounds of nothing": (("gate", "--candidate", "torch", "--reference", "naive", "--rounds", "0"), "whole number from 1"),
     "one version": (("gate", "--candidate", "torch"), "go together"),
     "one version twice": (("gate", "--candidate", "torch", "--reference", "torch"), "is also the reference"),
+    "functions and a file": (("gate", "main", "--candidate", "torch:relu", "--changed"), "gate: main: two environments take no results"),
     "versions and a file": (("gate", "run.csv", "--candidate", "torch", "--reference", "naive"), "go together"),
     "no columns": (("gate", "--candidate", "torch", "--reference", "naive", "--N", "0"), "--N: 0 is out of range"),
     "families without a self-test": (("gate", "--families", "5"), "--families goes with --self-test"),
