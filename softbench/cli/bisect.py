@@ -71,6 +71,8 @@ def bisect(
     words = list(CONTEXT.get().args)
     if wrong := next((one for one in (good, bad) if one.startswith("-")), ""):
         raise UsageError(f"bisect: no such option before GOOD and BAD: {wrong}; those of the gate follow; see: softbench bisect --help")
+    if "--dry-run" in words:
+        raise UsageError("bisect: --dry-run decides nothing; the plan of one comparison: softbench gate --dry-run")
     try_file(json)
     line = commits.line(good, bad)
     known = {one.name: one for one in line}

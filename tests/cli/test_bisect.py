@@ -139,6 +139,7 @@ def test_a_range_that_is_not_slower_passes(gate, main):
         (("c5", "c1"), "c5: is not an ancestor of c1"),
         (("c1", "c1"), "are one commit"),
         (("--N", "64", "c0", "c7"), "no such option before GOOD and BAD"),
+        (("c0", "c7", "--dry-run"), "--dry-run decides nothing"),
         (("c0", "c7", "--plugin", "other.py"), "other.py: is not a file of the repository"),
         (("c0", "c3", "--plugin", "mine.py"), "import: SyntaxError"),
     ],
