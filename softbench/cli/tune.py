@@ -40,7 +40,7 @@ def tune(
     """
     if not 0 < minutes <= 60:
         raise UsageError(f"--minutes {minutes:g}: it must be more than 0 and at most 60")
-    try_file(output)
+    try_file(output, flag="--output")
     line = [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path), str(60 * minutes), str(output or ""), "quiet" if quiet else ""]
     with interruptible():
         code = subprocess.call(line)  # it imports torch, which this process does not

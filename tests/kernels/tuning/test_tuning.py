@@ -90,3 +90,8 @@ def test_few_shapes_replace_no_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measure, "measure", lambda *_: [])
     with pytest.raises(SystemExit, match="too short to time a shape"):
         measure.main(1, None, quiet=True)
+
+
+def test_tune_writes_the_file_that_it_is_given(monkeypatch, main):
+    monkeypatch.setattr("subprocess.call", lambda line: line[6] != "table.json")
+    assert main("tune", "--output", "table.json") == (0, "", "")
