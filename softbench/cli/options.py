@@ -100,7 +100,7 @@ Operation = Annotated[
     str,
     option(
         WHAT,
-        "The operation, by name or by Python file; softbench list --ops shows the names.",
+        "The operation, by name or Python file, or a problem; softbench list --ops shows the names.",
         "--op",
         "--problem",
         complete=completion.one(completion.fixed(*AXES["op"].words)),

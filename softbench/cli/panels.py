@@ -27,8 +27,6 @@ WIDEST = 24
 KINDS = {"list": "LIST", "int": "INT", "float": "NUMBER", "str": "NAME", "path": "PATH"}
 _KIND = re.compile(r" <(\w+)[^>]*>$")
 """How Typer writes the type of an option's value."""
-_SECOND = re.compile(r"^(--[\w-]+), --[\w-]+")
-"""Two long names of an option; its help tells of the second."""
 _GIVEN_DEFAULT = re.compile(r"\[default: \((.*)\)(; [^\]]*)?\]$", re.DOTALL)
 """How Typer writes a default that is given as a text; the range of the values follows."""
 CONTEXT: ContextVar[Any] = ContextVar("context", default=None)
@@ -142,7 +140,6 @@ class PanelCommand(TyperCommand):
         for param in self.shown_params(ctx):
             if (record := param.get_help_record(ctx)) is not None:
                 name = _KIND.sub(_metavar if param.param_type_name == "option" else "", record[0])
-                name = _SECOND.sub(r"\1", name)
                 panels.setdefault(panel_of(param), []).append((name, _GIVEN_DEFAULT.sub(r"[default: \1\2]", record[1])))
         width = max(len(name) for rows in panels.values() for name, _ in rows if len(name) <= WIDEST)
         for panel in sorted(panels, key=lambda panel: PLACES.get(panel, 0)):

@@ -62,7 +62,7 @@ class Sweep:
         (OPERATION,),
         parse_operations,
         "Operations, by name or Python file; softbench list --ops has the names. "
-        "Or --problem: FILE.py, kernelbench:FILE.py[,SOLUTION.py], kernelbot:FOLDER[,...], flashinfer:FILE.json "
+        "Or a problem: FILE.py, kernelbench:FILE.py[,SOLUTION.py], kernelbot:FOLDER[,...], flashinfer:FILE.json "
         "or backendbench:FOLDER[,TRACES.txt].",
         words=BUILT_IN,
         also=("--problem",),

@@ -86,7 +86,7 @@ def problem_of(module: ModuleType, stem: str) -> Problem:
     if hasattr(module, "inputs") or hasattr(module, "reference"):
         return PythonFile(module, stem)
     if is_a := next((name for name in (*SOLUTIONS, *registry.NAMES) if hasattr(module, name)), ""):
-        raise UsageError(f"is a plugin, as it has `{is_a}`: give it with --plugin, and the file of its problem here")
+        raise UsageError(f"is a plugin, as it has `{is_a}`: give it with --plugin, or as kernelbench:PROBLEM.py,{stem}.py")
     if len(missing) < len(KERNELBENCH):
         raise UsageError(f"lacks {missing[0]}: a problem of KernelBench defines {' and '.join(KERNELBENCH)}")
     raise UsageError(

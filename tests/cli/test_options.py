@@ -148,7 +148,7 @@ def test_the_first_screen_of_run_has_what_most_users_need(main, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     first = main("run", "--help")[1].splitlines()
     assert max(map(len, first)) <= 80
-    for name in ("backends", "plugin", "M", "N", "dtype", "direction", "op"):
+    for name in ("backends", "plugin", "M", "N", "dtype", "direction", "op, --problem"):
         assert any(line.startswith(f"  --{name} ") for line in first[:28]), name
 
 

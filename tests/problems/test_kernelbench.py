@@ -183,7 +183,7 @@ def test_a_function_of_torch_jit_is_a_solution(tmp_path):
 
 
 BAD = {
-    "is a plugin, as it has `ModelNew`: give it with --plugin": "class ModelNew:\n pass\n",
+    r"is a plugin, as it has `ModelNew`: give it with --plugin, or as kernelbench:PROBLEM.py,\w+.py": "class ModelNew:\n pass\n",
     "Model must be a subclass": "Model = 3\n\ndef get_inputs():\n return []\n",
     "lacks get_inputs: a problem of KernelBench": model("x", ROWS).replace("get_inputs", "inputs_of"),
     "inputs returns no tensor": model("x", "3"),
