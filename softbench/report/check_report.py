@@ -75,7 +75,8 @@ def _counts(findings: Sequence[Finding], names: Sequence[str]) -> list[Text]:
         largest = "" if worst is None else f"; passes have at most {worst:.2f} of the bound"
         passing = [f for f in own if f.verdict in PASSES and f.ulp is not None]
         metrics = (("ULP", "ulp"), ("in the row sum", "row_sum"), ("in the Frobenius norm", "frobenius"))
-        medians = [f"{median(getattr(f, key) for f in passing):.3g} {what}" for what, key in metrics] if passing else []
+        known = metrics[2:] if any(f.verdict in OF_PROBLEMS for f in passing) else metrics  # outputs near zero have no ULP to speak of
+        medians = [f"{median(getattr(f, key) for f in passing):.3g} {what}" for what, key in known] if passing else []
         lines.append(Text(f"{name}: {tally}{largest}" + (f" (medians: {', '.join(medians)})" if medians else "")))
     return lines
 

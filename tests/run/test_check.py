@@ -17,6 +17,7 @@ from softbench.core.messages import CheckCaseGraded, RunCheckCase
 from softbench.core.outcome import Grade
 from softbench.plan.settings import Settings
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot, revive
+from softbench.report import check_report
 from softbench.run.check import CheckReport, Finding, _Checker
 from softbench.worker.checking.check_case import CheckCaseRunner
 
@@ -35,6 +36,12 @@ def test_a_failure_is_told_once():
 
     assert report("failed").nothing == "no output was compared"  # the line with the command has the reason
     assert report("skipped").nothing == "no output was compared: a: skipped: no memory"
+
+
+@pytest.mark.parametrize(("verdict", "ulp"), [("pass", "9e+06 ULP, 0.5 in the row sum, "), ("sampled", "")])
+def test_a_problem_has_the_frobenius_norm_alone(verdict, ulp):
+    (line,) = check_report._counts([Finding("a", "case", "forward", "fp32", verdict, 0.25, "", 9e6, 0.5, 1e-7)], ["a"])
+    assert str(line) == f"a: 1 {verdict}; passes have at most 0.25 of the bound (medians: {ulp}1e-07 in the Frobenius norm)"
 
 
 def findings(done, code=0):
