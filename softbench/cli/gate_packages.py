@@ -69,7 +69,7 @@ class Packages:
 
             def announced(plan: Plan) -> str:
                 notes.extend(packages.check(plan, sides, by_op))
-                return ab_run.plan_text(plan, rules)
+                return f"{sides.candidate.shown} against {sides.reference.shown}: {ab_run.plan_text(plan, rules)}"
 
             runs = []
 

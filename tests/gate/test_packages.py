@@ -65,6 +65,7 @@ def test_each_side_has_its_own_version_and_the_old_outputs_are_right(gate):
 def test_equal_outputs_within_a_tolerance_are_measured(gate, tmp_path):
     _, [(_, state, reason)], err = gate(OLD.replace("factor\n", "factor * 1.001\n"), "--tolerance", "0.01,0", inputs="x[M,N], factor=3.0")
     assert state == "ambiguous" and reason.startswith(("1 process pair", "the two backends share no round")), err
+    assert "softbench: new against old: plan: " in err
     assert load_header(tmp_path / "results" / "gate" / "latest.json.gz")["commits"] == {"candidate": "new", "base": "old"}
 
 
