@@ -8,6 +8,7 @@ another stream while the first stream still works.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ CELL = 9
 """Numbers of a cell of a table as planner.cuh has it."""
 INFINITE = (1 << 31) - 1
 _libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.ALL}  # by function and device
+_loading = threading.Lock()  # two threads must not hand over plans at once, nor one while the other launches
 
 
 class Plan(ctypes.Structure):
@@ -182,15 +184,18 @@ def planned_cells(card: str, capability: tuple[int, int]) -> list[int]:
 def _library(function: str, index: int) -> ctypes.CDLL:
     libraries = _libraries[function]
     library = libraries.get(index)
-    if library is None:
-        library = build.load(torch.cuda.get_device_capability(index), function)
-        if hasattr(library, "softbench_plans"):
-            numbers = planned_cells(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index))
-            library.softbench_plans(index, (ctypes.c_int * len(numbers))(*numbers), len(numbers) // CELL)
-        libraries[index] = library
-        found = (getattr(library, f"softbench_{one}", None) for one in extension.PASSES)
-        extension.launchers(function, index, [None if one is None else ctypes.cast(one, ctypes.c_void_p).value for one in found])
-    return library
+    if library is not None:
+        return library
+    with _loading:
+        if index not in libraries:
+            library = build.load(torch.cuda.get_device_capability(index), function)
+            if hasattr(library, "softbench_plans"):
+                numbers = planned_cells(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index))
+                library.softbench_plans(index, (ctypes.c_int * len(numbers))(*numbers), len(numbers) // CELL)
+            libraries[index] = library
+            found = (getattr(library, f"softbench_{one}", None) for one in extension.PASSES)
+            extension.launchers(function, index, [None if one is None else ctypes.cast(one, ctypes.c_void_p).value for one in found])
+    return libraries[index]
 
 
 def _launch(

@@ -3,7 +3,10 @@
 import ctypes
 import re
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,6 +89,18 @@ def test_a_captured_launch_gets_its_own_workspace(launch_with):
 def test_a_failed_launch_names_function_shape_and_cuda_error(launch_with):
     with pytest.raises(RuntimeError, match=r"softbench_forward on \(3, 5\): error 1"):
         launch_with(Library(code=1))
+
+
+def test_threads_that_launch_first_hand_over_the_plans_once(monkeypatch):
+    handed = []
+    monkeypatch.setattr(launch, "_libraries", {"softmax": {}})
+    monkeypatch.setattr(build, "load", lambda *_: SimpleNamespace(softbench_plans=lambda *_: (time.sleep(0.02), handed.append(1))))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    monkeypatch.setattr(launch.extension, "launchers", lambda *_: None)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(launch._library, ["softmax"] * 2, [0] * 2)
+    assert one is other and len(handed) == 1
 
 
 HEADER = build.SOURCE.with_name("launch_plan.cuh").read_text()
