@@ -230,7 +230,7 @@ class GateCommand(PanelCommand):
                 formatter.write(f"    {one.example}\n")
             if mode is None:
                 formatter.write_paragraph()
-                formatter.write_text("A mode has more options. They are in its own help, such as: softbench gate --candidate --help")
+                formatter.write_text("More options: softbench gate --candidate --help, and of packages softbench gate --changed --help")
 
     def shown_params(self, ctx: Any) -> list[Any]:
         """The options of the mode. Without one those that choose it, and those of panels that every mode has."""
