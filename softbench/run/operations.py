@@ -223,12 +223,14 @@ def _beside(definition: Path) -> list[Path]:
 
 
 def _format(word: str, at: str) -> str:
-    """The format that a word names in front; empty without one. Raises UsageError for an unknown one."""
-    name, colon, _ = word.partition(":")
+    """The format that a word names in front; empty without one. Raises UsageError for an unknown one, or if no file follows."""
+    name, colon, file = word.partition(":")
     if not colon or "(" in name:
         return ""
     if name not in FORMATS:
         raise UsageError(f"{at} {word}: {unknown(name, (*FORMATS,), 'format of problems')}")
+    if not file:
+        raise UsageError(f"{at} {word}: names no file or folder after the colon")
     return name
 
 

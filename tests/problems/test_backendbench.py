@@ -149,6 +149,8 @@ def test_a_path_without_solutions_is_one_line(folder, tmp_path):
             with_solutions([f"backendbench:{path}"])
     with pytest.raises(UsageError, match="there is no file of traces"):
         with_solutions([f"backendbench:{folder},absent.txt"])
+    with pytest.raises(UsageError, match="kernelbench:: names no file"):
+        with_solutions(["kernelbench:"])
 
 
 def test_a_case_that_raises_is_lost_alone(tmp_path):
