@@ -306,8 +306,7 @@ def gate(
         run = _added_up(files, stored) if files else _measure_repetitions(reference or "torch", families, request())
         _self_test(run, reference or "torch", strictness, outputs)
     elif mode is Mode.PACKAGES:
-        if files:  # such as REF in --changed REF
-            raise UsageError(f"gate: {files[0]}: {mode.shown} take no results files; name the old version: --reference-env REF|PATH|WHEEL")
+        _refuse(files or [], mode)
         asked = Packages(candidate, candidate_env, reference_env, build or (), inputs, tolerance, changed, measure or ())
         report = asked.compare({**given, "rounds": rounds, "processes": processes}, strictness.rules, output, stored.allowed)
         outputs.render(report) if report else note("PASS: nothing is measured, because no target depends on a changed file")
@@ -317,6 +316,12 @@ def gate(
         outputs.render(_new_processes(request(), strictness, stored))
     else:
         outputs.render(_against_baseline(files or [], strictness, stored))
+
+
+def _refuse(files: Sequence[object], mode: Mode) -> None:
+    """Files beside a mode that reads none, such as REF in --changed REF."""
+    if files:
+        raise UsageError(f"gate: {files[0]}: {mode.shown} take no results files; name the old version: --reference-env REF|PATH|WHEEL")
 
 
 def _mode() -> Mode:

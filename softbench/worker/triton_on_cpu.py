@@ -90,86 +90,105 @@ def _imported(file: Path) -> list[Path]:
     return [beside for name in named if (beside := file.with_name(f"{name}.py")).is_file()]
 
 
-def _mend_bfloat16(interpreter: Any) -> None:
-    """Let conversions to bfloat16 round to nearest, ties to even, and operators compute with its values, not with its bits."""
-    import numpy
-    from triton import language
+class _Bfloat16:
+    """What the interpreter holds of bfloat16, as values and as bits. Conversions round to nearest, ties to even."""
 
-    builder, bfloat16 = type(interpreter.interpreter_builder), language.bfloat16
+    def __init__(self, interpreter: Any) -> None:
+        from triton import language
 
-    def rounded(values: Any) -> Any:
+        self.handle, self.kind, self.wide_kind = interpreter.TensorHandle, language.bfloat16, language.float32
+
+    def rounded(self, values: Any) -> Any:
+        import numpy
+
         bits = values.astype(numpy.float32).view(numpy.uint32).astype(numpy.uint64)
         nearest = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(numpy.uint16)
-        return interpreter.TensorHandle(numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), nearest), bfloat16)
+        return self.handle(numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), nearest), self.kind)
 
-    def widened(handle: Any) -> Any:
+    def widened(self, handle: Any) -> Any:
+        import numpy
+
         return (numpy.asarray(handle.data).astype(numpy.uint32) << 16).view(numpy.float32)
 
-    def wide(handle: Any) -> Any:
-        return interpreter.TensorHandle(widened(handle), language.float32) if handle.dtype.scalar == bfloat16 else handle
+    def wide(self, handle: Any) -> Any:
+        return self.handle(self.widened(handle), self.wide_kind) if handle.dtype.scalar == self.kind else handle
+
+
+def _mend_bfloat16(interpreter: Any) -> None:
+    """Let conversions to bfloat16 round to nearest, and operators compute with its values, not with its bits."""
+    builder, of16 = type(interpreter.interpreter_builder), _Bfloat16(interpreter)
 
     def rounding(convert: Callable[..., Any]) -> Callable[..., Any]:
         def converted(self: Any, src: Any, dst_type: Any, *mode: Any) -> Any:
             of, to = src.dtype.scalar, dst_type.scalar
-            if to == bfloat16 and of != bfloat16 and not of.is_fp8():
-                return rounded(src.data)
-            return convert(self, src if to in (bfloat16, language.float32) else wide(src), dst_type, *mode)
+            if to == of16.kind and of != of16.kind and not of.is_fp8():
+                return of16.rounded(src.data)
+            return convert(self, src if to in (of16.kind, of16.wide_kind) else of16.wide(src), dst_type, *mode)
 
         return converted
 
     def of_values(apply: Callable[..., Any]) -> Callable[..., Any]:
         def applied(self: Any, *given: Any) -> Any:
-            if given[0].dtype.scalar != bfloat16:
+            if given[0].dtype.scalar != of16.kind:
                 return apply(self, *given)
             *handles, operator = given
-            found = operator(*map(widened, handles))
-            return interpreter.TensorHandle(found, bfloat16) if found.dtype == bool else rounded(found)
+            found = operator(*map(of16.widened, handles))
+            return of16.handle(found, of16.kind) if found.dtype == bool else of16.rounded(found)
 
         return applied
 
-    def extreme(self: Any, given: Any, *operators: Any, **named: Any) -> Any:
-        one = given[0] if isinstance(given, tuple) else given
-        if one.dtype.scalar != bfloat16:
-            return extreme_of(self, given, *operators, **named)
-        found = extreme_of(self, self.to_tensor(widened(one.handle), language.float32), *operators, **named)
-        value, *places = found if isinstance(found, tuple) else (found,)
-        kind = language.block_type(bfloat16, value.shape) if value.type.is_block() else bfloat16
-        value = language.tensor(rounded(value.handle.data), kind)
-        return (value, *places) if places else value
-
-    def summed(self: Any, given: Any) -> Any:
-        if given.dtype.scalar != bfloat16:
-            return sum_of(self, given)
-        values = widened(given.handle)
-        for axis in range(values.ndim) if self.axis is None else [self.axis]:
-            while values.shape[axis] > 1:  # a GPU rounds each sum, too
-                values = widened(rounded(sum(numpy.split(values, 2, axis))))
-        return self.to_tensor(rounded(values.sum(self.axis, keepdims=self.keep_dims)).data, bfloat16)
-
-    def scanned(scan: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
-        def applied(self: Any, given: Any) -> Any:
-            if given.dtype.scalar != bfloat16:
-                return scan(self, given)
-            values, step = numpy.moveaxis(widened(given.handle), self.axis, 0), 1
-            while step < len(values):
-                values = numpy.concatenate((values[:step], widened(rounded(operator(values[step:], values[:-step])))))
-                step *= 2
-            return [self.to_tensor(numpy.ascontiguousarray(numpy.moveaxis(rounded(values).data, 0, self.axis)), bfloat16)]
-
-        return applied
-
-    reduces, scans, dot = interpreter.ReduceOps, interpreter.ScanOps, builder.create_dot
-    extreme_of, sum_of = reduces.min_max, reduces.sum
-    reduces.min_max, reduces.sum = extreme, summed
-    scans.cumsum, scans.cumprod = scanned(scans.cumsum, numpy.add), scanned(scans.cumprod, numpy.multiply)
-    builder.create_dot = lambda self, one, other, *rest: dot(self, wide(one), wide(other), *rest)
+    dot, fma = builder.create_dot, builder.create_fma
+    builder.create_dot = lambda self, one, other, *rest: dot(self, of16.wide(one), of16.wide(other), *rest)
     for name in ("cast_impl", "create_fp_to_fp"):
         setattr(builder, name, rounding(getattr(builder, name)))
     for name in ("unary_op", "binary_op", "ternary_op"):
         setattr(builder, name, of_values(getattr(builder, name)))
-    fma = builder.create_fma
     of_three = of_values(lambda self, x, y, z, operator: fma(self, x, y, z))
     builder.create_fma = lambda self, x, y, z: of_three(self, x, y, z, lambda a, b, c: a * b + c)
+    _mend_reductions(interpreter, of16)
+
+
+def _mend_reductions(interpreter: Any, of16: _Bfloat16) -> None:
+    """Let reductions and scans of bfloat16 compute with its values, and round each sum, as a GPU does."""
+    import numpy
+    from triton import language
+
+    reduces, scans = interpreter.ReduceOps, interpreter.ScanOps
+    extreme_of, sum_of = reduces.min_max, reduces.sum
+
+    def extreme(self: Any, given: Any, *operators: Any, **named: Any) -> Any:
+        one = given[0] if isinstance(given, tuple) else given
+        if one.dtype.scalar != of16.kind:
+            return extreme_of(self, given, *operators, **named)
+        found = extreme_of(self, self.to_tensor(of16.widened(one.handle), of16.wide_kind), *operators, **named)
+        value, *places = found if isinstance(found, tuple) else (found,)
+        kind = language.block_type(of16.kind, value.shape) if value.type.is_block() else of16.kind
+        value = language.tensor(of16.rounded(value.handle.data), kind)
+        return (value, *places) if places else value
+
+    def summed(self: Any, given: Any) -> Any:
+        if given.dtype.scalar != of16.kind:
+            return sum_of(self, given)
+        values = of16.widened(given.handle)
+        for axis in range(values.ndim) if self.axis is None else [self.axis]:
+            while values.shape[axis] > 1:
+                values = of16.widened(of16.rounded(sum(numpy.split(values, 2, axis))))
+        return self.to_tensor(of16.rounded(values.sum(self.axis, keepdims=self.keep_dims)).data, of16.kind)
+
+    def scanned(scan: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+        def applied(self: Any, given: Any) -> Any:
+            if given.dtype.scalar != of16.kind:
+                return scan(self, given)
+            values, step = numpy.moveaxis(of16.widened(given.handle), self.axis, 0), 1
+            while step < len(values):
+                values = numpy.concatenate((values[:step], of16.widened(of16.rounded(operator(values[step:], values[:-step])))))
+                step *= 2
+            return [self.to_tensor(numpy.ascontiguousarray(numpy.moveaxis(of16.rounded(values).data, 0, self.axis)), of16.kind)]
+
+        return applied
+
+    reduces.min_max, reduces.sum = extreme, summed
+    scans.cumsum, scans.cumprod = scanned(scans.cumsum, numpy.add), scanned(scans.cumprod, numpy.multiply)
 
 
 class _Driver:
