@@ -312,10 +312,9 @@ def gate(
         outputs.render(report) if report else note("PASS: nothing is measured, because no target depends on a changed file")
     elif mode is Mode.VERSIONS:
         outputs.render(_ab_run(*_pair(candidate, reference, files), request(), strictness, stored))
-    elif mode is Mode.BASELINE:
-        outputs.render(_new_processes(request(), strictness, stored))
     else:
-        outputs.render(_against_baseline(files or [], strictness, stored))
+        fresh = mode is Mode.BASELINE
+        outputs.render(_new_processes(request(), strictness, stored) if fresh else _against_baseline(files or [], strictness, stored))
 
 
 def _refuse(files: Sequence[object], mode: Mode) -> None:
