@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
@@ -133,7 +134,8 @@ def to_json(one: Timed) -> str:
 def read(records: Path) -> list[Timed | None]:
     """The shapes that were timed, by number; an incomplete last line of an interrupted start is cut off."""
     lines = records.read_text().split("\n") if records.exists() else [""]
-    records.write_text("".join(f"{line}\n" for line in lines[:-1]))
+    if lines[-1]:
+        os.truncate(records, records.stat().st_size - len(lines[-1].encode()))
     return [_from_json(json.loads(line)) for line in lines[:-1]]
 
 
@@ -191,7 +193,9 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
     missing = now.cells.keys() - lines.keys()  # `judge` takes their plans of now, which launches would not have
     kept = output is None and (found.gained <= 1 or bool(missing))
     if not kept:
-        out.write_text(written(card, code, {"cuda": lines}, f"{date.today()}: {len(every)} shapes, softmax in float32 and bfloat16"))
+        part = out.with_name(f"{out.name}.part")  # a launch that begins meanwhile reads the whole table
+        part.write_text(written(card, code, {"cuda": lines}, f"{date.today()}: {len(every)} shapes, softmax in float32 and bfloat16"))
+        part.replace(out)
     reason = f"it lacks {len(missing)} kinds of rows" if missing else "it gains nothing"
     why = f", not written, because {reason}: tune for longer, or keep the plans of now" if kept else ""
     print(f"{out}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
