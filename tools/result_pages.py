@@ -129,7 +129,7 @@ def other_dimensions() -> list[str]:
         measured_by(STRIDED),
         averages([STRIDED], ("torch", "compile", *OWN), BY_PASS),
         "The faster of `triton` and `cuda` beside the others:",
-        speedups(STRIDED, OWN, ("torch", "compile"), ("op", "direction")),
+        speedups(STRIDED, OWN, ("torch", "compile"), ("op",)),
     ]
 
 
@@ -286,16 +286,13 @@ def h200() -> str:
         "# Results on an H200",
         HEAD,
         "## The default sweep",
-        "Three of its 48 lengths, and six of its backends:",
+        "Three of its 48 lengths, and six of its backends. `softbench plot results/h200/sweep.csv` draws all of it.",
         measured_by("h200/sweep"),
         sweep("h200/sweep", ("copy", "torch", "compile", "liger", *OWN), SWEEP),
-        "`softbench plot results/h200/sweep.csv` draws all of it:",
-        "![Fraction of copy and bandwidth over N of the default sweep](../../results/h200/sweep.webp)",
         "## Frontier",
-        "Aligned, odd, short, long and few rows, beside other projects:",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], SHOWN_BACKENDS[1:], BY_PASS),
-        "`softbench show results/h200/frontier.csv` has each shape.",
+        "`softbench show results/h200/frontier.csv` has each shape, and\n"
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
         "with `--kind heatmap` it draws the second:",
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
@@ -314,8 +311,6 @@ def h200() -> str:
         "## Losses",
         measured_by("h200/losses", "h200/losses-torch"),
         averages(["h200/losses"], ("liger", "quack", *OWN), BY_M),
-        "`torch`, in `losses-torch`:",
-        averages(["h200/losses-torch"], ("torch",), BY_PASS),
         "## The loss of a linear layer",
         "Of 8192 tokens, 128256 words and 4096 hidden states; `fused` has the gradients of states and weight too, which are 1.04 GiB.",
         measured_by("h200/linear_cross_entropy"),
@@ -323,16 +318,11 @@ def h200() -> str:
         "## Masked softmax",
         measured_by(*MASKED),
         averages(MASKED, ("torch", "compile", *OWN), ("op", "direction")),
-        "## Judged cells",
-        f"{judged('h200/judged')} [The judge](../judge.md) describes the method.",
-        measured_by("h200/judged"),
-        "## All backends",
-        "[Backends](../backends.md#costs) says how to see their costs.",
-        measured_by("h200/strategies"),
-        "## The gallery",
-        "[Softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.png).\n"
-        "[README](../../README.md#results) has the table.",
-        measured_by("h200/gallery"),
+        "## Other runs",
+        f"{judged('h200/judged')} [The judge](../judge.md) describes the method.\n"
+        "[Backends](../backends.md#costs) says how to see the costs of all backends. It also has\n"
+        "[softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.png).",
+        measured_by("h200/judged", "h200/strategies", "h200/gallery"),
         "## Training steps",
         "Is any call slower inside `softbench.use()`? The gate's verdicts:",
         use_verdicts(),

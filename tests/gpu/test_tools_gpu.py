@@ -119,6 +119,17 @@ def test_sanitizers_report_no_error_in_any_tier(kernels, tool, function):
     assert fewer or set(found["large"]) >= stay
 
 
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer on PATH; it comes with the CUDA toolkit")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_sanitizers_report_no_error_over_other_dimensions(tool):
+    tests = Path(__file__).with_name("test_strided_gpu.py")
+    alone = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable]
+    command += ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", str(tests)]
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, timeout=850, check=False)
+    assert done.returncode == 0, "\n".join([done.stdout[:3000], done.stdout[-500:], done.stderr[-1500:]])
+
+
 @pytest.mark.alone  # ncu counts the bytes of the whole device
 @pytest.mark.skipif(shutil.which("ncu") is None, reason="no ncu on PATH; it comes with the CUDA toolkit")
 @pytest.mark.parametrize("cell", LARGE)
