@@ -138,7 +138,8 @@ def wrong_ones(op, direction):
 
 
 def graded(make, op, dtype, direction, *, device="cpu", shape=(66, 257), seed=1):
-    """The verdict of the check before timing."""
+    """The verdict of the check before timing, which follows a first call, as in a worker."""
     case = Case(*shape, dtype, Direction(direction), device, op)
-    given = registry.numerics(op).make(case, 0, torch.device(device))
-    return PreCheck(case, make(case), given, SimpleNamespace(name="user"), None).run(seed)
+    given, call = registry.numerics(op).make(case, 0, torch.device(device)), make(case)
+    call(*given)
+    return PreCheck(case, call, given, SimpleNamespace(name="user"), None).run(seed)

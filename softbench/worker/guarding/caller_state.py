@@ -35,11 +35,16 @@ SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 COLLECT_OTHERWISE = 11
 """Added to the first threshold of the garbage collector, so that a call which sets a usual one is noticed."""
 
+INDUCTORS_RECURSION = 2000
+"""What Inductor raises the limit of recursion to whenever it compiles, also in a later call (torch/_inductor/compile_fx.py)."""
+RECURSE_OTHERWISE = 11
+"""Added to a limit that Inductor leaves as it is, so that a call which sets a usual one is noticed."""
+
 BACKENDS = [
     getattr(torch._C, f"_get_{name}", None) for name in ("mkldnn_enabled", "nnpack_enabled", "flash_sdp_enabled", "math_sdp_enabled")
 ]
 """Functions of torch that tell whether a backend is enabled; None where a version has no such function."""
-OF_COMPILERS = (b"TORCHINDUCTOR_", b"TRITON_")
+OF_COMPILERS = (b"TORCHINDUCTOR_", b"_TORCHINDUCTOR_", b"TRITON_")
 """Variables that torch.compile sets when it compiles."""
 
 State = dict[str, Any]
@@ -211,9 +216,11 @@ def of(given: tuple[torch.Tensor, ...]) -> CallerState:
     _draw(given)  # a call that sets the seed of the call before is noticed too
     present = _read(SETTINGS)
     first, *others = present["the garbage collector's thresholds"]
+    recursion, *limits = _before_first_call.get("Python's limits", present["Python's limits"])
     wanted = {name: value for name, value in _before_first_call.items() if value != present[name]} | {
         "the garbage collector's state": not present["the garbage collector's state"],
         "the garbage collector's thresholds": (first + COLLECT_OTHERWISE, *others),
+        "Python's limits": (max(recursion, INDUCTORS_RECURSION) + RECURSE_OTHERWISE, *limits),
     }
     _write(wanted)
     return CallerState(given, _places(given), present | wanted, _generators(), {name: present[name] for name in wanted})

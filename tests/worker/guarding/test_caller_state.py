@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 from contextlib import suppress
 
 import pytest
@@ -70,3 +71,20 @@ def test_a_call_that_raises_leaves_the_collector_as_it_was():
     with suppress(ValueError):
         check()
     assert (gc.isenabled(), gc.get_threshold()) == (enabled, thresholds)
+
+
+def test_a_later_call_may_compile_and_must_not_change_the_limits():
+    x, compiled = torch.randn(8, 16), torch.compile(lambda x: torch.softmax(x, -1) * 2)
+    before = caller_state.of_first((x,))
+    compiled(x)
+    assert before.changed() == ""
+    before = caller_state.of((x,))
+    compiled(x[:5])
+    torch.compile(lambda x: torch.softmax(x, -1) * 3)(x)
+    assert before.changed() == ""
+    limit = sys.getrecursionlimit()
+    for other in (limit, 1000, 2000, 5000):
+        before = caller_state.of((x,))
+        sys.setrecursionlimit(other)
+        assert before.changed() == "changed Python's limits, which its caller uses"
+        assert sys.getrecursionlimit() == limit
