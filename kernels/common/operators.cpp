@@ -13,6 +13,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -332,32 +333,24 @@ Results results_of(const c10::OperatorHandle& op, const Stack& stack) {  // on t
 bool has_tangent(const IValue& argument) { return argument.isTensor() && argument.toTensor()._fw_grad(0).defined(); }
 bool requires_grad(const IValue& argument) { return argument.isTensor() && argument.toTensor().requires_grad(); }
 
-// The gradient of a forward. It calls the operator of the backward.
-struct Gradient : torch::autograd::Node {
+using Saved = std::array<Tensor, 4>;
+
+// What the gradient of a forward is made of, beside tensors. It calls the operator of the backward.
+struct Backward {
   int function;
-  std::array<SavedVariable, 4> saved;
   std::array<IValue, 6> options;  // the forward's arguments after its tensors
-  size_t tensors = 0, numbers = 0;  // of these
+  size_t tensors = 0, numbers = 0;  // of what is saved, of options
   Dtype dtype;                  // of the input if that of a row's result differs; of the sink
 
-  std::string name() const override {
-    constexpr const char* names[] = {"Softmax", "LogSoftmax", "CrossEntropy", "Logprob", "MaskedSoftmax"};
-    return std::string("Softbench") + names[function] + "Backward";
-  }
-  void release_variables() override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (SavedVariable& one : saved) one.reset_data();
-  }
-  variable_list apply(variable_list&& grads) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    variable_list results(num_outputs());
+  variable_list gradients(const variable_list& grads, const Saved& saved, size_t wanted) const {
+    variable_list results(wanted);
     const auto incoming = [&](size_t index) { return index < grads.size() && grads[index].defined() ? IValue(grads[index]) : IValue(); };
     if (incoming(0).isNone() && (function != LOGPROB || incoming(1).isNone())) return results;
     IValue arguments[MOST_ARGUMENTS];
     size_t count = 0;
     const auto add = [&](IValue one) { arguments[count++] = std::move(one); };
     const auto add_saved = [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) add(saved[i].unpack(getptr()));
+      for (size_t i = begin; i < end; ++i) add(saved[i]);
     };
     switch (function) {
       case CROSS_ENTROPY:
@@ -381,6 +374,54 @@ struct Gradient : torch::autograd::Node {
     Results made = call(FUNCTIONS + function, arguments, count);
     results[0] = std::move(made.tensors[0]);
     if (function == MASKED_SOFTMAX && dtype) results[1] = made.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);
+    return results;
+  }
+};
+
+// The node of a forward in the graph.
+struct Gradient : torch::autograd::Node, Backward {
+  std::array<SavedVariable, 4> saved;
+
+  std::string name() const override {
+    constexpr const char* names[] = {"Softmax", "LogSoftmax", "CrossEntropy", "Logprob", "MaskedSoftmax"};
+    return std::string("Softbench") + names[function] + "Backward";
+  }
+  void release_variables() override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (SavedVariable& one : saved) one.reset_data();
+  }
+  variable_list apply(variable_list&& grads) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Saved unpacked;
+    for (size_t i = 0; i < tensors; ++i) unpacked[i] = saved[i].unpack(getptr());
+    return gradients(grads, unpacked, num_outputs());
+  }
+
+  // What compiled autograd specializes on, and the tensors that it makes inputs of its graph.
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
+    args.collect(function);
+    args.collect(dtype);
+    for (size_t i = 0; i < numbers; ++i) args.collect(options[i], true);
+    for (size_t i = 0; i < tensors; ++i) args.collect(saved[i], true);
+  }
+  // Puts a call of `gradients` into the graph of compiled autograd.
+  variable_list apply_with_saved(const variable_list& grads, torch::dynamo::autograd::SwapSavedVariables& swap) override {
+    std::vector<IValue> arguments;
+    for (size_t i = 0; i < tensors; ++i) {
+      swap.before(saved[i]);
+      arguments.emplace_back(saved[i].unpack(getptr()));
+    }
+    const auto traced = [backward = static_cast<const Backward&>(*this), wanted = num_outputs()](const variable_list& incoming, const std::vector<IValue>& given) {
+      Saved tensors;
+      for (size_t i = 0; i < given.size(); ++i) tensors[i] = given[i].toTensor();
+      return backward.gradients(incoming, tensors, wanted);
+    };
+    using Metadata = std::vector<std::optional<torch::autograd::InputMetadata>>;
+    const auto metadata = torch::dynamo::autograd::IValuePacker<Metadata>::pack(torch::dynamo::autograd::get_input_metadata(next_edges()));
+    const auto& python = torch::dynamo::autograd::getPyCompilerInterface();
+    const std::string bound = python->bind_function(swap.get_py_compiler(), name(), traced, std::vector<at::TypePtr>(tensors, at::TensorType::get()), true, true);
+    variable_list results = python->call_function(swap.get_py_compiler(), "apply_functional", bound, grads, arguments, metadata);
+    for (size_t i = 0; i < tensors; ++i) swap.after(saved[i]);
     return results;
   }
 };

@@ -84,3 +84,14 @@ def test_graphs_capture_calls_that_need_a_workspace(built):
         for _ in range(2):
             graph.replay()
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_compiled_autograd_has_the_gradients_of_eager_forwards(built):
+    x, target = torch.randn(64, 1000, device="cuda"), torch.randint(1000, (64,), device="cuda")
+    weight = torch.randn(1000, 1000, device="cuda", requires_grad=True)
+    for function in (lambda x: kernels.log_softmax(x).square().sum(), lambda x: kernels.cross_entropy(x, target)):
+        expected, loss = torch.autograd.grad(function(x @ weight), weight), function(x @ weight)
+        with torch._dynamo.compiled_autograd._enable(torch.compile()):
+            loss.backward()
+        torch.testing.assert_close(weight.grad, *expected)
+        weight.grad = None

@@ -308,6 +308,40 @@ def test_compilers_and_checkpoints_see_the_operators(launched):
         made.backward()
 
 
+def test_compiled_autograd_has_the_gradients_of_eager_forwards(launched):
+    compiler = torch.compile(backend="aot_eager")
+    x, target, scores, sink = torch.randn(6, 11), TARGET.clamp(min=0), torch.randn(2, 3, 4, 8), torch.randn(3)
+    calls = (
+        (lambda x: kernels.softmax(x).square().sum(), x),
+        (lambda x: kernels.log_softmax(x.double()).square().sum(), x),  # not chosen
+        (lambda x: kernels.cross_entropy(x, target, label_smoothing=0.1, z_loss=0.01), x),
+        (lambda x: kernels.cross_entropy(x.tanh(), target, reduction="none").square().sum(), x),
+        (lambda x: sum(one.square().sum() for one in kernels.logprob(x, target)), x),
+        (lambda x: kernels.logprob(x, target)[1].square().sum(), x),
+        (lambda x: kernels.masked_softmax(x, causal=True).square().sum(), scores),
+        (lambda x, sink: kernels.masked_softmax(x, sink=sink).square().sum(), scores, sink),
+    )
+    torch._dynamo.reset()
+    for call, *inputs in calls:
+        for _ in range(2):  # the second graph is cached
+            given = [one.clone().requires_grad_() for one in inputs]
+            expected = torch.autograd.grad(call(*given), given)
+            loss = call(*given)
+            with torch._dynamo.compiled_autograd._enable(compiler):
+                loss.backward()
+            for one, gradient in zip(given, expected, strict=True):
+                torch.testing.assert_close(one.grad, gradient)
+    launched.calls.clear()
+    for scale in (0.5, 2.0):  # numbers are constants of a graph
+        given = scores.clone().requires_grad_()
+        loss = kernels.masked_softmax(given, causal=True, scale=scale).square().sum()
+        (expected,) = torch.autograd.grad(loss, given, retain_graph=True)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            loss.backward()
+        torch.testing.assert_close(given.grad, expected)
+    assert launched.calls == ["masked_softmax forward", "masked_softmax backward", "masked_softmax backward"] * 2
+
+
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """An empty cache, and nothing loaded."""
