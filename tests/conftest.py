@@ -79,8 +79,18 @@ SLOW_FILES = (
     "run/test_check.py",
     "cli/test_judge.py",
     "run/test_queue.py",
+    "gpu/test_checks_gpu.py",
+    "gpu/test_invariant_gpu.py",
+    "gpu/test_operations_gpu.py",
+    "gpu/test_inspect_gpu.py",
+    "gpu/test_tools_gpu.py",
+    "gpu/test_triton_operator_gpu.py",
+    "gpu/test_operators_gpu.py",
+    "gpu/test_scaled_softmax_gpu.py",
+    "gpu/test_triton_operator_compiled_gpu.py",
+    "gpu/test_triton_losses_gpu.py",
 )
-"""The files whose tests take longest, about in the order of their time."""
+"""The files whose tests take longest, about in the order of their time; those of a GPU last."""
 SEARCHED: list[str] = []
 """The folders where Python searches for modules, as they are when all tests are collected."""
 

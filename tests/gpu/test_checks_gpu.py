@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from sampled import with_dtypes
 from wrongs import ARITHMETIC, HABITS, PLUGINS
 
 from softbench.ops.rowwise import OVER_INT32
@@ -14,40 +15,48 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 LARGE = f"shape {OVER_INT32}"
 
 
-def findings(cli, backends, direction, pattern):
-    done = cli("check", "--backends", backends, "--direction", direction, "--case", pattern, "--json", "-", timeout=580)
+def findings(cli, backends, direction, pattern, dtypes="fp32,bf16,fp16"):
+    given = ("--backends", backends, "--direction", direction, "--dtype", dtypes, "--case", pattern)
+    done = cli("check", *given, "--json", "-", timeout=580)
     found = json.loads(done.stdout)["findings"]
     assert done.returncode == 0, done.stderr
     assert all(finding["worst"] <= 1 for finding in found if finding["verdict"] == "pass")
     return found
 
 
-ROWS = "it takes (M, N) rows only"
-REASONS = {
-    "triton-row": {ROWS, "it takes at least one row, of 1 to 131072 elements"},
-    "triton-tile": {ROWS, "it takes no tensors without elements"},
-}
-"""Why backends may skip check cases."""
-
-
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("backend", ["cuda", "triton", *REASONS])
-def test_our_kernels_pass_every_check_case(cli, backend, direction):
-    found = findings(cli, backend, direction, f"!{LARGE}")
-    assert {finding["verdict"] for finding in found} <= {"pass", "skipped"}
-    assert {finding["reason"] for finding in found if finding["verdict"] == "skipped"} == REASONS.get(backend, set())
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_our_kernels_pass_every_check_case(cli, backend, dtype, direction):
+    assert {finding["verdict"] for finding in findings(cli, backend, direction, f"!{LARGE}", dtype)} == {"pass"}
 
 
-GALLERY = ("eager", "compiled", "gluon", "cute", "cutile", "tilelang", "helion", "numba", "cupy", "cuda-row", "cuda-online")
+STRATEGIES = (
+    "triton-row",
+    "triton-tile",
+    "eager",
+    "compiled",
+    "gluon",
+    "cute",
+    "cutile",
+    "tilelang",
+    "helion",
+    "numba",
+    "cupy",
+    "cuda-row",
+    "cuda-online",
+)
 
 
-@pytest.mark.parametrize("backend", GALLERY)
-def test_strategies_of_the_gallery_pass(cli, backend):
+@with_dtypes("backend", STRATEGIES)
+def test_strategies_of_the_gallery_pass(cli, backend, dtype):
+    """They take rows only, and some of them not all lengths."""
     (info,) = json.loads(cli("list", backend, "--json", "-").stdout)["backends"]
     if info["state"] != "available":
         pytest.skip(info["reason"])
-    found = findings(cli, backend, "forward,backward", f"!{LARGE}")
+    found = findings(cli, backend, "forward,backward", f"!{LARGE}", dtype)
     assert {finding["verdict"] for finding in found} == {"pass", "skipped"}
+    assert "shape 128x1024" in {finding["item"] for finding in found if finding["verdict"] == "pass"}
 
 
 @pytest.mark.alone  # needs 52 GB at once

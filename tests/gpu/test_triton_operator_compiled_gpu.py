@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.utils.cpp_extension
 from operators import LOG_PAIRS, LONG, OPS, PAIRS, TOLERANCE, both, close, gradient, randn, run_and_differentiate
+from sampled import sampled
 from softbench.kernels.common.cuda_toolkit import cuda_home
 from softbench.kernels.triton import log_softmax, softmax, traceable, user_defined
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -77,10 +78,13 @@ def test_a_compiled_graph_launches_one_kernel_and_copies_nothing(N):
 TRACED = [(M, N) for N in (1, 8, 64, 100, 197, 781, 1000, 2048, 4096, 5003, 8192, 9216) for M in (1, 37, 4096 if N > 1000 else 40_000)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_traced_kernels_agree_with_torch(dtype):
+@pytest.mark.parametrize(("part", "dtype"), enumerate([torch.float32, torch.bfloat16, torch.float16]))
+def test_traced_kernels_agree_with_torch(part, dtype):
+    """Each length of rows with each dtype, and with another number of rows in each."""
     forward, backward = PAIRS["triton_op"]
-    for M, N in TRACED:  # the larger ones keep their inputs in L2
+    for number, (M, N) in enumerate(TRACED):  # the larger ones keep their inputs in L2
+        if (number + number // 3) % 3 != part:
+            continue
         torch._dynamo.reset()
         x, dy = randn(M, N, dtype=dtype), randn(M, N, dtype=dtype)
         y = torch.compile(lambda x: forward(x, -1), fullgraph=True, dynamic=False)(x)
@@ -179,8 +183,10 @@ def packaged(module, given, folder, shapes=None):
     return torch._inductor.aoti_load_package(path)
 
 
-@pytest.mark.parametrize("N", [300, 5003, LONG, 70_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+PACKAGED = [(N, dtype) for N in (300, 5003, LONG, 70_000) for dtype in (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("N", "dtype"), sampled(PACKAGED, lambda *one: PACKAGED.index(one) % 4 in (0, 3)))
 def test_aotinductors_package_gives_the_same_result(N, dtype, tmp_path, toolkit):
     x, dy = randn(37, N, dtype=dtype), randn(37, N, dtype=dtype)
     y = softmax(x)
