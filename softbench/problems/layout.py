@@ -340,15 +340,21 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
             if type(leaf).__module__.startswith("numpy"):
                 raise UsageError(f"inputs returns {type(leaf).__name__} at {keystr(path)}; give a tensor")
         versions = [tensor._version for tensor in tensors]
+        before = [tensor.clone() for tensor in tensors] if problem.recorded else []  # a kernel of another language counts no version
         args, named = tree_unflatten([leaf for _, leaf in paths], given)
         counter = FlopCounterMode(display=False)
         with counter, torch.no_grad():
             out = reference(*args, **named)
-        in_place = tuple(place for place, (tensor, version) in enumerate(zip(tensors, versions, strict=True)) if tensor._version != version)
+        written = {place for place, version in enumerate(versions) if tensors[place]._version != version}
+        written |= {place for place, kept in enumerate(before) if not _equal_bits(kept, tensors[place])}
+        in_place = tuple(sorted(written))
         out_paths, returned = tree_flatten_with_path(out)
         kinds = tuple(_kind(leaf, [tensors[place] for place in in_place]) for _, leaf in out_paths)
         results = [(path, leaf) for (path, leaf), kind in zip(out_paths, kinds, strict=True) if kind in (TENSOR, NUMBER)]
         outputs = _output_names([path for path, _ in results], inputs)
+        for name, (_, leaf) in zip(outputs, results, strict=True):
+            if problem.recorded and any(_in_memory(leaf, tensor) for tensor in tensors):
+                raise UsageError(f"returns its input's memory as {name}; leave it out, as in MODULE:lambda x: FUNCTION(x)[0]")
         changed = tuple(f"{inputs[place]}_after" for place in in_place)
         if not outputs + changed:
             raise UsageError("the reference returns no tensor and changes none of its inputs")
@@ -370,6 +376,15 @@ def _kind(leaf: object, changed: Sequence[torch.Tensor]) -> object:
     if isinstance(leaf, bool | int | float):
         return NUMBER
     raise UsageError(f"the reference returns {type(leaf).__name__}; give tensors or numbers")
+
+
+def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(*(tensor.detach().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
+def _in_memory(leaf: Any, given: torch.Tensor) -> bool:
+    """True for a view of the tensor."""
+    return isinstance(leaf, torch.Tensor) and bool(leaf.numel()) and leaf.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
 
 
 def _number(leaf: Any, device: torch.device) -> torch.Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +33,8 @@ TRACES = ".txt"
 """The suffix of BackendBench's files of traces."""
 BASELINES = PluginSource("entry point", REFERENCE, "softbench.problems.baselines:backends", "softbench")
 """Where the reference of a problem and torch.compile of it come from."""
+READERS = min(4, os.cpu_count() or 1)
+"""Files of different places that are read at the same time."""
 Cases = Sequence[Mapping[str, Value]]
 """Values of a problem's parameters, each a case."""
 
@@ -95,24 +98,27 @@ def read_in(
     as by another default dtype. `pythons` are the interpreters of the session that follows, and `threads` is as of that.
     """
     found: dict[Path, Operation | UsageError] = {}
+    groups = [[(file, cases) for file, (_, cases) in group] for _, group in groupby(files.items(), key=lambda one: one[1][0])]
     pool = opened(threads=threads, pythons=pythons)
+    begun: list[tuple[Worker, LoadOperation]] = []
     try:
-        worker: Worker | None = None
-        before = ""
-        for file, (place, cases) in files.items():
-            if worker and place != before:
-                pool.discard(worker)
-                worker = None
-            before = place
-            worker = worker or pool.spawn("operation", python=python)
-            try:
-                found[file] = registry.declared(_asked(pool, worker, str(file), "", seconds, cases))
-            except UsageError as error:
-                found[file] = error
-                pool.discard(worker)  # the next file gets another one, as the error may have cost this one its device
-                worker = None
-        if worker:
-            pool.discard(worker)
+        for number, group in enumerate(groups):
+            for (first, first_cases), *_ in groups[len(begun) : number + READERS]:  # their imports take seconds
+                worker, request = pool.spawn("operation", python=python), _request(first, first_cases)
+                pool.send_ahead(worker, request)
+                begun.append((worker, request))
+            reader: Worker | None = begun[number][0]
+            for file, cases in group:
+                reader = reader or pool.spawn("operation", python=python)
+                request = begun[number][1] if file == group[0][0] else _request(file, cases)
+                try:
+                    found[file] = registry.declared(_asked(pool, reader, request, str(file), "", seconds))
+                except UsageError as error:
+                    found[file] = error
+                    pool.discard(reader)  # the next file gets another one, as the error may have cost this one its device
+                    reader = None
+            if reader:
+                pool.discard(reader)
     except BaseException:
         pool.close(gently=False)
         raise
@@ -287,20 +293,23 @@ def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> 
         raise UsageError(f"{at} {file}: no such file")
     worker = pool.spawn("operation")
     try:
-        return _asked(pool, worker, file, at, seconds, cases)
+        return _asked(pool, worker, _request(Path(file), cases), file, at, seconds)
     finally:
         pool.discard(worker)
 
 
-def _asked(pool: Pool, worker: Worker, file: str, at: str, seconds: float, cases: Cases) -> str:
+def _request(file: Path, cases: Cases) -> LoadOperation:
+    return LoadOperation(str(file.resolve()), tuple(map(dict, cases)))
+
+
+def _asked(pool: Pool, worker: Worker, request: LoadOperation, file: str, at: str, seconds: float) -> str:
     """Have a worker read a file, and make its operation known here; returns its name. Raises UsageError."""
-    path = Path(file)
-    reply = pool.ask(worker, LoadOperation(str(path.resolve()), tuple(map(dict, cases))), seconds, "import")
+    reply = pool.ask(worker, request, seconds, "import")
     if isinstance(reply, Failure | Lost):
         raise UsageError(f"{at} {file}: {reply.reason}")
     try:
         operation = from_json(reply.operation)
-        registry.add(operation, str(path.resolve()), layouts=reply.layouts)
+        registry.add(operation, request.file, layouts=reply.layouts)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{at} {file}: {error if isinstance(error, ValueError) else INVALID_REPLY}") from None
     return operation.name

@@ -92,6 +92,23 @@ def test_a_benchmark_of_another_suite_can_be_named(gate, tmp_path, function):
     assert len(verdicts) == (2 if "Time" in function else 1), "asv's params are cases"
 
 
+@pytest.mark.parametrize("returned", ["x * 2, x[:2]", "x.t()"])
+def test_a_view_of_an_input_is_refused_before_anything_is_measured(gate, returned):
+    code, verdicts, err = gate(f"def scale(x):\n    return {returned}\n", "--reference-env", "new")
+    assert (code, verdicts) == (2, [])
+    assert "toy:scale in new: returns its input's memory as y" in err.splitlines()[-1]
+
+
+def test_a_kernel_that_writes_its_input_unknown_to_torch_is_in_place(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text("def negate(x):\n    x.numpy()[:] *= -1\n    return x\n")
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "negate.target"
+    known = {"name": "negate", "function": "toy.py:negate", "inputs": "x[M,N]", "tolerance": None, "recorder": "base"}
+    file.write_text(json.dumps({**known, "dtypes": ["fp32"]}))
+    (case,) = declared(TargetValues(Target(file)), [{"M": 4, "N": 8}]).cases.values()
+    assert case.call.outputs == ("x_after",)
+
+
 def test_a_function_without_inputs_says_what_it_takes(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(OLD)
     monkeypatch.chdir(tmp_path)
@@ -102,7 +119,7 @@ def test_a_function_without_inputs_says_what_it_takes(tmp_path, monkeypatch):
 
 
 def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monkeypatch):
-    (tmp_path / "toy.py").write_text("def half(x):\n    assert x.dtype.itemsize == 2\n    return x\n")
+    (tmp_path / "toy.py").write_text("def half(x):\n    assert x.dtype.itemsize == 2\n    return x + 1\n")
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "half.target"
     known = {"name": "half", "function": "toy.py:half", "inputs": "x[M,N]", "tolerance": None, "recorder": "base"}
@@ -119,13 +136,13 @@ def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monke
 def test_targets_of_two_modules_share_no_reader(tmp_path, monkeypatch):
     """A module may change its whole process, as by another default dtype."""
     readers, read = iter("abc"), []
-    pool = SimpleNamespace(spawn=lambda role, python: next(readers), discard=read.append)
+    pool = SimpleNamespace(spawn=lambda role, python: next(readers), send_ahead=lambda *_: None, discard=read.append)
     monkeypatch.setattr(operations, "opened", lambda **given: pool)
     monkeypatch.setattr(operations, "keep", lambda pool: None)
     monkeypatch.setattr(operations, "_asked", lambda pool, worker, *rest: read.append(worker) or "softmax")
     files = {tmp_path / f"{place}{number}": (place, ()) for place in ("wide", "plain") for number in range(2)}
     operations.read_in("python", files, ["python"])
-    assert "".join(read) == "aaabbb", "each is asked twice and discarded"
+    assert "".join(read) == "aaabbb", "each is asked twice, in the order of the files, and discarded"
 
 
 def test_an_added_parameter_with_a_default_changes_no_call():
