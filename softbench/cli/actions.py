@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from softbench.run.fleet.fleet import How
     from softbench.run.request import RunRequest
 
+TO_STDOUT = ("--json", "--csv")
+"""Flags whose - is stdout."""
+
 
 def note(text: str, *, error: bool = False) -> None:
     """Print a note on stderr, without control sequences: it may quote a file. With `--quiet` only errors are printed."""
@@ -215,14 +218,27 @@ def reject_input(file: Path, flag: str) -> None:
         raise UsageError(f"{flag} {file}: another argument of this command is that file, or its results; name another one")
 
 
+def reject_two_for_stdout(flags: Sequence[str]) -> None:
+    """Raise UsageError if more than one flag asks for stdout."""
+    if len(flags) > 1:
+        raise UsageError(f"{' and '.join(flags)}: only one of them can have stdout; give a file instead of -")
+
+
+def reject_stdout(file: Path, flag: str) -> None:
+    """Raise UsageError if the file is -, which would be a file of that name."""
+    if str(file) == "-":
+        raise UsageError(f"{flag} -: only {' and '.join(TO_STDOUT)} write to stdout; give a file")
+
+
 def try_file(file: Path | None, *, flag: str = "--json") -> None:
     """Check before any work that the requested file can be written.
 
     Raises:
-        UsageError: it cannot be written, or the command reads it.
+        UsageError: it cannot be written, or the command reads it, or it is -, and this flag has no stdout.
     """
-    if file is None or str(file) == "-":
+    if file is None or (str(file) == "-" and flag in TO_STDOUT):
         return
+    reject_stdout(file, flag)
     reject_input(file, flag)
     place = file.resolve()
     if file.is_fifo():  # opening it waits for a reader, and closing it ends what the reader gets

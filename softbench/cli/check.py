@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from softbench.cli import options, verbosity
-from softbench.cli.actions import end, interruptible, note, try_file, write_text, wrote_to_stdout
+from softbench.cli.actions import end, interruptible, note, printed, reject_two_for_stdout, try_file, write_text, wrote_to_stdout
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, RUN_EPILOG, PanelCommand
 from softbench.core.case import OPERATION
@@ -58,7 +58,7 @@ Invariance = Annotated[
 ]
 Quick = Annotated[bool, option(WHAT, "With --invariance: 4 lengths and 8 numbers of rows, not 12 and 64.", "--quick", default=False)]
 Json = Annotated[Path | None, option(OUTPUT, "Write the findings as JSON; - is stdout, without the table.", metavar="FILE|-")]
-Csv = Annotated[Path | None, option(OUTPUT, "Write the findings as CSV.", metavar="FILE")]
+Csv = Annotated[Path | None, option(OUTPUT, "Write the findings as CSV; - is stdout, without the table.", metavar="FILE|-")]
 Junit = Annotated[Path | None, option(OUTPUT, "Write the findings as JUnit XML.", metavar="FILE")]
 Long = Annotated[
     bool,
@@ -106,6 +106,7 @@ def check(
     verbosity.choose(quiet=quiet, verbose=long)
     parameters = given.pop("set")
     flags = from_flags(given)
+    reject_two_for_stdout([flag for flag, file in (("--csv -", csv), ("--json -", json)) if str(file) == "-"])
     try_file(json)
     try_file(csv, flag="--csv")
     try_file(junit, flag="--junit")
@@ -116,7 +117,7 @@ def check(
     if csv is not None or junit is not None:
         from softbench.report import check_report
 
-        if csv is not None:
+        if csv is not None and str(csv) != "-":
             write_text(csv, check_report.csv(report), "--csv")
         if junit is not None:
             write_text(junit, check_report.junit(report), "--junit")
@@ -124,19 +125,21 @@ def check(
         wrote_to_stdout(report.document, json)
     # The same signal may have ended the program behind a pipe, or the terminal.
     with suppress(OSError) if report.interrupted else nullcontext():
-        _report(report, json, long=long)
+        _report(report, csv, json, long=long)
     if report.interrupted:
         end(report.exit_code, f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part")
     raise typer.Exit(report.exit_code)
 
 
-def _report(report: CheckReport, json: Path | None, *, long: bool) -> None:
+def _report(report: CheckReport, csv: Path | None, json: Path | None, *, long: bool) -> None:
     from softbench.cli import output
     from softbench.report import check_report
     from softbench.run.check import FAILED
 
     if str(json) == "-":
         wrote_to_stdout(report.document, json)
+    elif str(csv) == "-":
+        printed(check_report.csv(report), csv, "--csv")
     elif not verbosity.quiet():
         shown = check_report.invariance if report.invariance else check_report.table
         table = (check_report.lines if long else shown)(report.findings)

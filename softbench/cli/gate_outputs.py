@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 from softbench.cli import verbosity
-from softbench.cli.actions import note, try_file, write_text, wrote_to_stdout
+from softbench.cli.actions import note, reject_stdout, try_file, write_text, wrote_to_stdout
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.text import printable
 
@@ -45,6 +45,8 @@ class Outputs:
 
         try_file(self.json)
         for flag, file in (("--markdown", self.markdown), ("--junit", self.junit), ("--plot", self.plot)):
+            if file is not None:
+                reject_stdout(file, flag)
             if file is not None and (not file.parent.is_dir() or file.is_dir()):
                 raise UsageError(f"{flag} {file}: cannot be written: {'is a folder' if file.is_dir() else 'no such folder'}")
         if self.plot is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from softbench.cli import completion, options
-from softbench.cli.actions import note, printed, read, results_file, wrote_to_stdout
+from softbench.cli.actions import note, printed, read, reject_two_for_stdout, results_file, wrote_to_stdout
 from softbench.cli.options import ResultsFile
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
@@ -149,7 +149,7 @@ def show(
 
     to_stdout = [flag for flag, file in (("--csv -", csv), ("--json -", json)) if str(file) == "-"]
     tables = [flag for flag, given in (("--long", long), ("--costs", costs), ("--markdown", markdown)) if given]
-    _reject_two_for_stdout([*to_stdout, *(tables if to_stdout else [])])
+    reject_two_for_stdout([*to_stdout, *(tables if to_stdout else [])])
     if long and costs:
         raise UsageError("show: --long and --costs are two tables; give one of them")
     file = results_file(file)
@@ -189,11 +189,6 @@ def _selected(
 def joined(values: list[str] | None) -> str:
     """The values of an option that was given several times, as one list with commas."""
     return ",".join(values or ())
-
-
-def _reject_two_for_stdout(flags: Sequence[str]) -> None:
-    if len(flags) > 1:
-        raise UsageError(f"{' and '.join(flags)}: only one of them can have stdout; give a file instead of -")
 
 
 def _values(row: Row) -> dict[str, object]:
@@ -311,7 +306,7 @@ def compare(
     from softbench.results.compare import ORDERS, READS, Tally, TwoFiles
 
     _reject_two_stdins((a, b))
-    _reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
+    reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
     _reject_invalid(sort, threshold)
     least, margin = (0.0, MARGIN) if threshold is None else (threshold / 100, threshold / 100)
     a, b = results_file(a), results_file(b)

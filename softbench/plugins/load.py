@@ -31,6 +31,8 @@ from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSo
 
 PROBLEMS = (("Model", "get_inputs"), ("inputs", "reference"), ("OPERATION",))
 """What a problem's or an operation's file has."""
+SOLUTIONS = {"ModelNew": "kernelbench:PROBLEM.py", "custom_kernel": "kernelbot:FOLDER", "solution": "PROBLEM.py"}
+"""The name that only a problem's solution has, with the problem as `--problem` takes it."""
 LIBRARY = "CudaLibrary"
 """The class of what `softbench.build` returns. This package does not import its module."""
 METHODS = ("available", "supports", "prepare")
@@ -94,6 +96,9 @@ def _nothing(module: ModuleType, solutions: Mapping[str, str]) -> str:
     for names in PROBLEMS:
         if set(names) <= {*own, *vars(module)}:
             return f"it is a problem, as it has {' and '.join(f'`{name}`' for name in names)}: give it with --problem, and a solution here"
+    for name, problem in SOLUTIONS.items():
+        if name in own and name not in solutions.values():
+            return f"it is a solution, as it has `{name}`: give its problem, too, with --problem {problem}"
     functions = tuple(dict.fromkeys((*solutions.values(), *solutions))) or (OPERATION,)
     close = next((f"; rename `{one}`, which is close" for name in functions for one in get_close_matches(name, own, n=1)), "")
     shown = " or ".join(f"`{name}`" for name in functions[:LISTED])

@@ -13,6 +13,7 @@ from softbench.ops import registry, user_file
 from softbench.ops.declaration import validate
 from softbench.ops.operation import Operation, TensorSpec
 from softbench.ops.parameters import MAX_WHOLE, Parameter
+from softbench.plugins.load import SOLUTIONS
 from softbench.problems.backendbench import BackendBench
 from softbench.problems.flashinfer import FlashInfer
 from softbench.problems.kernelbench import KernelBench
@@ -24,7 +25,7 @@ from softbench.problems.values import Cases, ProblemValues
 
 KERNELBENCH = ("Model", "get_inputs")
 """What each problem of KernelBench defines."""
-SOLUTIONS = ("ModelNew", "custom_kernel", "solution", "backend", "backends")
+PLUGINS = (*SOLUTIONS, "backend", "backends")
 """What a plugin's file may have, beside the names of operations."""
 
 
@@ -85,7 +86,7 @@ def problem_of(module: ModuleType, stem: str) -> Problem:
         return KernelBench(module, stem)
     if hasattr(module, "inputs") or hasattr(module, "reference"):
         return PythonFile(module, stem)
-    if is_a := next((name for name in (*SOLUTIONS, *registry.NAMES) if hasattr(module, name)), ""):
+    if is_a := next((name for name in (*PLUGINS, *registry.NAMES) if hasattr(module, name)), ""):
         raise UsageError(f"is a plugin, as it has `{is_a}`: give it with --plugin, or as kernelbench:PROBLEM.py,{stem}.py")
     if len(missing) < len(KERNELBENCH):
         raise UsageError(f"lacks {missing[0]}: a problem of KernelBench defines {' and '.join(KERNELBENCH)}")

@@ -164,6 +164,10 @@ def test_a_solution_that_compiles_at_its_import_is_imported_by_its_build(tmp_pat
 @pytest.mark.parametrize(
     ("text", "why"),
     [
+        (
+            "def custom_kernel(data):\n    return data\n",
+            "it is a solution, as it has `custom_kernel`: give its problem, too, with --problem kernelbot:FOLDER",
+        ),
         ("class ModelNou:\n    pass\n", "no function `ModelNew` or `problem[0-9]+`; rename `ModelNou`, which is close"),
         (LINEAR, "it is a problem, as it has `Model` and `get_inputs`: give it with --problem, and a solution here"),
     ],
