@@ -276,7 +276,8 @@ template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* work
     else if (p && !plan_fits(t, N, chosen)) return cudaErrorInvalidValue;
     Launcher launcher = {stream, static_cast<Workspace*>(workspace), workspace_bytes, t.M * N * int64_t(sizeof(typename Op::Element))};
     const int64_t read_bytes = t.M * N * Op::READS * int64_t(sizeof(typename Op::Element));
-    const bool hopper = device().major == 9 && device().clusters(), leave_first = hopper && leaves_first<Op>(chosen, t.M, read_bytes);
+    const Device& d = device();
+    const bool hopper = d.major == 9 && d.clusters(), leave_first = hopper && leaves_first<Op>(chosen, t.M, read_bytes);
     const bool with_policy = leave_first || (hopper && read_bytes >= KEEP_IN_L2_BYTES);
     if (!(with_policy ? dispatch<Op, true>(t, N, chosen, launcher, leave_first) : dispatch<Op, false>(t, N, chosen, launcher, false)))
         return cudaErrorInvalidValue;

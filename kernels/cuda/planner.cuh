@@ -177,10 +177,11 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
     int current = 0;
     cudaGetDevice(&current);
     const std::vector<Cell>& all = cells(current);
+    const int64_t sms = device().sms;  // each look asks the driver
     for (const int kind : {kind_of(PASS<Op>, SIZE, bytes, aligned), kind_of(PASS<Op>, SIZE, bytes, SIZE), kind_of(LAST, SIZE, bytes, aligned), kind_of(LAST, SIZE, bytes, SIZE)}) {
         const auto low = std::lower_bound(all.begin(), all.end(), kind, [](const Cell& c, int k) { return c.kind < k; });
         const auto high = std::upper_bound(low, all.end(), kind, [](int k, const Cell& c) { return k < c.kind; });
-        auto up = std::find_if(low, high, [&](const Cell& c) { return bytes <= c.bytes && read <= (int64_t(c.kib) << 10) * device().sms; });
+        auto up = std::find_if(low, high, [&](const Cell& c) { return bytes <= c.bytes && read <= (int64_t(c.kib) << 10) * sms; });
         for (auto down = up; up != high || down != low;) {
             if (up != high)
                 if (const Plan p = make_plan(t, N, l, up++->family); p.tier != AUTO && plan_fits(t, N, p)) return p;
