@@ -161,11 +161,18 @@ def _report(report: CheckReport, csv: Path | None, json: Path | None, *, long: b
 
 
 def _first(repeats: Sequence[tuple[Finding, str]]) -> list[tuple[Finding, str]]:
-    """The first TOLD of a backend's findings; before a second one of a direction and dtype, one of each of the others."""
-    seen: Counter[tuple[str, str]] = Counter()
-    ranked = []
-    for number, (finding, _) in enumerate(repeats):
-        kind = (finding.direction, finding.dtype)
-        ranked.append((seen[kind], number))
-        seen[kind] += 1
-    return [repeats[number] for number in sorted(number for _, number in sorted(ranked)[:TOLD])]
+    """TOLD of a backend's findings: of other reasons first, then of other verdicts, directions and dtypes, then the first ones."""
+    rest, reasons, kinds = list(enumerate(repeats)), Counter[str](), Counter[tuple[str, str, str]]()
+
+    def told_before(one: tuple[int, tuple[Finding, str]]) -> tuple[int, int]:
+        finding = one[1][0]
+        return reasons[finding.reason], kinds[finding.verdict, finding.direction, finding.dtype]
+
+    told: list[tuple[int, tuple[Finding, str]]] = []
+    while rest and len(told) < TOLD:
+        told.append(min(rest, key=told_before))
+        rest.remove(told[-1])
+        finding = told[-1][1][0]
+        reasons[finding.reason] += 1
+        kinds[finding.verdict, finding.direction, finding.dtype] += 1
+    return [pair for _, pair in sorted(told, key=lambda one: one[0])]

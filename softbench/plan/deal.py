@@ -36,7 +36,7 @@ def parse_shard(text: str, flag: str = "--shard") -> Shard:
     """
     found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", text.strip(), re.ASCII)
     if not found or not 1 <= int(found[1]) <= int(found[2]) <= MOST:
-        raise UsageError(f"{flag} '{text}': write the number of the shard and how many there are, from 1/{MOST} on, as in 2/8")
+        raise UsageError(f"{flag} '{text}': write the number of the shard and how many there are, at most {MOST}, as in 2/8")
     return Shard(int(found[1]), int(found[2]))
 
 

@@ -90,7 +90,7 @@ class Sweep:
         for text, dim in product(dict.fromkeys(shapes), self.dim):
             dimensions, own = text.count("x") + 1, AT_DIM in text
             if not own and not -dimensions <= dim < dimensions:
-                raise UsageError(f"dim {dim}: {text} has the dimensions 0 to {dimensions - 1}, or -{dimensions} to -1")
+                raise UsageError(f"--dim {dim}: {text} has the dimensions 0 to {dimensions - 1}, or -{dimensions} to -1")
             found = shape_of(text if own else f"{text}{AT_DIM}{dim % dimensions}")
             yield found.rows, found.columns, "" if found.plain else str(found)
 

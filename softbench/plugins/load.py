@@ -23,7 +23,7 @@ from typing import Any, Protocol, cast
 
 from softbench.core.case import NAME, OPERATION, Case, Direction
 from softbench.core.errors import UsageError
-from softbench.core.text import LISTED, one_line
+from softbench.core.text import LISTED, did_you_mean, one_line
 from softbench.plugins import targets
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.backendbench_solutions import files_of, solutions as of_backendbench
@@ -344,7 +344,9 @@ def given_function(module: ModuleType, function: str, name: str, operations: Seq
     try:
         found = attrgetter(function)(module)
     except AttributeError:
-        raise UsageError(f"has no function {function}") from None
+        near = [name for name, one in vars(module).items() if callable(one) and _defined_in(one, module)]
+        close = did_you_mean(function, near).strip()
+        raise UsageError(f"has no function {function}" + (f"; {close}" if close else "")) from None
     if not callable(found) or isinstance(found, type):
         raise UsageError(f"{function} is no function, but of {type(found).__name__}")
     return GivenFunction(name, found, operations, module, _objection(module) if own else None)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -100,9 +101,11 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
     except OSError as error:
         raise UsageError(f"{at} {path}: {error.strerror}") from None
     if not there:
-        other = place.parent / f"{place.name}.py"
-        what = "is a folder; name a Python file in it" if place.is_dir() else "no such file"
-        raise UsageError(f"{at} {path}: {what}{f'; did you mean {other}?' if other.is_file() else ''}")
+        if place.is_dir():
+            raise UsageError(f"{at} {path}: is a folder; name a Python file in it")
+        beside = [one.name for one in place.parent.glob("*.py")]
+        close = [f"{place.name}.py"] if f"{place.name}.py" in beside else get_close_matches(place.name, beside, n=1)
+        raise UsageError(f"{at} {path}: no such file" + "".join(f"; did you mean {place.parent / name}?" for name in close))
     python = json.loads(place.read_text("utf-8"))["python"] if place.suffix == ".targets" else ""  # softbench itself writes these
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function, python)
 

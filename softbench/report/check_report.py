@@ -36,22 +36,32 @@ STYLES = {"low-precision": "yellow", "tolerance": "yellow", "wrong": "bold red",
 
 
 def table(findings: Sequence[Finding]) -> RenderableType:
-    """A table per direction with a row per check case, a column per backend and a sign per dtype; below it counts and reasons."""
+    """A table per direction with a row per check case, a column per backend and a sign per dtype; below it counts and reasons.
+
+    A case that is skipped throughout has no row: the reason below the tables has it.
+    """
     parts: list[RenderableType] = []
+    skipped = 0
     names = list(dict.fromkeys(finding.backend for finding in findings))
     dtypes = list(dict.fromkeys(finding.dtype for finding in findings))
     for direction in dict.fromkeys(finding.direction for finding in findings):
         section = [finding for finding in findings if finding.direction == direction]
         by_cell = {(finding.item, finding.backend, finding.dtype): finding for finding in section}
+        items = dict.fromkeys(finding.item for finding in section if finding.verdict != SKIPPED)
+        skipped += len({finding.item for finding in section}) - len(items)
+        if not items:
+            continue
         grid = rich_tables.table(("case", *names))
         for column in grid.columns[1:]:
             column.justify = "center"
-        for item in dict.fromkeys(finding.item for finding in section):
+        for item in items:
             grid.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
         parts += [Text(f"{section[0].of_pass}: {', '.join(dtypes)}", style="bold"), grid, Text()]
     found = {finding.verdict for finding in findings}
     shown = grouped((verdict for verdict in SIGNS if verdict in found or verdict not in OF_PROBLEMS), SIGNS.__getitem__)
     legend = "; ".join(f"{sign} {' or '.join(verdicts)}" for sign, verdicts in shown.items())
+    if skipped:
+        legend += f"; not shown: {count(skipped, 'row')} of - alone"
     return Group(*parts, Text(legend, style="dim"), *_counts(findings, names), *_reasons(findings))
 
 

@@ -10,9 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from timed import wait_for
 
-from softbench.cli.check import TOLD
+from softbench.cli.check import TOLD, _first
 from softbench.cli.output import AGAIN_SECONDS
 from softbench.core.errors import Interrupted
+from softbench.run.check import Finding
 
 
 @pytest.mark.slow
@@ -61,6 +62,12 @@ def test_only_some_wrong_findings_of_a_backend_are_told(main, plugins):
         )
     every = [line for line in main("check", *given, "--long")[2].splitlines() if "--backends other " in line]
     assert len(every) == TOLD + left
+
+
+def test_another_reason_is_told_before_one_that_repeats():
+    found = [Finding("a", str(i), "forward", ("fp32", "bf16")[i % 2], "wrong", None, "NaN" if i < 9 else "far off") for i in range(12)]
+    told = _first([(finding, "") for finding in found])
+    assert [finding.item for finding, _ in told] == ["0", "1", "2", "9", "10"]
 
 
 FOUND = ("--json", "found.json", "--junit", "found.xml")

@@ -153,7 +153,14 @@ def test_a_function_of_nothing_is_refused(text, message):
         given(text)
 
 
-@pytest.mark.parametrize(("function", "message"), [("slow", "has no function slow"), ("torch", "torch is no function, but of module")])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("slow", "has no function slow$"),
+        ("softmx", r"has no function softmx; did you mean 'softmax'\?"),
+        ("torch", "torch is no function, but of module"),
+    ],
+)
 def test_a_name_that_is_no_function_is_refused(tmp_path, function, message):
     (tmp_path / "mine.py").write_text(CODE)
     with pytest.raises(UsageError, match=message):

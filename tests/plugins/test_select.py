@@ -38,7 +38,8 @@ def test_a_missing_plugin_file_is_an_error_before_anything_starts():
 def test_a_folder_and_a_name_without_suffix_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fn.py").write_text("")
-    for given, said in ((tmp_path, "is a folder; name a Python file in it"), (Path("fn"), "no such file; did you mean fn.py?")):
+    missing = "no such file; did you mean fn.py?"
+    for given, said in ((tmp_path, "is a folder; name a Python file in it"), (Path("fn"), missing), (Path("nf.py"), missing)):
         with pytest.raises(UsageError) as found:
             origins([given])
         assert str(found.value) == f"--plugin {given}: {said}"

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from pretended import PASS, FakePool, make
+from rich.console import Console
 
 from softbench.core.case import Direction
 from softbench.core.messages import CheckCaseGraded, RunCheckCase
@@ -42,6 +44,19 @@ def test_a_failure_is_told_once():
 def test_a_problem_has_the_frobenius_norm_alone(verdict, ulp):
     (line,) = check_report._counts([Finding("a", "case", "forward", "fp32", verdict, 0.25, "", 9e6, 0.5, 1e-7)], ["a"])
     assert str(line) == f"a: 1 {verdict}; passes have at most 0.25 of the bound (medians: {ulp}1e-07 in the Frobenius norm)"
+
+
+def test_a_case_that_is_skipped_throughout_has_no_row():
+    def finding(name, item, direction, verdict):
+        return Finding(name, item, direction, "fp32", verdict, None, "no GPU" if verdict == "skipped" else "")
+
+    given = [("a", "one", "forward", "pass"), ("b", "one", "forward", "skipped"), ("a", "two", "forward", "skipped")]
+    out = StringIO()
+    Console(file=out, width=200).print(check_report.table([finding(*one) for one in (*given, ("a", "one", "backward", "skipped"))]))
+    text = out.getvalue()
+    assert "forward: fp32" in text and "backward" not in text and "two" not in text
+    assert [line.split() for line in text.splitlines() if line.startswith("one")] == [["one", "│", ".", "│", "-"]]
+    assert "- skipped; not shown: 2 rows of - alone\n" in text and "skipped: no GPU (3 cases of b, a)" in text
 
 
 def findings(done, code=0):

@@ -111,7 +111,7 @@ def test_a_damaged_entry_still_makes_a_run_wait(folder, text):
     ("flags", "part"),
     [
         (("--backends", "torch", "--relative-to", "foo"), "--relative-to: unknown backend 'foo'"),
-        pytest.param(("--shape", "2x3x8", "--dim", 5), "dim 5: 2x3x8 has the dimensions 0 to 2", marks=pytest.mark.slow),
+        pytest.param(("--shape", "2x3x8", "--dim", 5), "--dim 5: 2x3x8 has the dimensions 0 to 2", marks=pytest.mark.slow),
         pytest.param(("--plugin", "mine.py", "--backends", "mien"), "unknown backend 'mien'; did you mean 'mine'", marks=pytest.mark.slow),
     ],
 )
