@@ -372,6 +372,12 @@ class MakeCalls(Request[Called], frozen=True, tag="calls_of_judge"):
     """Reply with copies of the outputs, each made on the caller's stream right after its call: what that stream reads without a wait."""
 
 
+class MapInputs(Request[Done], frozen=True, tag="map_of_judge"):
+    """Map the inputs whose descriptor comes with the request, and call nothing: the judge's clock does not run now."""
+
+    bytes: int
+
+
 class ReleaseOutputs(Request[Done], frozen=True, tag="release_of_judge"):
     """Free the outputs of the last `MakeCalls`, and prepare the next calls: the judge's clock does not run now.
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 import torch
 
@@ -33,7 +34,10 @@ STRUCTURED_CALLS = 8
 """Calls of a challenge that get structured rows, at most: making them takes milliseconds each."""
 STRUCTURED_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 """Elements of the rows that are drawn for structured rows, about."""
+WHOLE_COMPARED = 8
+"""Calls of a challenge of a problem that are compared, at most. Each is compared as a whole, and the reference replayed for each."""
 SECRET = random.SystemRandom()
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +47,26 @@ class Challenge:
     case: Case
     inputs: shared_memory.Block
     bytes: int
+    numbers: list[int]
+    """The calls that are compared: all, or of a problem some. No other process knows them."""
     rows: torch.Tensor
-    """For each call: the numbers of the rows that are read before the clock stops; on the device."""
+    """For each of them: the numbers of the rows that are read before the clock stops; on the device."""
     truth: list[Tensors]
-    """For each call: the inputs of these rows."""
+    """For each of them: the inputs of these rows."""
     chosen: int
     """The call whose output is read as a whole, after the clock has stopped."""
     whole: Tensors
     """Its inputs."""
 
+    def compared(self, places: Sequence[Place]) -> list[Place]:
+        """The places of the calls that are compared, of those of all calls."""
+        return [places[number] for number in self.numbers]
+
     def verdict(self, outputs: Sequence[Tensors], whole: Tensors) -> Accuracy:
         """The worst accuracy.
 
         Args:
-            outputs: for each call, the rows of its outputs.
+            outputs: for each compared call, the rows of its outputs.
             whole: the outputs of the chosen call.
         """
         found = [self._of_chosen(whole), *(self._verified(*part) for part in self._parts(outputs))]
@@ -102,19 +112,20 @@ def _drawn(case: Case, calls: int, block: shared_memory.Block) -> Challenge:
     kinds = max(1, len(numerics(case.op).kinds(case)))
     hard = SECRET.sample(range(calls), max(1, min(calls, STRUCTURED_CALLS, STRUCTURED_ELEMENTS[case.device] // (kinds * case.N))))
     chosen = SECRET.randrange(calls)
+    compared = sorted(SECRET.sample(range(calls), min(calls, WHOLE_COMPARED))) if is_whole(case) else list(range(calls))
     numbers: list[list[int]] = []
     truth: list[Tensors] = []
     whole: Tensors = ()
     for call, shares in enumerate(tensors_of_calls(block.bytes, layout, each, case, calls)):
         given = any_dim.make(case, SECRET.getrandbits(62), device)
         structured = _structured(case, given, specs, device) if call in hard and not is_whole(case) else []
-        rows = _chosen_rows(case, structured, count)
         for tensor, shared in zip(given, shares, strict=True):
             shared.copy_(tensor.detach())
-        numbers.append(rows)
-        truth.append(any_dim.rows_of(case, given, torch.tensor(rows, device=device)))
+        if call in compared:
+            numbers.append(rows := _chosen_rows(case, structured, count))
+            truth.append(any_dim.rows_of(case, given, torch.tensor(rows, device=device)))
         whole = tuple(tensor.detach() for tensor in given) if call == chosen else whole
-    return Challenge(case, block, calls * each, torch.tensor(numbers, device=device), truth, chosen, whole)
+    return Challenge(case, block, calls * each, compared, torch.tensor(numbers, device=device), truth, chosen, whole)
 
 
 def _structured(case: Case, given: Tensors, specs: Sequence[TensorSpec], device: torch.device) -> list[int]:
@@ -160,7 +171,7 @@ def _random_rows(M: int, count: int) -> torch.Tensor:
 
 
 class OutputReader:
-    """Reads rows of all outputs of a challenge at once, from memory that other processes write."""
+    """Reads rows of outputs of a challenge at once, from memory that other processes write."""
 
     def __init__(self, case: Case, calls: int, block: shared_memory.Block, size: int) -> None:
         """`block` has `size` bytes for outputs."""
@@ -175,7 +186,7 @@ class OutputReader:
         return all(0 <= at <= end and at % size == 0 for call in places for at, (end, size) in zip(call, ends, strict=True))
 
     def elements(self, places: Sequence[Sequence[int]], rows: torch.Tensor) -> list[torch.Tensor]:
-        """For each output: the elements of the block that these rows of each call are. Their places are valid."""
+        """For each output: the elements of the block that these rows of each call at these places are. The places are valid."""
         found = []
         for output, (_, spec) in enumerate(self.layout):
             size = TENSOR_DTYPES[spec.dtype_of(self.case)].itemsize

@@ -8,6 +8,7 @@ plugin's process has ended. After the build the judge ends all other processes o
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -41,14 +42,16 @@ TOUCHING = 3
 """Challenges that only touch the memory."""
 CALLS = {"cpu": 64, "cuda": 256}
 """Calls of a challenge, at most."""
-WHOLE_CALLS = 8
-"""Calls of a challenge of a problem, at most: each is compared as a whole, and the reference replayed for each."""
+WHOLE_CALLS = {"cpu": challenge.WHOLE_COMPARED, "cuda": 64}
+"""Calls of a challenge of a problem, at most. A few calls of some microseconds are lost among the microseconds of a GPU's fixed cost."""
 LEAST_CALLS = 2
 BUSY, BUSY_US = 1.25, 500.0
 """A factor and microseconds: so much longer the GPU may take for an empty challenge than before the plugin was loaded. By the factor alone,
 empty challenges after the end of the plugin's process may raise `limit_of_empty`."""
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
 """Bytes of the inputs and outputs of a challenge, about."""
+MORE, MORE_SECONDS = 2, 10.0
+"""So many times the challenges that count, and so many seconds, are added at most on a GPU in place of disturbed ones."""
 MEMORY_SHARE = 0.6
 """The part of a GPU's memory that a judgement may take. A run's workers keep contexts beside it, and buffers of a case."""
 CACHES = (
@@ -204,18 +207,25 @@ class Judge:
         A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
         challenge more than `most_us`: the processes take turns on a GPU. `limit_of_empty` limits what a small kernel could still delay.
 
+        A process that maps memory waits for a lock of the driver, which others hold for tens of milliseconds while they start or end on any
+        GPU of the host. So a challenge between empty ones of which one was long is made again. It tells nothing of the plugin.
+
         Work that the caller's stream does not wait for could overlap with other calls. So in one challenge, which no count foretells, that
         stream copies each output right after its call. On a CPU outputs are always copied then, but for inputs that a call changes.
         """
         copied = plugin.case.device == "cpu" and all(form.becomes is None for form in output_checks.forms(plugin.case))
         last = self.challenges + (not copied)
         at_once = None if copied else SECRET.randint(1, last)
-        for number in range(1 + last):
+        times = _Times(self.challenges, min(found.before_us))
+        for number in range(1 + last + MORE * self.challenges * (plugin.case.device == "cuda")):
+            if number > last and times.enough():
+                break
             drawn = inputs.draw()
             with plugin.stopped():
                 empty, gpu_us = plain.empty(drawn)
             if gpu_us > most_us:
                 raise EndedError(Status.UNVERIFIED, BUSY_GPU)
+            times.empties.append(empty)
             us, accuracy = plugin.challenge(drawn, at_once=number == at_once)
             if not found.grade or accuracy.grade not in PASSES:
                 found.grade = accuracy.grade.value
@@ -227,9 +237,38 @@ class Judge:
                 raise EndedError(Status(accuracy.grade.value), accuracy.detail + (READ_AT_ONCE if later else ""))
             plugin.release()
             if number not in (0, at_once):
-                found.empty_us.append(empty)
-                found.challenges_us.append(us)
-                found.processor_us.append(plugin.processor_us)
+                times.challenges[number] = us, plugin.processor_us
+        found.empty_us, found.challenges_us, found.processor_us = times.quietest()
+
+
+@dataclass(slots=True)
+class _Times:
+    """Challenges that were timed, and all empty ones: those before and after a challenge tell whether others disturbed it."""
+
+    count: int
+    """Challenges that count."""
+    least_us: float
+    """The shortest empty challenge before."""
+    empties: list[float] = field(default_factory=list)
+    """Microseconds, by the number of the challenge that follows."""
+    challenges: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Microseconds and processor time, by its number."""
+    began: float = 0.0
+
+    def enough(self) -> bool:
+        """True if enough challenges are undisturbed, or if this asked for others for too long."""
+        self.began = self.began or time.monotonic()
+        most = min(self.least_us, *self.empties) + BUSY_US
+        return time.monotonic() > self.began + MORE_SECONDS or sum(self._long(one) <= most for one in self.challenges) >= self.count
+
+    def quietest(self) -> tuple[list[float], list[float], list[float]]:
+        """Of the least disturbed challenges: the empty ones before, the times and the processor times."""
+        kept = sorted(sorted(self.challenges, key=self._long)[: self.count])
+        times, processor = zip(*(self.challenges[number] for number in kept), strict=True)
+        return [self.empties[number] for number in kept], [*times], [*processor]
+
+    def _long(self, number: int) -> float:
+        return max(self.empties[number : number + 2])
 
 
 class _Inputs:
@@ -296,7 +335,7 @@ def calls_of(case: Case, memory: int) -> int:
     A plugin's process may still map the last challenge's inputs while the next ones are drawn.
     """
     inputs, outputs = input_layout(case)[1], output_layout(case)[1]
-    calls = WHOLE_CALLS if is_whole(case) else CALLS[case.device]
+    calls = WHOLE_CALLS[case.device] if is_whole(case) else CALLS[case.device]
     most = min(calls, CALL_BYTES[case.device] // (inputs + outputs))
     if case.device == "cuda":
         fixed = output_bytes(case, 0) + FLUSH_BYTES

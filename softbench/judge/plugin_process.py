@@ -23,7 +23,7 @@ import torch
 from msgspec.structs import replace
 
 from softbench.core.case import Case
-from softbench.core.messages import Called, Failure, MakeCalls, QueueCalls, ReleaseOutputs, Reply, Request, ShareOutputs
+from softbench.core.messages import Called, Failure, MakeCalls, MapInputs, QueueCalls, ReleaseOutputs, Reply, Request, ShareOutputs
 from softbench.core.outcome import Accuracy, Status
 from softbench.judge.challenge import Challenge, OutputReader
 from softbench.plugins.source import PluginSource
@@ -76,6 +76,8 @@ class PluginProcess:
     reader: OutputReader | None = None
     processor_us: float = 0.0
     """Processor time of its threads during the calls of the last challenge, microseconds."""
+    mapped: Challenge | None = None
+    """The challenge whose inputs it has mapped. Their descriptor stays open until the next challenge has been drawn."""
 
     def ask(self, request: Request[Answer], phase: str, *, busy: bool = False, most: float = math.inf) -> Answer:
         """The reply to a request; `busy`: wait without sleep. Raises EndedError if there is none, or if the plugin failed.
@@ -145,7 +147,9 @@ class PluginProcess:
         With `at_once` the outputs are what the caller's stream reads right after each call, and the time is of no use.
         """
         self._require_alone()
+        self._map_again()
         us, called, outputs = self._timed(drawn, at_once=at_once)
+        self.mapped = drawn
         accuracy = drawn.verdict(outputs, self._reader().whole(called.places[drawn.chosen]))
         self._require_alone()
         return us, accuracy
@@ -154,14 +158,20 @@ class PluginProcess:
         """Let the process free the outputs, between challenges: the judge's clock does not run then. Raises as `ask`."""
         self.ask(ReleaseOutputs(), "time")
 
+    def _map_again(self) -> None:
+        """On a GPU: map the last inputs once more. A process that has waited long maps late, and an empty challenge is never the first."""
+        if self.case.device == "cuda" and self.mapped is not None:
+            self.worker.channel.outgoing = [self.mapped.inputs.descriptor]
+            self.ask(MapInputs(self.mapped.bytes), "time")
+
     def _timed(self, drawn: Challenge, *, touch: bool = False, at_once: bool = False) -> tuple[float, Called, list[Tensors]]:
-        """Microseconds from the request to the end of the read, the reply with all places, and the chosen rows of the outputs."""
+        """Microseconds from the request to the end of the read, the reply with all places, and the chosen rows of outputs."""
         gpu, reader = self.case.device == "cuda", self._reader()
         for _ in range(WAKING_REQUESTS):
             self.release()
         self._flush()
         places = self.ask(QueueCalls(at_once), "time", most=QUEUE_SECONDS).places if gpu else ()
-        elements = reader.elements(places, drawn.rows) if reader.valid(places) else None
+        elements = reader.elements(drawn.compared(places), drawn.rows) if reader.valid(places) else None
         self.worker.channel.outgoing = [drawn.inputs.descriptor]
         with paused():
             before, start = _processor_ns(self.worker.pid), CLOCK()
@@ -170,7 +180,7 @@ class PluginProcess:
                 places = (*places, *called.places)
                 if not reader.valid(places):
                     raise EndedError(Status.WRONG, "time: its process named outputs outside the judge's memory")
-                elements = reader.elements(places, drawn.rows)
+                elements = reader.elements(drawn.compared(places), drawn.rows)
             found = reader.read(elements)
             synchronize(self.case.device)
             us = (CLOCK() - start) / 1e3

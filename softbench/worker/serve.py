@@ -22,7 +22,10 @@ from softbench.worker.server import Server
 
 SOON_SECONDS = 0.2
 """The judge's next request comes within this time."""
-JUDGE_REQUESTS = (messages.ConfineProcess, messages.ShareOutputs, messages.QueueCalls, messages.MakeCalls, messages.ReleaseOutputs)
+JUDGE_REQUESTS = (
+    *(messages.ConfineProcess, messages.ShareOutputs, messages.MapInputs),
+    *(messages.QueueCalls, messages.MakeCalls, messages.ReleaseOutputs),
+)
 
 
 def serve(channel: Channel) -> None:

@@ -12,7 +12,7 @@ from wrongs import PLUGINS, load
 
 from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
-from softbench.core.messages import Called, MakeCalls, QueueCalls, ReleaseOutputs, ShareOutputs
+from softbench.core.messages import Called, Done, MakeCalls, MapInputs, QueueCalls, ReleaseOutputs, ShareOutputs
 from softbench.ops import registry
 from softbench.worker import serve
 from softbench.worker.judged import calls as judged_calls, memory, shared_memory
@@ -66,6 +66,14 @@ def test_calls_are_right_for_new_inputs_at_one_address():
     challenges = Challenges(lambda x: (addresses.append(x.data_ptr()), softmax(x))[1])
     assert all(all_right(*challenges.run()) for _ in range(3))
     assert len(set(addresses)) == CALLS and addresses == addresses[:CALLS] * 3
+
+
+def test_inputs_that_are_mapped_once_more_change_nothing():
+    challenges = Challenges(softmax)
+    assert all_right(*challenges.run())
+    challenges.block().bytes.fill_(0)
+    assert challenges.worker.handle(MapInputs(challenges.size)) == Done()
+    assert all_right(*challenges.run())
 
 
 def test_an_input_that_a_call_changes_is_copied_to_where_the_judge_reads_it(tmp_path, monkeypatch):

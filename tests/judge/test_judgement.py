@@ -3,25 +3,29 @@
 import gc
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from problem_files import cases, problem
 from sampled import sampled
 from wrongs import CASE, confined, judged
 
 from softbench.core.case import Case, Direction
 from softbench.core.messages import Called, MakeCalls, QueueCalls, ShareOutputs
+from softbench.core.outcome import Accuracy, Grade
 from softbench.judge import challenge, judgement, plugin_process
 from softbench.judge.challenge import OutputReader
-from softbench.judge.judgement import Judgement, calls_of
+from softbench.judge.judgement import Judge, Judgement, calls_of
 from softbench.judge.plugin_process import PluginProcess
+from softbench.ops import registry
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.worker.checking import any_dim
 from softbench.worker.judged import shared_memory
 from softbench.worker.judged.calls import JudgedCalls
-from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
+from softbench.worker.judged.memory import input_layout, output_bytes, output_layout, tensors_of_calls
 
 
 @pytest.mark.slow
@@ -320,6 +324,20 @@ def test_inputs_of_a_challenge_differ_and_have_structured_rows():
     drawn.inputs.close()
 
 
+def test_of_a_problem_some_calls_are_compared_that_only_the_judge_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    (case,) = cases(problem(tmp_path, "def inputs(M=4, N=8):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * 2\n"))
+    drawn = challenge.draw(case, 20)
+    layout, each = input_layout(case)
+    given = tensors_of_calls(drawn.inputs.bytes, layout, each, case, 20)
+    assert drawn.compared(given) == [given[number] for number in drawn.numbers]
+    assert len({*drawn.numbers}) == len(drawn.rows) == challenge.WHOLE_COMPARED
+    outputs, whole = [(2 * x,) for (x,) in drawn.compared(given)], tuple(2 * x for x in drawn.whole)
+    assert drawn.verdict(outputs, whole).grade == "sampled"
+    assert drawn.verdict([*outputs[:-1], (torch.zeros(4, 8),)], whole).grade == "wrong"
+    drawn.inputs.close()
+
+
 def test_places_outside_the_memory_are_invalid(blocks):
     reader = OutputReader(Case(2, 8, "fp32", Direction.FORWARD, "cpu"), 2, blocks(4096), 4096)
     assert reader.valid([[0], [4032]])
@@ -336,3 +354,45 @@ def test_rows_are_read_as_the_reference_numbers_them(shape, blocks):
     for call, found in enumerate(reader.read(reader.elements([[0], [2048]], rows))):
         (whole,) = reader.whole([call * 2048])
         assert torch.equal(found[0], any_dim.rows_of_outputs(case, (whole,), rows[call])[0])
+
+
+class Disturbed:
+    """A plugin's process and one without a plugin on a GPU that another process disturbs: times of empty challenges, and of others."""
+
+    def __init__(self, empties, times, at_once):
+        self.case, self.empties, self.times, self.at_once, self.processor_us = (
+            replace(CASE, device="cuda"),
+            iter(empties),
+            times,
+            at_once,
+            0.0,
+        )
+        self.made = 0
+
+    def empty(self, drawn):
+        return next(self.empties), 0.0
+
+    def challenge(self, drawn, *, at_once):
+        assert at_once == (self.made == self.at_once)
+        self.made += 1
+        return self.times[self.made - 1], Accuracy(Grade.PASS, 0.5, "")
+
+    def release(self):
+        pass
+
+    stopped = staticmethod(nullcontext)
+
+
+def test_disturbed_challenges_are_made_again(monkeypatch):
+    """Other processes that start or end on any GPU hold a lock of the driver. The second challenge is compared only."""
+    monkeypatch.setattr(judgement, "SECRET", SimpleNamespace(randint=lambda first, last: 1))
+    found, long = Judgement(calls=10, before_us=[1900.0, 9000.0, 2000.0]), 100_000.0
+    pair = Disturbed([2000.0, 2000.0, 2000.0, long, 2100.0, long, 2000.0, 2000.0], [9.0, 9.0, 3000.0, 1.0, 2.0, 3.0, 3200.0, 3300.0], 1)
+    Judge(None, {}, (), {}, challenges=2)._challenge(pair, pair, found, SimpleNamespace(draw=lambda: None), 1e9)
+    assert (pair.made, found.empty_us, found.challenges_us) == (8, [2000.0, 2000.0], [3200.0, 3300.0])
+    quiet = Disturbed([2000.0] * 4, [9.0, 9.0, 3000.0, 3100.0], 1)
+    Judge(None, {}, (), {}, challenges=2)._challenge(quiet, quiet, found, SimpleNamespace(draw=lambda: None), 1e9)
+    assert (quiet.made, found.challenges_us) == (4, [3000.0, 3100.0])
+    busy = Disturbed([long, long, 3000.0, 4000.0, 9000.0, 8000.0, 7000.0, 9000.0], [1.0, 9.0, 3000.0, 3100.0, 1.0, 2.0, 3.0, 4.0], 1)
+    Judge(None, {}, (), {}, challenges=2)._challenge(busy, busy, found, SimpleNamespace(draw=lambda: None), 1e9)
+    assert (busy.made, found.challenges_us) == (8, [3000.0, 2.0])

@@ -72,6 +72,10 @@ class JudgedCalls:
                 self.window = shared_memory.window(input_layout(case)[1] * calls, case.device)
                 self.queue = CallQueue() if case.device == "cuda" else None
                 return Done()
+            case messages.MapInputs(size):
+                if self.window is not None:
+                    self.window.map(self.descriptors.pop(0), size)
+                return Done()
             case messages.QueueCalls(at_once):
                 self._queue(at_once)
                 return Called(tuple(self.places), 0.0)
