@@ -3,16 +3,19 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from statistics import median
 
 import pytest
 import torch
-from wrongs import PLUGINS, confined, load
+from problem_files import cases, problem
+from wrongs import PLUGINS, confined, load, module_of
 
 from softbench.backends import naive
 from softbench.core.case import Case, Direction
 from softbench.judge.judgement import Judge
 from softbench.judge.main import readable_folders
+from softbench.ops import registry
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.worker_pool import Pool
 from softbench.worker.judged import shared_memory
@@ -122,6 +125,45 @@ def test_the_time_is_that_of_do_bench(judge):
     assert found["status"] == "ok", found
     assert found["us"] == pytest.approx(expected, rel=TOLERANCE), found
     assert found["at_most_us"] >= found["us"]
+
+
+ROWS = """
+def inputs(M=256, N=300):
+    return torch.randn(M, N), torch.rand(N)
+
+def reference(x, w):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3) * w
+"""
+RIGHT = "def right(x, w):\n    return x / ((x * x).mean(-1, keepdim=True) + 1e-3).sqrt() * w\n\n"
+SOLUTIONS = {
+    "right": f"{RIGHT}solution = right\n",
+    "cheat": f"{RIGHT}kept = {{}}\n\ndef solution(x, w):\n    return kept.setdefault(x.shape, right(x, w)).clone()\n",
+}
+
+
+def test_a_short_call_of_a_problem_has_its_time(judge, tmp_path, monkeypatch):
+    """Its kernels take some microseconds, and the fixed cost of a challenge two milliseconds."""
+    monkeypatch.setattr(registry, "_added", {})
+    operation, found = problem(tmp_path, ROWS), {}
+    case = replace(cases(operation)[0], device="cuda")
+    for name, text in SOLUTIONS.items():
+        (file := tmp_path / name / f"{name}.py").parent.mkdir()
+        file.write_text(text)
+        found[name] = judge.judge(PluginSource(FILE, name, str(file), file.name), case, None, [str(tmp_path / f"{operation.name}.py")])
+    call, queue = module_of(tmp_path / "right" / "right.py").solution, CallQueue()
+    inputs = torch.randn(256, 300, device="cuda"), torch.rand(300, device="cuda")
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    call(*inputs)
+    queue.hold()
+    begin.record()
+    for _ in range(64):
+        call(*inputs)
+    end.record()
+    queue.start()
+    torch.cuda.synchronize()
+    expected, document = 1e3 * begin.elapsed_time(end) / 64, found["right"].document(case)
+    assert (found["cheat"].status, found["right"].status, found["right"].calls) == ("wrong", "ok", 64), found
+    assert document["us"] == pytest.approx(expected, rel=0.35), (document, expected)
 
 
 def test_outputs_of_cuda_graphs_are_not_copied(judge):
