@@ -16,7 +16,7 @@ import typer
 from softbench.cli.actions import measure, note, typed_command, write_text
 from softbench.core.errors import UsageError
 from softbench.core.text import count as counted
-from softbench.core.toolchain import FRESH_CACHES
+from softbench.core.toolchain import FRESH_CACHES, PRELOAD
 
 if TYPE_CHECKING:
     from softbench.gate.targets import Target, TargetFile
@@ -57,6 +57,7 @@ class Packages:
         rules: Rules = rules_of((file and file.margin) or paired.MARGIN)
         note(f"calling {counted(len(targets), 'target')} once, to see what they return ...")
         with TemporaryDirectory(prefix="softbench-gate-") as folder, packages.operations_of(Path(folder)):
+            os.environ[PRELOAD] = str(Path(folder) / "modules")
             request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
             given_margin = rules_of(math.inf).margin < math.inf  # --margin is that of all targets
             margins = {op: one.margin for op, one in by_op.items() if one.margin is not None and not given_margin}

@@ -9,6 +9,10 @@ from pathlib import Path
 
 FRESH_CACHES = "SOFTBENCH_FRESH_CACHES"
 """The variable of a folder in which each worker has caches of compilers of its own, so that its builds compile."""
+PRELOAD = "SOFTBENCH_PRELOAD"
+"""The variable of a file with names of torch's and Triton's modules, which a forkserver imports if the file is there when it starts."""
+BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""The variable by which torch asks for the number of GPUs without a start of CUDA."""
 CACHES = (
     *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "SOFTBENCH_CACHE", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR"),
     *("NUMBA_CACHE_DIR", "TILELANG_CACHE_DIR", "CUTE_DSL_CACHE_DIR", "CUDA_TILE_CACHE_DIR", "QUACK_CACHE_DIR", "TVM_FFI_CACHE_DIR"),

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from softbench.core.case import Case, Value, parse_op
 from softbench.core.errors import UsageError
 from softbench.core.files import replacing
 from softbench.core.text import one_line
+from softbench.core.toolchain import PRELOAD
 
 SUFFIX = ".targets"
 TARGET = ".target"
@@ -180,6 +182,7 @@ class Targets:
         self.operations = tuple(given["operations"])
         self.facts = {op: _facts(text, given["lent"]) for op, text in self.functions.items()}
         self.facts[""] = _kept(file.with_suffix(".versions"), partial(_versions, self.functions.values()))
+        _tell_modules()
 
     def available(self) -> str | None:
         """None: what is lacking is lacking for an operation."""
@@ -221,6 +224,14 @@ def _kept(file: Path, make: Callable[[], dict[str, str]]) -> dict[str, str]:
             opened.write(json.dumps(make()).encode())
     found: dict[str, str] = json.loads(file.read_bytes())
     return found
+
+
+def _tell_modules() -> None:
+    """Write which modules of torch and Triton this worker has by now, for the forkservers of later ones."""
+    if (file := os.environ.get(PRELOAD)) and not Path(file).exists():
+        names = [name for name in sys.modules if name.partition(".")[0] in ("torch", "triton") and not name.startswith("torch._inductor")]
+        with replacing(Path(file)) as opened:
+            opened.write("\n".join(names).encode())
 
 
 def _versions(functions: Any) -> dict[str, str]:

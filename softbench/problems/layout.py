@@ -32,6 +32,7 @@ from torch.utils._pytree import (
 from softbench.core.case import DTYPES as CASE_DTYPES, MAX_DIMENSIONS, MAX_EXTENT, Case, Shape, Value, op_text
 from softbench.core.errors import UsageError
 from softbench.core.json import JsonObject
+from softbench.core.toolchain import BY_NVML
 from softbench.ops.declaration import case_from_json
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import CASE_DTYPE, Extent, Pass, TensorSpec, WholeCase
@@ -39,7 +40,6 @@ from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
 Tensors = tuple[torch.Tensor, ...]
-BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 DYNAMO, SETTINGS = "torch._dynamo", "torch._dynamo.config"
 IMPORTING = ("__enum__", "default_factory_module")
 """Keys by which torch's trees in JSON import a module."""

@@ -33,7 +33,7 @@ TRACES = ".txt"
 """The suffix of BackendBench's files of traces."""
 BASELINES = PluginSource("entry point", REFERENCE, "softbench.problems.baselines:backends", "softbench")
 """Where the reference of a problem and torch.compile of it come from."""
-READERS = min(4, os.cpu_count() or 1)
+READERS = min(8, os.cpu_count() or 1)
 """Files of different places that are read at the same time."""
 Cases = Sequence[Mapping[str, Value]]
 """Values of a problem's parameters, each a case."""

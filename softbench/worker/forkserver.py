@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import faulthandler
+import importlib
 import json
 import os
 import select
@@ -31,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from softbench.core.toolchain import FRESH_CACHES, fresh_caches
+from softbench.core.toolchain import BY_NVML, FRESH_CACHES, PRELOAD, fresh_caches
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -56,6 +57,7 @@ def main(descriptor: int) -> None:
             from softbench.worker import compiler_cache
             from softbench.worker.guarding import tamper_guard
 
+            _preload()
             tamper_guard.remember()
             compiler_cache.remove_libraries()
             compiler_cache.remove_locks()
@@ -82,6 +84,20 @@ def main(descriptor: int) -> None:
                 _end_children()
                 os._exit(0)  # torch's own exit is slow
             _fork(control, json.loads(data), descriptors, wake_read, wake_write)
+
+
+def _preload() -> None:
+    """Import the modules that earlier workers had, which may take seconds. None may start CUDA, which no fork could use then."""
+    before = os.environ.get(BY_NVML)
+    os.environ[BY_NVML] = "1"
+    try:
+        with suppress(OSError, KeyError):
+            for name in Path(os.environ[PRELOAD]).read_text("utf-8").split():
+                with suppress(Exception):
+                    importlib.import_module(name)
+    finally:
+        del os.environ[BY_NVML]
+        os.environ |= {BY_NVML: before} if before is not None else {}
 
 
 @contextmanager

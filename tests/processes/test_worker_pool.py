@@ -17,12 +17,13 @@ from softbench.core.errors import WorkersError
 from softbench.core.json import to_json
 from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
-from softbench.core.toolchain import FRESH_CACHES
+from softbench.core.toolchain import FRESH_CACHES, PRELOAD
 from softbench.plugins.source import PluginSource
 from softbench.processes import worker_pool
 from softbench.processes.launch import END_SECONDS
 from softbench.processes.slot import load_request
 from softbench.processes.worker_pool import Lost, NotStartedError, Pool
+from softbench.worker import forkserver
 
 OF_OPENMP = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 
@@ -67,6 +68,15 @@ def test_each_worker_has_fresh_caches_of_compilers_below_a_folder(pool, tmp_path
     for worker in [pool.spawn("x", {FRESH_CACHES: f"{pool.folder}/caches"}) for _ in range(2)]:
         reply = pool.ask(worker, plugin(tmp_path, code), 60, "import")
         assert reply.reason.startswith(f"RuntimeError: {pool.folder}/caches/{worker.pid}/CUPY_CACHE_DIR")
+
+
+def test_a_forkserver_imports_what_earlier_workers_had(tmp_path, monkeypatch):
+    """Torch's own modules, which a package needs, take seconds in each process set."""
+    monkeypatch.setenv(PRELOAD, str(tmp_path / "modules"))
+    (tmp_path / "modules").write_text("torch\ntorch.no_such_module\ntorch.distributed.tensor")
+    assert "torch.distributed.tensor" not in sys.modules
+    forkserver._preload()
+    assert "torch.distributed.tensor" in sys.modules
 
 
 def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
