@@ -160,6 +160,7 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path, threads: in
         file.write_text(json.dumps({**known, "dtypes": target.axes.get("dtype") or (), "recorder": REFERENCE}), "utf-8")
         files[file] = target
     found: dict[Target, Operation] = {}
+    wrong: list[str] = []
     pythons = [str(one.python) for one in (sides.candidate, sides.reference)]
     for environment in dict.fromkeys((sides.reference, sides.candidate)):
         left = {file: (target.function.partition(":")[0], target.cases) for file, target in files.items() if target not in found}
@@ -169,7 +170,10 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path, threads: in
                 if environment is not sides.reference:  # a new function, whose outputs nothing else knows
                     file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), "recorder": CANDIDATE}), "utf-8")
             elif environment is sides.candidate or sides.one:
-                raise UsageError(_clear(files[file], environment, one))
+                wrong.append(_clear(files[file], environment, one))
+    if wrong:
+        several = f"{len(wrong)} of {len(targets)} targets cannot be called; mend or remove them: "
+        raise UsageError(wrong[0] if len(wrong) == 1 else several + "; ".join(wrong))
     return found
 
 

@@ -22,6 +22,8 @@ ON_CPU = 'M = 512\nN = [1024, 4096]\ndtype = "fp32"'
 """Sizes of the inputs that take long enough to be judged."""
 KERNELS = ("triton", "cutlass", "cuda", "tilelang", "torch.utils.cpp_extension", "numba", "cupy", "pallas", "ctypes")
 """What a module imports that has or calls kernels; also a compiled module beside it, such as `._C`."""
+REFERENCES = ("_ref", "_reference")
+"""How the names of functions end that a package tests its kernels with."""
 SKIPPED = ("test", "tests", "docs", "examples", "build", "dist", "setup.py", "conftest.py")
 
 
@@ -69,7 +71,7 @@ def targets_text(folder: Path = Path()) -> tuple[str, int]:
 
 
 def scan(folder: Path = Path()) -> list[Found]:
-    """The functions of the package and the benchmarks of a folder, those of modules with kernels first."""
+    """The functions of the package and the benchmarks of a folder, those of modules with kernels first, and of these the outer ones."""
     found: list[tuple[int, Found]] = []
     for file, module in _modules(folder):
         try:
@@ -81,7 +83,7 @@ def scan(folder: Path = Path()) -> list[Found]:
         if not any(part.startswith((".", "build", "results")) for part in file.relative_to(folder).parts):
             found += [(0, one) for one in _benchmarks(file, folder)]
     unique = {one.function: (rank, one) for rank, one in found}
-    return [one for _, one in sorted(unique.values(), key=lambda each: each[0])]
+    return [one for _, one in sorted(unique.values(), key=lambda each: (each[0], each[1].function.count(".")))]
 
 
 def _modules(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -92,7 +94,7 @@ def _modules(folder: Path) -> Iterator[tuple[Path, str]]:
             continue
         for file in sorted(package.rglob("*.py")):
             parts = file.relative_to(root).with_suffix("").parts
-            if not any(part in SKIPPED or part.startswith("test") for part in parts):
+            if not any(part in SKIPPED or part.startswith(("test", "_")) for part in parts if part != "__init__"):
                 yield file, ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -104,16 +106,28 @@ def _of_module(tree: ast.Module, module: str) -> Iterator[tuple[int, Found]]:
     if not kernels and not any(name.startswith("torch") for name in imports):
         return
     for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not _is_kernel(node):
+        if isinstance(node, ast.FunctionDef) and not (node.name.startswith("_") or node.name.endswith(REFERENCES) or _is_kernel(node)):
             inputs, missing = _inputs(node.args, skip=0)
             if inputs or missing:
                 yield 1 if kernels else 2, Found(f"{module}:{node.name}", inputs, missing)
-        elif isinstance(node, ast.ClassDef) and any("Function" in ast.unparse(base) for base in node.bases):
-            forward = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "forward"), None)
-            if forward:
-                inputs, missing = _inputs(forward.args, skip=1)  # without ctx
-                missing = missing or ("" if inputs else "its inputs")
-                yield 1, Found(f"{module}:{node.name}.apply", inputs, missing)
+        elif isinstance(node, ast.ClassDef):
+            yield from _of_class(node, module)
+
+
+def _of_class(node: ast.ClassDef, module: str) -> Iterator[tuple[int, Found]]:
+    """An autograd function, or a module of torch."""
+    bases = [ast.unparse(base) for base in node.bases]
+    methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
+    if "forward" not in methods or node.name.startswith("_"):
+        return
+    inputs, missing = _inputs(methods["forward"].args, skip=1)  # without ctx or self
+    missing = missing or ("" if inputs else "its inputs")
+    if any("Function" in base for base in bases):
+        yield 1, Found(f"{module}:{node.name}.apply", inputs, missing)
+    elif any(base.endswith("Module") for base in bases):
+        made = methods["__init__"].args if "__init__" in methods else None
+        needs = made.args[1 : len(made.args) - len(made.defaults)] if made else []
+        yield 2, Found(f"{module}:{node.name}({', '.join(one.arg for one in needs)}).forward", inputs, needs[0].arg if needs else missing)
 
 
 def _is_kernel(node: ast.FunctionDef) -> bool:

@@ -64,7 +64,7 @@ class Target:
     @property
     def label(self) -> str:
         """Its name, as an operation has one."""
-        last = self.name or self.function.partition(":")[2].partition("(")[0].rpartition(".")[2]
+        last = self.name or self.function.partition(":")[2].partition("(")[0].removesuffix(".apply").rpartition(".")[2]
         word = re.sub(r"\W+", "_", last).strip("_")
         if not re.fullmatch(r"[A-Za-z]\w*", word) or word.startswith("lambda"):
             word = f"target_{word}"[:40].rstrip("_")

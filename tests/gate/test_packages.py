@@ -109,6 +109,13 @@ def test_a_kernel_that_writes_its_input_unknown_to_torch_is_in_place(tmp_path, m
     assert case.call.outputs == ("x_after",)
 
 
+def test_all_targets_that_cannot_be_called_are_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "read_in", lambda python, files, *_: {file: UsageError(f": {file}: no") for file in files})
+    side = packages.Environment("old", Path("python"))
+    with pytest.raises(UsageError, match="2 of 2 targets cannot be called; mend or remove them: toy:f in old: no; toy:g in old: no"):
+        packages._declared([targets.Target("toy:f"), targets.Target("toy:g")], packages.Sides(side, side), tmp_path, None)
+
+
 def test_a_function_without_inputs_says_what_it_takes(tmp_path, monkeypatch):
     (tmp_path / "toy.py").write_text(OLD)
     monkeypatch.chdir(tmp_path)
@@ -157,6 +164,7 @@ def test_targets_are_read_and_a_mistake_names_its_key(tmp_path):
     file.write_text("margin = 2\n[[target]]\nfunction = 'toy:Norm(8).forward'\nname = 'norm'\ninputs = 'x[M,N]'\nM = 4\nN = '8:32:*2'\n")
     found = targets.read(file)
     assert (found.margin, found.targets[0].label) == (0.02, "norm")
+    assert targets.Target("toy.norms:Norm.apply").label == "Norm", "a package has many autograd functions"
     assert targets.Target("toy.norms:rms_norm").label == "toy_rms_norm", "softbench has an operation rms_norm"
     assert found.targets[0].cases == [{"M": 4, "N": 8}, {"M": 4, "N": 16}, {"M": 4, "N": 32}]
     for text, told in (
@@ -227,6 +235,8 @@ def test_init_finds_kernels_and_benchmarks(tmp_path, monkeypatch, gpu):
         "import triton, torch\n@triton.jit\ndef kernel(x): ...\ndef _own(x): ...\n"
         "def rms_norm(x, weight, eps): ...\ndef rope(q: torch.Tensor): ...\n"
         "class Norm(torch.autograd.Function):\n    def forward(ctx, x): ...\n"
+        "class Scale(torch.nn.Module):\n    def __init__(self, size, eps=0): ...\n    def forward(self, x): ...\n"
+        "class Plain(torch.nn.Module):\n    def forward(self, x): ...\n"
     )
     (tmp_path / "bench.py").write_text(BENCHMARKS)
     found = {one.function: one.missing or one.inputs for one in scan.scan(tmp_path)}
@@ -236,10 +246,12 @@ def test_init_finds_kernels_and_benchmarks(tmp_path, monkeypatch, gpu):
         "toy.ops:rms_norm": "x[M,N], weight[N], 1e-6",
         "toy.ops:rope": "q",
         "toy.ops:Norm.apply": "x[M,N]",
+        "toy.ops:Scale(size).forward": "size",
+        "toy.ops:Plain().forward": "x[M,N]",
     }
     (tmp_path / "softbench.toml").write_text(scan.targets_text(tmp_path)[0])
     found = targets.read(tmp_path / "softbench.toml").targets
-    assert len(found) == 4
+    assert len(found) == 5
     assert {"bf16" if gpu else "fp32"} == {dtype for one in found for dtype in one.axes.get("dtype", ())}
 
 
