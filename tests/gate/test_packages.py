@@ -11,6 +11,7 @@ import pytest
 
 from softbench.core.errors import ConfigError, UsageError
 from softbench.gate import fresh_pairs, packages, scan, targets
+from softbench.plugins.targets import resolve
 from softbench.problems.load import declared
 from softbench.problems.target import Target, TargetValues
 from softbench.results.document import load_header
@@ -123,6 +124,14 @@ def test_a_function_without_inputs_says_what_it_takes(tmp_path, monkeypatch):
     file.write_text(json.dumps({"name": "scale", "function": "toy.py:scale", "inputs": "", "tolerance": None, "recorder": "base"}))
     with pytest.raises(UsageError, match=r"takes \(x\), but has no inputs"):
         Target(file)
+
+
+def test_a_module_of_torch_is_moved_to_the_gpu_of_its_inputs(tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text("import torch\nclass Norm(torch.nn.Linear):\n    def to(self, device):\n        self.moved = device\n")
+    for there, moved in ((True, "cuda"), (False, None)):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        found = resolve(f"{tmp_path / 'toy.py'}:Norm(2, 2).forward")
+        assert getattr(found.__self__, "moved", None) == moved
 
 
 def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monkeypatch):
