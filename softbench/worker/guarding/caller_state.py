@@ -216,7 +216,7 @@ def of(given: tuple[torch.Tensor, ...]) -> CallerState:
     _draw(given)  # a call that sets the seed of the call before is noticed too
     present = _read(SETTINGS)
     first, *others = present["the garbage collector's thresholds"]
-    recursion, *limits = _before_first_call.get("Python's limits", present["Python's limits"])
+    recursion, *limits = (present | _before_first_call)["Python's limits"]
     wanted = {name: value for name, value in _before_first_call.items() if value != present[name]} | {
         "the garbage collector's state": not present["the garbage collector's state"],
         "the garbage collector's thresholds": (first + COLLECT_OTHERWISE, *others),
