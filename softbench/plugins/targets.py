@@ -99,9 +99,8 @@ def _callable(text: str, found: Any) -> Callable[..., Any]:
     if isinstance(found, type) or not callable(found):
         what = "a class; write an expression, as in" if isinstance(found, type) else f"of {type(found).__name__}, and not callable; see"
         raise UsageError(f"{text} is {what} mine.norms:RMSNorm(1024).forward")
-    import torch
-
-    if isinstance(module := getattr(found, "__self__", found), torch.nn.Module) and torch.cuda.is_available():
+    torch: Any = sys.modules.get("torch")  # a worker has it, and a module of torch has imported it
+    if torch and isinstance(module := getattr(found, "__self__", found), torch.nn.Module) and torch.cuda.is_available():
         module.to("cuda")  # its inputs are there
     return found
 
