@@ -37,7 +37,7 @@ from softbench.worker.judged import shared_memory
 from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
 
 CHALLENGES = 9
-"""Challenges whose time counts. One before them is checked only, and so is one among them that reads each output at once."""
+"""Challenges whose time counts. One before them is checked only, and so is one of each ten after it, which reads each output at once."""
 TOUCHING = 3
 """Challenges that only touch the memory."""
 CALLS = {"cpu": 64, "cuda": 256}
@@ -51,7 +51,7 @@ empty challenges after the end of the plugin's process may raise `limit_of_empty
 CALL_BYTES = {"cpu": 2**26, "cuda": 2**35}
 """Bytes of the inputs and outputs of a challenge, about."""
 MORE, MORE_SECONDS = 2, 10.0
-"""So many times the challenges that count, and so many seconds, are added at most on a GPU in place of disturbed ones."""
+"""So many times the challenges after the first, and so many seconds, are added at most on a GPU in place of disturbed ones."""
 MEMORY_SHARE = 0.6
 """The part of a GPU's memory that a judgement may take. A run's workers keep contexts beside it, and buffers of a case."""
 CACHES = (
@@ -210,14 +210,15 @@ class Judge:
         A process that maps memory waits for a lock of the driver, which others hold for tens of milliseconds while they start or end on any
         GPU of the host. So a challenge between empty ones of which one was long is made again. It tells nothing of the plugin.
 
-        Work that the caller's stream does not wait for could overlap with other calls. So in one challenge, which no count foretells, that
-        stream copies each output right after its call. On a CPU outputs are always copied then, but for inputs that a call changes.
+        Work that the caller's stream does not wait for could overlap with other calls. So in one challenge of ten, which no count foretells,
+        that stream copies each output right after its call. On a CPU outputs are always copied then, but for inputs that a call changes.
         """
         copied = plugin.case.device == "cpu" and all(form.becomes is None for form in output_checks.forms(plugin.case))
         last = self.challenges + (not copied)
-        at_once = None if copied else SECRET.randint(1, last)
+        more = MORE * (plugin.case.device == "cuda")
+        at_once = set() if copied else {some * last + SECRET.randint(1, last) for some in range(1 + more)}
         times = _Times(self.challenges, min(found.before_us))
-        for number in range(1 + last + MORE * self.challenges * (plugin.case.device == "cuda")):
+        for number in range(1 + last * (1 + more)):
             if number > last and times.enough():
                 break
             drawn = inputs.draw()
@@ -226,17 +227,17 @@ class Judge:
             if gpu_us > most_us:
                 raise EndedError(Status.UNVERIFIED, BUSY_GPU)
             times.empties.append(empty)
-            us, accuracy = plugin.challenge(drawn, at_once=number == at_once)
+            us, accuracy = plugin.challenge(drawn, at_once=number in at_once)
             if not found.grade or accuracy.grade not in PASSES:
                 found.grade = accuracy.grade.value
             if accuracy.grade in REFUSED:
                 later = False
-                if number == at_once:
+                if number in at_once:
                     plugin.release()
                     later = plugin.challenge(inputs.draw())[1].grade not in REFUSED
                 raise EndedError(Status(accuracy.grade.value), accuracy.detail + (READ_AT_ONCE if later else ""))
             plugin.release()
-            if number not in (0, at_once):
+            if number not in {0, *at_once}:
                 times.challenges[number] = us, plugin.processor_us
         found.empty_us, found.challenges_us, found.processor_us = times.quietest()
 

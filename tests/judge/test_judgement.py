@@ -373,7 +373,7 @@ class Disturbed:
         return next(self.empties), 0.0
 
     def challenge(self, drawn, *, at_once):
-        assert at_once == (self.made == self.at_once)
+        assert at_once == (self.made in self.at_once)
         self.made += 1
         return self.times[self.made - 1], Accuracy(Grade.PASS, 0.5, "")
 
@@ -384,15 +384,18 @@ class Disturbed:
 
 
 def test_disturbed_challenges_are_made_again(monkeypatch):
-    """Other processes that start or end on any GPU hold a lock of the driver. The second challenge is compared only."""
+    """Other processes that start or end on any GPU hold a lock of the driver. Of each three challenges one is compared only."""
     monkeypatch.setattr(judgement, "SECRET", SimpleNamespace(randint=lambda first, last: 1))
-    found, long = Judgement(calls=10, before_us=[1900.0, 9000.0, 2000.0]), 100_000.0
-    pair = Disturbed([2000.0, 2000.0, 2000.0, long, 2100.0, long, 2000.0, 2000.0], [9.0, 9.0, 3000.0, 1.0, 2.0, 3.0, 3200.0, 3300.0], 1)
-    Judge(None, {}, (), {}, challenges=2)._challenge(pair, pair, found, SimpleNamespace(draw=lambda: None), 1e9)
-    assert (pair.made, found.empty_us, found.challenges_us) == (8, [2000.0, 2000.0], [3200.0, 3300.0])
-    quiet = Disturbed([2000.0] * 4, [9.0, 9.0, 3000.0, 3100.0], 1)
-    Judge(None, {}, (), {}, challenges=2)._challenge(quiet, quiet, found, SimpleNamespace(draw=lambda: None), 1e9)
+    found, long, at_once = Judgement(calls=10, before_us=[1900.0, 9000.0, 2000.0]), 100_000.0, (1, 4, 7)
+    judge, inputs = Judge(None, {}, (), {}, challenges=2), SimpleNamespace(draw=lambda: None)
+    empties = [2000.0, 2000.0, 2000.0, long, 2100.0, long, 2000.0, 2000.0, 2050.0, 2000.0]
+    pair = Disturbed(empties, [9.0, 9.0, 3000.0, 1.0, 9.0, 2.0, 3200.0, 9.0, 3300.0, 3400.0], at_once)
+    judge._challenge(pair, pair, found, inputs, 1e9)
+    assert (pair.made, found.empty_us, found.challenges_us) == (9, [2000.0, 2050.0], [3200.0, 3300.0])
+    quiet = Disturbed([2000.0] * 4, [9.0, 9.0, 3000.0, 3100.0], at_once)
+    judge._challenge(quiet, quiet, found, inputs, 1e9)
     assert (quiet.made, found.challenges_us) == (4, [3000.0, 3100.0])
-    busy = Disturbed([long, long, 3000.0, 4000.0, 9000.0, 8000.0, 7000.0, 9000.0], [1.0, 9.0, 3000.0, 3100.0, 1.0, 2.0, 3.0, 4.0], 1)
-    Judge(None, {}, (), {}, challenges=2)._challenge(busy, busy, found, SimpleNamespace(draw=lambda: None), 1e9)
-    assert (busy.made, found.challenges_us) == (8, [3000.0, 2.0])
+    empties = [long, long, 3000.0, 4000.0, 9000.0, 8000.0, 7000.0, 9000.0, 9500.0, 9900.0]
+    busy = Disturbed(empties, [1.0, 9.0, 3000.0, 3100.0, 9.0, 2.0, 3.0, 9.0, 4.0, 5.0], at_once)
+    judge._challenge(busy, busy, found, inputs, 1e9)
+    assert (busy.made, found.challenges_us) == (10, [3000.0, 2.0])

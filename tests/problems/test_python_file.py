@@ -301,6 +301,7 @@ BAD = {
     "tolerance must be": "tolerance = 1e-3\n" + INPUTS + "def reference(x):\n return x\n",
     "inputs returns no tensor": "def inputs():\n return 3\n\ndef reference(x):\n return x\n",
     "returns str": INPUTS + "def reference(x):\n return 'x'\n",
+    "returns a sparse tensor; give dense ones": INPUTS + "def reference(x):\n return x.to_sparse()\n",
     "returns no tensor and changes none": INPUTS + "def reference(x):\n return None\n",
 }
 

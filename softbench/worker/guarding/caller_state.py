@@ -41,7 +41,8 @@ RECURSE_OTHERWISE = 11
 """Added to a limit that Inductor leaves as it is, so that a call which sets a usual one is noticed."""
 
 BACKENDS = [
-    getattr(torch._C, f"_get_{name}", None) for name in ("mkldnn_enabled", "nnpack_enabled", "flash_sdp_enabled", "math_sdp_enabled")
+    getattr(torch._C, f"_get_{name}_enabled", None)
+    for name in ("mkldnn", "nnpack", "flash_sdp", "math_sdp", "mem_efficient_sdp", "cudnn_sdp", "overrideable_sdp")
 ]
 """Functions of torch that tell whether a backend is enabled; None where a version has no such function."""
 OF_COMPILERS = (b"TORCHINDUCTOR_", b"_TORCHINDUCTOR_", b"TRITON_")

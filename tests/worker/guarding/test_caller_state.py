@@ -20,6 +20,7 @@ DAMAGES = {
     "changed autograd's mode": lambda x: torch.set_grad_enabled(False),
     "changed torch's default dtype": lambda x: torch.set_default_dtype(torch.float64),
     "changed torch's number of threads": lambda x: torch.set_num_threads(torch.get_num_threads() + 1),
+    "changed torch's backends for the CPU or attention": lambda x: torch.backends.cuda.enable_mem_efficient_sdp(False),
     "set the seed of torch's default generator": lambda x: torch.manual_seed(0),
     "set the seed of Python's random generator": lambda x: random.seed(1),
     "left a gradient in the .grad of its input": lambda x: setattr(x, "grad", torch.ones_like(x)),
@@ -34,6 +35,7 @@ def restored():
     torch.set_grad_enabled(True)
     torch.set_default_dtype(torch.float32)
     torch.set_num_threads(threads)
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
     random.setstate(state)
 
 
