@@ -210,8 +210,9 @@ class Judge:
         A process that maps memory waits for a lock of the driver, which others hold for tens of milliseconds while they start or end on any
         GPU of the host. So a challenge between empty ones of which one was long is made again. It tells nothing of the plugin.
 
-        Work that the caller's stream does not wait for could overlap with other calls. So in one challenge of ten, which no count foretells,
-        that stream copies each output right after its call. On a CPU outputs are always copied then, but for inputs that a call changes.
+        Work that the caller's stream does not wait for could overlap with other calls. So in one challenge of ten, which no count
+        foretells, that stream copies each output right after its call. On a CPU outputs are always copied then, but for inputs that a call
+        changes.
         """
         copied = plugin.case.device == "cpu" and all(form.becomes is None for form in output_checks.forms(plugin.case))
         last = self.challenges + (not copied)

@@ -371,7 +371,8 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
 def _kind(leaf: object, changed: Sequence[torch.Tensor]) -> object:
     if isinstance(leaf, torch.Tensor):
         if leaf.layout != torch.strided or leaf.is_nested:
-            raise UsageError(f"the reference returns a {'nested' if leaf.is_nested else 'sparse'} tensor; give dense ones, as by .to_dense()")
+            kind = "nested" if leaf.is_nested else "sparse"
+            raise UsageError(f"the reference returns a {kind} tensor; give dense ones, as by .to_dense()")
         return NOTHING if any(leaf is tensor or leaf._base is tensor for tensor in changed) else TENSOR
     if leaf is None:
         return NOTHING
