@@ -10,7 +10,9 @@ from pathlib import Path
 FRESH_CACHES = "SOFTBENCH_FRESH_CACHES"
 """The variable of a folder in which each worker has caches of compilers of its own, so that its builds compile."""
 PRELOAD = "SOFTBENCH_PRELOAD"
-"""The variable of a file with names of torch's and Triton's modules, which a forkserver imports if the file is there when it starts."""
+"""The variable of a file with names of modules of PRELOADED, which a forkserver imports if the file is there when it starts."""
+PRELOADED = ("torch", "triton")
+"""Packages whose modules import for seconds. Of another package they might start CUDA or be what is measured."""
 BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """The variable by which torch asks for the number of GPUs without a start of CUDA."""
 CACHES = (

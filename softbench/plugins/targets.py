@@ -29,7 +29,7 @@ from softbench.core.case import Case, Value, parse_op
 from softbench.core.errors import UsageError
 from softbench.core.files import replacing
 from softbench.core.text import one_line
-from softbench.core.toolchain import PRELOAD
+from softbench.core.toolchain import PRELOAD, PRELOADED
 
 SUFFIX = ".targets"
 TARGET = ".target"
@@ -230,9 +230,9 @@ def _kept(file: Path, make: Callable[[], dict[str, str]]) -> dict[str, str]:
 
 
 def _tell_modules() -> None:
-    """Write which modules of torch and Triton this worker has by now, for the forkservers of later ones."""
+    """Write which modules of PRELOADED this worker has by now, for the forkservers of later ones."""
     if (file := os.environ.get(PRELOAD)) and not Path(file).exists():
-        names = [name for name in sys.modules if name.partition(".")[0] in ("torch", "triton") and not name.startswith("torch._inductor")]
+        names = [name for name in sys.modules if name.partition(".")[0] in PRELOADED and not name.startswith("torch._inductor")]
         with replacing(Path(file)) as opened:
             opened.write("\n".join(names).encode())
 

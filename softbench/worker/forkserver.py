@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from softbench.core.toolchain import BY_NVML, FRESH_CACHES, PRELOAD, fresh_caches
+from softbench.core.toolchain import BY_NVML, FRESH_CACHES, PRELOAD, PRELOADED, fresh_caches
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -94,7 +94,8 @@ def _preload() -> None:
         with suppress(OSError, KeyError):
             for name in Path(os.environ[PRELOAD]).read_text("utf-8").split():
                 with suppress(Exception):
-                    importlib.import_module(name)
+                    if name.partition(".")[0] in PRELOADED:
+                        importlib.import_module(name)
     finally:
         del os.environ[BY_NVML]
         os.environ |= {BY_NVML: before} if before is not None else {}
