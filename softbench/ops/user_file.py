@@ -68,6 +68,7 @@ def _try(operation: Operation, values: Values, case: Case) -> None:
     outputs = operation.outputs(case)
     if not values.kinds(case):
         raise UsageError(f"{where}: structured_rows gives no rows")
+    _require_changes(values, case, given, where)
     for structured in (False, True):
         if structured:
             values.make_structured(given, case, 0)
@@ -89,6 +90,15 @@ def _try(operation: Operation, values: Values, case: Case) -> None:
             zeroed = tuple(torch.zeros_like(out) if i == place else out for i, out in enumerate(right))
             if values.check(case, given, zeroed).grade is not Grade.WRONG:
                 raise UsageError(f"{where}: the bound of {name} accepts zeros in {rows}; make it smaller")
+
+
+def _require_changes(values: Values, case: Case, given: Sequence[torch.Tensor], where: str) -> None:
+    """A function that returns other rows, and changes none, would leave normal rows in place of structured ones."""
+    for kind in values.kinds(case):
+        rows = tuple(tensor.detach().clone() for tensor in given)
+        values.make_structured(rows, case, 0, [kind])
+        if all(map(torch.equal, rows, given)):
+            raise UsageError(f"{where}: structured_rows: '{kind}' changes no row; its function must change the given rows in place")
 
 
 def _few(shapes: Sequence[tuple[int, ...]]) -> str:

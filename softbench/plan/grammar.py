@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from pathlib import Path
 
 from softbench.core.case import (
     AT_DIM,
@@ -20,6 +21,7 @@ from softbench.core.case import (
     value_text,
 )
 from softbench.core.errors import ConfigError, UsageError
+from softbench.core.files import did_you_mean_file
 from softbench.core.text import unknown
 from softbench.ops.registry import declared, names
 
@@ -222,6 +224,8 @@ def parse_operations(text: str, flag: str) -> tuple[str, ...]:
     for word in split(text):
         name = word.partition("(")[0]
         if name not in names():
+            if close := did_you_mean_file(Path(name)) if Path(f"{name}.py").is_file() else "":
+                raise UsageError(f"{flag}: unknown operation '{name}'{close}")
             raise UsageError(f"{flag}: {unknown(name, names(), 'operation')}")
         try:
             parse_op(word)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from softbench.core.case import NAME
 from softbench.core.errors import UsageError
+from softbench.core.files import did_you_mean_file
 from softbench.core.text import one_line
 
 GROUP = "softbench.backends"
@@ -103,9 +103,7 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
     if not there:
         if place.is_dir():
             raise UsageError(f"{at} {path}: is a folder; name a Python file in it")
-        beside = [one.name for one in place.parent.glob("*.py")]
-        close = [f"{place.name}.py"] if f"{place.name}.py" in beside else get_close_matches(place.name, beside, n=1)
-        raise UsageError(f"{at} {path}: no such file" + "".join(f"; did you mean {place.parent / name}?" for name in close))
+        raise UsageError(f"{at} {path}: no such file{did_you_mean_file(place)}")
     python = json.loads(place.read_text("utf-8"))["python"] if place.suffix == ".targets" else ""  # softbench itself writes these
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function, python)
 

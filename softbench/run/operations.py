@@ -13,6 +13,7 @@ from typing import Any
 
 from softbench.core.case import REFERENCE, YARDSTICK, Value
 from softbench.core.errors import UsageError
+from softbench.core.files import did_you_mean_file
 from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation
 from softbench.core.text import unknown
 from softbench.ops import registry
@@ -290,7 +291,7 @@ def _read_all(pool: Pool, files: Sequence[str], many: Sequence[str], at: str, se
 
 def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:
     if registry.path_of(file) is None and not Path(file).is_dir():
-        raise UsageError(f"{at} {file}: no such file")
+        raise UsageError(f"{at} {file}: no such file{did_you_mean_file(Path(file))}")
     worker = pool.spawn("operation")
     try:
         return _asked(pool, worker, _request(Path(file), cases), file, at, seconds)

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import pytest
 from timed import wait_for
 
-from softbench.cli.check import TOLD, _first
+from softbench.cli.check import TOLD, _first, _tell_of_others
 from softbench.cli.output import AGAIN_SECONDS
 from softbench.core.errors import Interrupted
-from softbench.run.check import Finding
+from softbench.run.check import CheckRequest, Finding
 
 
 @pytest.mark.slow
@@ -68,6 +68,16 @@ def test_another_reason_is_told_before_one_that_repeats():
     found = [Finding("a", str(i), "forward", ("fp32", "bf16")[i % 2], "wrong", None, "NaN" if i < 9 else "far off") for i in range(12)]
     told = _first([(finding, "") for finding in found])
     assert [finding.item for finding, _ in told] == ["0", "1", "2", "9", "10"]
+
+
+def test_a_plugin_beside_all_backends_is_told_how_to_be_checked_alone(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("")
+    plugins = (f"{tmp_path}/mine.py", f"new={tmp_path}/mine.py")
+    _tell_of_others(CheckRequest.of({"plugins": plugins}))
+    told = "softbench: without --backends all others are checked, too; --backends mine,new checks yours alone\n"
+    assert capsys.readouterr().err == told
+    _tell_of_others(CheckRequest.of({"plugins": plugins, "backends": ["mine"]}))
+    assert not capsys.readouterr().err
 
 
 FOUND = ("--json", "found.json", "--junit", "found.xml")

@@ -233,7 +233,7 @@ BAD = {
     "a mistyped kind of code": (("inspect", "torch", "--show", "ptxs"), "unknown kind 'ptxs'; did you mean 'ptx'?"),
     "a mistyped case": (
         ("check", "--device", "cpu", "--case", "shape 37x"),
-        "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' prints the 79 names\n",
+        "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' prints the ",
     ),
     "no case": (("check", "--device", "cpu", "--case", ""), "--case '': the cases of softmax are 'shape 37x1', 'shape 37x2', "),
     "two patterns in one": (
@@ -273,6 +273,8 @@ BAD = {
         ("check", "--device", "cpu", "--case", "shape *", "--case", "!shape *"),
         "'!shape *': no case is left",
     ),
+    "the file of an operation without its suffix": (("run", "--op", "torn"), "--op: unknown operation 'torn'; did you mean torn.py?"),
+    "a mistyped file of an operation": (("run", "--op", "tron.py"), "tron.py: no such file; did you mean torn.py?"),
     "a folder for a plugin": (("run", "--plugin", "."), "--plugin .: is a folder; name a Python file in it"),
     "a folder to judge": (("judge", "."), "takes the file of one plugin, and here is .; name it: --plugin FILE"),
     "a torn plugin": (("run", "--plugin", "torn.py"), "--plugin torn.py: SyntaxError: '(' was never closed (torn.py:1)"),
