@@ -8,7 +8,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from difflib import get_close_matches
 from pathlib import Path
 from threading import Timer
 from typing import IO
@@ -24,13 +23,6 @@ FULL = {
 """The next step after an error of the disk, which is no error of the command line."""
 SYNC_SECONDS = 1.0
 """What a crash of the host can take of a journal."""
-
-
-def did_you_mean_file(path: Path) -> str:
-    """`; did you mean mine.py?` of a missing Python file: it has no suffix, or the name of one beside it is close. Else an empty text."""
-    beside = [one.name for one in path.parent.glob("*.py")]
-    close = [f"{path.name}.py"] if f"{path.name}.py" in beside else get_close_matches(path.name, beside, n=1)
-    return "".join(f"; did you mean {path.parent / name}?" for name in close)
 
 
 def not_written(what: object, error: OSError) -> SoftbenchError:

@@ -164,3 +164,10 @@ def harmless(value: Any) -> Any:
         lines = {key: printable(item) for key, item in value.items() if key in (CODE, BYTES) and isinstance(item, str)}
         return {one_line(key, LONGEST): harmless(item) for key, item in value.items()} | lines
     return [harmless(item) for item in value] if isinstance(value, list) else value
+
+
+def did_you_mean_file(path: Path) -> str:
+    """`; did you mean mine.py?` of a missing Python file: it has no suffix, or the name of one beside it is close. Else an empty text."""
+    beside = [one.name for one in path.parent.glob("*.py")]
+    close = [f"{path.name}.py"] if f"{path.name}.py" in beside else get_close_matches(path.name, beside, n=1)
+    return "".join(f"; did you mean {path.parent / name}?" for name in close)

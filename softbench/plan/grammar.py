@@ -21,8 +21,7 @@ from softbench.core.case import (
     value_text,
 )
 from softbench.core.errors import ConfigError, UsageError
-from softbench.core.files import did_you_mean_file
-from softbench.core.text import unknown
+from softbench.core.text import did_you_mean_file, unknown
 from softbench.ops.registry import declared, names
 
 DTYPE_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from softbench.core.case import NAME
 from softbench.core.errors import UsageError
-from softbench.core.files import did_you_mean_file
-from softbench.core.text import one_line
+from softbench.core.text import did_you_mean_file, one_line
 
 GROUP = "softbench.backends"
 ALL = "all"

@@ -13,9 +13,8 @@ from typing import Any
 
 from softbench.core.case import REFERENCE, YARDSTICK, Value
 from softbench.core.errors import UsageError
-from softbench.core.files import did_you_mean_file
 from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation
-from softbench.core.text import unknown
+from softbench.core.text import did_you_mean_file, unknown
 from softbench.ops import registry
 from softbench.ops.declaration import from_json
 from softbench.ops.operation import Operation
