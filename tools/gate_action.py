@@ -188,10 +188,13 @@ def measured(command: list[str], log: Path, place: Path | None = None) -> tuple[
 
 
 def outcome(document: Path) -> str:
-    """What a comment shows unfolded: the summary, the worst cells with their intervals, and what to do; empty without a report."""
-    if not document.is_file():
+    """What a comment shows unfolded: the summary, the worst cells with their intervals, and what to do; empty without a report.
+
+    The plan of --dry-run is no report.
+    """
+    found = json.loads(document.read_text(encoding="utf-8")) if document.is_file() else {}
+    if "verdicts" not in found:
         return ""
-    found = json.loads(document.read_text(encoding="utf-8"))
     listed = [one for one in found["verdicts"] if one["gated"] and one["state"] in FAILING]
     cells = [(one["state"], f"{one['backend']} {one['case']}", _figure(one)) for one in listed[:LISTED]]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

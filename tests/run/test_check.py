@@ -165,12 +165,14 @@ def test_a_pattern_with_an_exclamation_mark_leaves_cases_out(cli):
 
 
 @pytest.mark.slow
-def test_torch_compile_is_checked_on_rows_only(cli):
-    done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "*1*D*", "--device", "cpu", "--json", "-")
+def test_a_function_of_a_file_is_checked_on_rows_only(cli):
+    (cli.folder / "mine.py").write_text("import torch\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
+    given = ("check", "--plugin", "mine.py", "--backends", "mine", "--dtype", "fp32", "--direction", "forward", "--device", "cpu")
+    done = cli(*given, "--case", "*1*D*", "--json", "-")
     assert {finding["reason"] for finding in findings(done, 1)} == {"it takes (M, N) rows only"}
     assert done.returncode == 1
-    assert "no output was compared: compile: skipped: it takes (M, N) rows only" in done.stderr
-    done = cli("check", "--backends", "compile", "--dtype", "fp32", "--case", "one NaN", "--device", "cpu", "--json", "-")
+    assert "no output was compared: mine: skipped: it takes (M, N) rows only" in done.stderr
+    done = cli(*given, "--case", "one NaN", "--json", "-")
     assert [finding["verdict"] for finding in findings(done)] == ["pass"]
 
 

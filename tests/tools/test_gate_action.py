@@ -224,6 +224,8 @@ def test_a_comment_has_the_verdict_the_slow_cells_and_what_to_do(tmp_path):
     assert lines[:3] == ["FAIL: 13 cells", "", "slower  head forward-bf16-8x64   1.083 [1.071, 1.095]"]
     assert lines[-4:] == ["and 3 more", "", "next: if the change is not intended, look at its worst cell alone:", "softbench gate --N 64"]
     assert len(lines) <= gate_comment.VISIBLE
+    (tmp_path / "plan.json").write_text(json.dumps({"cells": 4}))  # of --dry-run
+    assert [gate_action.outcome(tmp_path / name) for name in ("plan.json", "none.json")] == ["", ""]
 
 
 def test_a_comment_has_no_path_of_the_runner():
