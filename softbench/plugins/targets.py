@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -32,6 +32,8 @@ from softbench.core.text import one_line
 from softbench.core.toolchain import PRELOAD, PRELOADED
 
 SUFFIX = ".targets"
+OF_IMPORTS = ("TORCH", "PYTORCH", "TRITON", "CUDA_HOME", "CUDA_PATH")
+"""How the names of variables begin that modules of torch and Triton read when they are imported."""
 TARGET = ".target"
 """The suffix of the file of one target, which is read as a problem (`softbench.problems.target`)."""
 failed: dict[str, str] = {}
@@ -83,6 +85,7 @@ def resolve(text: str) -> Callable[..., Any] | Benchmark:
 def _module(place: str, text: str) -> Any:
     from softbench.plugins.load import import_file
 
+    variables_before()
     if place.endswith(".py"):
         if not Path(place).is_file():
             raise UsageError(f"{text}: no such file")
@@ -185,7 +188,7 @@ class Targets:
         self.operations = tuple(given["operations"])
         self.facts = {op: _facts(text, given["lent"]) for op, text in self.functions.items()}
         self.facts[""] = _kept(file.with_suffix(".versions"), partial(_versions, self.functions.values()))
-        _tell_modules()
+        tell_modules()
 
     def available(self) -> str | None:
         """None: what is lacking is lacking for an operation."""
@@ -229,10 +232,26 @@ def _kept(file: Path, make: Callable[[], dict[str, str]]) -> dict[str, str]:
     return found
 
 
-def _tell_modules() -> None:
-    """Write which modules of PRELOADED this worker has by now, for the forkservers of later ones."""
-    if (file := os.environ.get(PRELOAD)) and not Path(file).exists():
-        names = [name for name in sys.modules if name.partition(".")[0] in PRELOADED and not name.startswith("torch._inductor")]
+def _variables() -> dict[str, str]:
+    """Without those of Inductor, which sets one itself, and whose modules no forkserver imports."""
+    return {name: value for name, value in os.environ.items() if name.startswith(OF_IMPORTS) and not name.startswith("TORCHINDUCTOR_")}
+
+
+@cache
+def variables_before() -> dict[str, str]:
+    """What the variables are when this is called first: before a package is imported."""
+    return _variables()
+
+
+def tell_modules() -> None:
+    """Write which modules of PRELOADED this worker has by now, for the forkservers of later ones.
+
+    They are none if the import of either side's package set such a variable: in a later worker these modules would be there before it.
+    """
+    file, late = os.environ.get(PRELOAD), _variables() != variables_before()
+    if file and (late or not Path(file).exists()):
+        found = [name for name in sys.modules if name.partition(".")[0] in PRELOADED and not name.startswith("torch._inductor")]
+        names = [] if late else found
         with replacing(Path(file)) as opened:
             opened.write("\n".join(names).encode())
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from softbench.core.errors import ConfigError, UsageError
+from softbench.core.toolchain import PRELOAD
 from softbench.gate import fresh_pairs, packages, scan, targets
-from softbench.plugins.targets import resolve
+from softbench.plugins.targets import resolve, tell_modules, variables_before
 from softbench.problems.load import declared
 from softbench.problems.target import Target, TargetValues
 from softbench.results.document import load_header
@@ -108,6 +109,22 @@ def test_a_kernel_that_writes_its_input_unknown_to_torch_is_in_place(tmp_path, m
     file.write_text(json.dumps({**known, "dtypes": ["fp32"]}))
     (case,) = declared(TargetValues(Target(file)), [{"M": 4, "N": 8}]).cases.values()
     assert case.call.outputs == ("x_after",)
+
+
+def test_modules_are_not_told_if_a_package_sets_what_they_read(tmp_path, monkeypatch):
+    """A later worker would have torch._dynamo before the variable, so that the first process set alone would follow it."""
+    file = tmp_path / "modules"
+    monkeypatch.setenv(PRELOAD, str(file))
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
+    variables_before.cache_clear()
+    found = []
+    for name, text in (("plain", ""), ("late", "import os\nos.environ['TORCH_COMPILE_DISABLE'] = '1'\n")):
+        (tmp_path / f"{name}.py").write_text(text + "def f(x): ...\n")
+        resolve(f"{tmp_path}/{name}.py:f")
+        tell_modules()
+        found.append(file.read_text("utf-8").split())
+    variables_before.cache_clear()
+    assert "torch" in found[0] and found[1] == []
 
 
 def test_all_targets_that_cannot_be_called_are_named_at_once(tmp_path, monkeypatch):
