@@ -117,7 +117,7 @@ def _large(runs: Runs, what: Slice, quantities: Quantities) -> Figure:
         if number:
             _draw(panel, curves, what, replace(quantity, ends=lambda _: None), second=True)
         else:
-            far = _draw(panel, curves, what, quantity, zoomed=len(shown) > 1)
+            far = _draw(panel, curves, what, quantity, zoomed=len(shown) > 1, below=next(iter(shown[1:]), None))
         panel.set_ylabel(quantity.label)
         panel.tick_params(axis="x", labelsize=7.5, labelbottom=number == len(shown) - 1)
         top += height + BETWEEN
@@ -174,10 +174,19 @@ def _title(what: Slice, *, op: bool = True) -> str:
     return f"{what.op} {name}" if op else name
 
 
-def _draw(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, *, zoomed: bool = False, second: bool = False) -> list[Curve]:
+def _draw(
+    panel: Axes,
+    curves: Sequence[Curve],
+    what: Slice,
+    shown: Quantity,
+    *,
+    zoomed: bool = False,
+    second: bool = False,
+    below: Quantity | None = None,
+) -> list[Curve]:
     """The lines of one quantity with their intervals, its axes, and the shade of the shapes that fit L2.
 
-    The `second` panel of a figure has the places of the first one, and finer lines.
+    The `second` panel of a figure has the axis of the first one, which also reaches the places of the quantity `below`, and finer lines.
 
     Returns:
         The curves that lie far from 1 and are not drawn, because a `zoomed` axis shows those near 1 apart.
@@ -192,7 +201,8 @@ def _draw(panel: Axes, curves: Sequence[Curve], what: Slice, shown: Quantity, *,
     drawn = [curve for curve in drawn if curve not in far]
     size, places = 0.75 if second else 1.0, sorted({place(row) for row in rows})
     if not (second and what.axis):  # the panels of a figure share the axis, and ticks at shapes are drawn by the last one
-        _axis(panel, what, places)
+        every = [row for curve in curves for row in curve.rows] if below else []
+        _axis(panel, what, sorted({*places, *(place(row) for row in every if below and below.value(row))}))
     _shade(panel, what, {place(row) for curve in curves for row in curve.rows if row.in_l2}, places)
     lengths = kinds({getattr(row, what.axis) for row in rows}, what.dtype, what.axis) if what.axis else {}
     shifts = {} if what.axis else _shifts(curves)

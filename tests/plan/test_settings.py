@@ -74,6 +74,7 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
+        ("M = 3", "M belongs into a [[sweep]]"),
         ("round = 3", "unknown key 'round'; did you mean 'rounds'?"),
         ("yardstick = false", "unknown key 'yardstick'; known are backends, batch_ms, "),
         ("rounds = 0", "rounds: must be a whole number from 1"),

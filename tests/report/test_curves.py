@@ -55,6 +55,13 @@ def test_the_first_panel_is_the_fraction_of_copy_and_the_second_the_bandwidth(ro
     assert only.get_ylabel() == "bandwidth (GB/s), median"
 
 
+def test_the_axis_reaches_the_points_of_the_second_panel(rows):
+    """Where `copy` is doubtful a case has no fraction, and still a bandwidth."""
+    first, second = draw([replace(row, of_copy=None) if row.N in (256, 1024) else row for row in rows]).axes
+    assert points(first, "ours", hollow=False) == {512, 2048} and points(second, "ours", hollow=False) == {256, 512, 1024, 2048}
+    assert second.get_xlim()[0] < 256 and list(second.get_xticks()) == [256, 512, 1024, 2048]
+
+
 def test_doubtful_points_are_hollow(rows):
     noisy = [replace(row, labels="noisy") if (row.backend, row.N) == ("ours", 512) else row for row in rows]
     figure = draw(noisy)
