@@ -40,8 +40,8 @@ KERNELS_MAY_IMPORT = {
     "common": "",
     "plans": "common",
     "cuda": "common plans",
-    "triton": "common",
-    "tuning": "common plans cuda",
+    "triton": "common plans",
+    "tuning": "common plans cuda triton",
     "automatic": "common cuda triton",
     "gallery": "",
 }

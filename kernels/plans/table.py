@@ -1,13 +1,15 @@
 """Which family of launch plans is the fastest for a kind of rows, their length and their number: tables that `softbench tune` writes.
 
-A *family* is plans that differ only by the length and the number of rows, as `cluster 8 192 0`. `kernels/cuda/planner.cuh` makes a plan
-of it for exactly these rows, or none. A *kind* is a pass, the bytes of an element and the alignment of rows. A kind has lines of
-lengths. A line has cells of what a launch reads for each SM, so a table also serves cards with other numbers of SMs.
+A *family* is plans that differ only by the length and the number of rows, as `cluster 8 192 0`. The planner of a language makes
+a plan of it for exactly these rows, or none (`cuda/planner.cuh`, `triton/planner.py`). A *kind* is a pass, the bytes of an element and the
+alignment of rows. A kind has lines of lengths. A line has cells of what a launch reads for each SM, so a table also serves cards with
+other numbers of SMs.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -27,9 +29,15 @@ WIDTH = 140
 """Characters of a line of a table's file."""
 
 Family = tuple[str | int, ...]
-"""A tier and its numbers, which planner.cuh explains."""
-NUMBERS = {"sub_warp": 4, "staged": 2, "block": 3, "cluster": 3, "cluster_bulk": 1, "split_bulk": 5, "split": 3}
-"""How many numbers a family of a tier has."""
+"""A tier and its numbers, which cuda/planner.cuh and triton/planner.py explain."""
+NUMBERS = {
+    "cuda": {
+        "sub_warp": (4, 2), "staged": (2, 2), "block": (3, 1), "cluster": (3, 2), "cluster_bulk": (1, 1), "split_bulk": (5, 2),
+        "split": (3, 2),
+    },
+    "triton": {"tile": (1, 1), "staged": (3, 3), "rows": (4, 4), "cluster": (3, 2), "split": (4, 3)},
+}  # fmt: skip
+"""How many numbers a family of a tier has, and how many of the first ones are not 0, for each language."""
 PASSES = ("forward", "gradient", "widened")
 """A forward is widened if its results have more bytes than its input."""
 Kind = tuple[str, int, int]
@@ -66,7 +74,7 @@ class Table:
     """By length, then by KiB."""
 
     def ranked(self, kind: Kind, row_bytes: int, kib_per_sm: float) -> Iterator[Family]:
-        """The families in the order in which planner.cuh asks them for a plan.
+        """The families in the order in which a planner asks them for a plan.
 
         The first is that of the cell. Those of the next cells in both directions follow, then those of rows at any address, and then those
         of forwards if the results are widened.
@@ -106,9 +114,15 @@ def table(language: str, card: str, capability: int) -> Table:
     return Table(found["card"], found["cells"])
 
 
-def parsed(lines: dict[Kind, Lines]) -> dict[Kind, tuple[Cell, ...]]:
+def parsed(language: str, lines: dict[Kind, Lines]) -> dict[Kind, tuple[Cell, ...]]:
     """The cells of each kind's lines."""
-    return {kind: tuple(_cells(one)) for kind, one in lines.items()}
+    return {kind: tuple(_cells(language, one)) for kind, one in lines.items()}
+
+
+def lines_of(cells: tuple[Cell, ...]) -> Lines:
+    """The lines that have these cells."""
+    grouped = itertools.groupby(cells, lambda cell: cell.row_bytes)
+    return [(_least(most), [(_least(cell.kib_per_sm), family_name(cell.family)) for cell in of]) for most, of in grouped]
 
 
 def tuned_file(card: str) -> Path:
@@ -130,7 +144,7 @@ def _read(language: str, path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text())
         if not found.keys() >= {"card", "capability", language}:
             raise ValueError("it lacks keys")
-        return {**found, "cells": parsed({_kind(name): lines for name, lines in found[language].items()})}
+        return {**found, "cells": parsed(language, {_kind(name): lines for name, lines in found[language].items()})}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TableError(f"{path} is no table of launch plans: {error}; delete it, and softbench tune writes one") from None
 
@@ -146,23 +160,33 @@ def kind_name(kind: Kind) -> str:
     return " ".join(map(str, kind))
 
 
-def _cells(lines: Lines) -> Iterator[Cell]:
+def _cells(language: str, lines: Lines) -> Iterator[Cell]:
     for row_bytes, cells in lines:
         for kib_per_sm, family in cells:
-            yield Cell(_most(row_bytes), _most(kib_per_sm), family_of(family))
+            yield Cell(_most(row_bytes), _most(kib_per_sm), family_of(language, family))
 
 
 def _most(number: float | None) -> float:
     return float("inf") if number is None else number
 
 
-def family_of(text: str) -> Family:
+def _least(number: float) -> int | None:
+    return None if number == float("inf") else int(number)
+
+
+def family_of(language: str, text: str) -> Family:
     """The family that a table's file writes as `cluster 8 192 0`."""
     tier, *numbers = text.split()
     given = [*map(int, numbers)]
-    if len(given) != NUMBERS.get(tier) or 0 in given[: 1 if tier == "block" else 2]:  # planner.cuh divides by these
+    count, divisors = NUMBERS[language].get(tier, (-1, 0))
+    if len(given) != count or 0 in given[:divisors]:
         raise ValueError(f"{text!r} is no family of plans")
     return tier, *given
+
+
+def families(language: str, menu: str) -> tuple[Family, ...]:
+    """Families with commas between."""
+    return tuple(family_of(language, one) for one in menu.replace("\n", " ").split(",") if one.strip())
 
 
 def family_name(family: Family) -> str:

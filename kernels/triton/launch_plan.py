@@ -58,6 +58,11 @@ class Problem:
         return 2 if self.backward else 1
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of one input."""
+        return self.N * self.element_size
+
+    @property
     def input_bytes(self) -> int:
         """Bytes of all tensors that the kernel reads."""
         return self.M * self.N * self.element_size * self.reads

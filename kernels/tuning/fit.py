@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..plans.table import Family, Kind, Lines, Table, family_name, parsed
-from .shapes import FAMILIES, Shape
+from ..plans.table import Cell, Family, Kind, Lines, Table, family_name
+from .shapes import Shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,31 +45,31 @@ class Timed:
     families: dict[Family, float]
 
 
-def table_of(timed: Sequence[Timed], sms: int) -> dict[Kind, Lines]:
+def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> dict[Kind, Lines]:
     """The lines of each kind that was measured."""
     kinds = defaultdict(list)
     for one in timed:
         kinds[one.shape.kind].append(one)
     cell_cost = CELL_COST * max(1, len(timed) / FEW_SHAPES)
-    return {kind: _lines(found, sms, cell_cost) for kind, found in kinds.items()}
+    return {kind: _lines(found, families, sms, cell_cost) for kind, found in kinds.items()}
 
 
-def _loss(one: Timed) -> Array:
+def _loss(one: Timed, families: Sequence[Family]) -> Array:
     """What each family loses for a shape: the logarithm of its time over that of the fastest."""
     import numpy as np
 
     best = min(one.families.values())
-    lost = np.array([math.log(one.families[family] / best) if family in one.families else UNFIT for family in FAMILIES])
+    lost = np.array([math.log(one.families[family] / best) if family in one.families else UNFIT for family in families])
     return np.minimum(UNFIT, lost + TAIL_COST * np.maximum(0, lost - TAIL))
 
 
-def _lines(timed: Sequence[Timed], sms: int, cell_cost: float) -> Lines:
+def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int, cell_cost: float) -> Lines:
     import numpy as np
 
     cuts = _cuts([one.shape.row_bytes for one in timed])
-    losses = np.zeros((len(cuts) + 1, len(KIB) + 1, len(FAMILIES)))
+    losses = np.zeros((len(cuts) + 1, len(KIB) + 1, len(families)))
     for one in timed:
-        losses[np.searchsorted(cuts, one.shape.row_bytes), np.searchsorted(KIB, one.shape.kib_per_sm(sms))] += _loss(one)
+        losses[np.searchsorted(cuts, one.shape.row_bytes), np.searchsorted(KIB, one.shape.kib_per_sm(sms))] += _loss(one, families)
     below = np.concatenate([np.zeros((1, *losses.shape[1:])), losses.cumsum(0)])
     best = [0.0]
     made: list[_Cells] = []
@@ -81,7 +81,7 @@ def _lines(timed: Sequence[Timed], sms: int, cell_cost: float) -> Lines:
     lines: Lines = []
     end = len(made)
     while end:
-        lines.append((cuts[end - 1] if end <= len(cuts) else None, made[end - 1].of_start()))
+        lines.append((cuts[end - 1] if end <= len(cuts) else None, made[end - 1].of_start(families)))
         end = made[end - 1].start
     return lines[::-1]
 
@@ -121,12 +121,12 @@ class _Cells:
             costs[:, end], self.family[:, end] = total[each, at], family[each, at]
         self.costs = costs[:, -1]
 
-    def of_start(self) -> list[tuple[int | None, str]]:
+    def of_start(self, families: Sequence[Family]) -> list[tuple[int | None, str]]:
         """Those of the line from `start`."""
         cells: list[tuple[int | None, str]] = []
         end = self.came.shape[1] - 1
         while end:
-            cells.append((KIB[end - 1] if end <= len(KIB) else None, family_name(FAMILIES[self.family[self.start, end]])))
+            cells.append((KIB[end - 1] if end <= len(KIB) else None, family_name(families[self.family[self.start, end]])))
             end = int(self.came[self.start, end])
         return cells[::-1]
 
@@ -144,9 +144,9 @@ class Judged:
     """What the fastest family of each shape would gain."""
 
 
-def judge(timed: Sequence[Timed], lines: dict[Kind, Lines], sms: int) -> Judged:
+def judge(timed: Sequence[Timed], cells: dict[Kind, tuple[Cell, ...]], sms: int) -> Judged:
     """A table on shapes whose families were all timed. Means are geometric."""
-    table = Table("", parsed(lines))
+    table = Table("", cells)
     chosen = [_time(one, table, sms) for one in timed]
     count = len(timed)
 

@@ -5,14 +5,13 @@ Each shape is stored as soon as it was timed, and another start goes on behind t
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -20,10 +19,10 @@ from typing import Any
 
 import torch
 
-from ..common.cuda_library import BuildError, architecture_of
-from ..cuda import build, launch
-from ..plans.table import PASSES, Family, TableError, family_name, family_of, table, tuned_file, written
+from ..common.cuda_library import BuildError
+from ..plans.table import Cell, Kind, Lines, TableError, family_name, family_of, lines_of, parsed, table, tuned_file, written
 from .fit import Timed, judge, table_of
+from .languages import Call, Cuda, Language, Operands, Triton
 from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
@@ -42,9 +41,6 @@ CYCLES_OF_US = 1900
 BAR = 30  # columns of the progress
 FINALISTS, ROUNDS = 4, 2
 """The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
-
-Operands = tuple[torch.Tensor, ...]
-Call = Callable[[], object]
 
 
 class Timer:
@@ -84,44 +80,29 @@ class Timer:
         return float(self.start.elapsed_time(self.end)) * 1e3 / count
 
 
-def plans_of(library: ctypes.CDLL, shape: Shape) -> dict[tuple[int, ...], list[Family]]:
-    """The plans that families make for a shape, as numbers, and the families of each."""
-    found: dict[tuple[int, ...], list[Family]] = {}
-    for family in FAMILIES:
-        plan, numbers = launch.Plan(-1), (ctypes.c_int * 6)(*launch.family_numbers(family))
-        if library.softbench_candidate(PASSES.index(shape.which), shape.size == 2, shape.M, shape.N, numbers, ctypes.addressof(plan)):
-            found.setdefault(tuple(getattr(plan, name) for name, *_ in plan._fields_), []).append(family)
-    return found
-
-
-def time_shape(timer: Timer, library: ctypes.CDLL, shape: Shape) -> Timed | None:
+def time_shape(timer: Timer, language: Language, shape: Shape) -> Timed | None:
     """The times of a copy, of the plan that is used now and of all families; None if no family makes a plan."""
     sets = timer.operands(shape)
-    write = launch.launch_backward if shape.reads == 2 else launch.launch_forward
-    plans = plans_of(library, shape)
-    if not plans:
-        return None
-
-    def calls(plan: launch.Plan | None) -> list[Call]:
-        return [lambda given=given: write(*given, plan=plan) for given in sets]  # type: ignore[misc]
-
+    plans = language.plans(shape, sets[0])
     copy: list[Call] = [
         (lambda given=given: torch.add(*given[:2], out=given[2])) if shape.reads == 2 else (lambda given=given: given[1].copy_(given[0]))  # type: ignore[misc]
         for given in sets
     ]
-    every = {plan: calls(launch.Plan(*plan)) for plan in plans}
-    now = calls(None)
+    every = {plan: calls for plan in plans if (calls := language.calls(plan, sets))}
+    if not every:
+        return None
+    now = language.calls(None, sets)
     for first in (copy, now, *every.values()):
         first[0]()
     expected = timer.us(copy, 20.0)
     times: dict[Any, list[float]] = {plan: [timer.us(one, expected)] for plan, one in every.items()}
     times |= {"copy": [expected, timer.us(copy, expected)], "now": [timer.us(now, expected)]}
-    best = sorted(plans, key=lambda plan: times[plan][0])[:FINALISTS]
+    best = sorted(every, key=lambda plan: times[plan][0])[:FINALISTS]
     for _ in range(ROUNDS):
         for name, one in (("copy", copy), ("now", now), *((plan, every[plan]) for plan in best)):
             times[name].append(timer.us(one, times[name][0]))
     middle = {name: statistics.median(found) for name, found in times.items()}
-    of_families = {family: middle[plan] for plan, families in plans.items() for family in families}
+    of_families = {family: middle[plan] for plan in every for family in plans[plan]}
     return Timed(shape, middle["copy"], middle["now"], of_families)
 
 
@@ -131,35 +112,43 @@ def to_json(one: Timed) -> str:
     return json.dumps({"shape": asdict(one.shape), "copy": round(one.copy, 2), "now": round(one.now, 2), "families": times})
 
 
-def read(records: Path) -> list[Timed | None]:
+def read(records: Path, language: str) -> list[Timed | None]:
     """The shapes that were timed, by number; an incomplete last line of an interrupted start is cut off."""
     lines = records.read_text().split("\n") if records.exists() else [""]
     if lines[-1]:
         os.truncate(records, records.stat().st_size - len(lines[-1].encode()))
-    return [_from_json(json.loads(line)) for line in lines[:-1]]
+    return [_from_json(json.loads(line), language) for line in lines[:-1]]
 
 
-def _from_json(found: Any) -> Timed | None:
+def _from_json(found: Any, language: str) -> Timed | None:
     if found is None:
         return None
-    families = {family_of(name): us for name, us in found["families"].items()}
+    families = {family_of(language, name): us for name, us in found["families"].items()}
     return Timed(Shape(**found["shape"]), found["copy"], found["now"], families)
 
 
-def measure(records: Path, seconds: float, told: bool) -> list[Timed | None]:
-    """Times shapes for so many seconds, behind those that are in `records` already. Returns all. `told`: with a bar on stderr."""
-    known, begin = read(records), time.monotonic()
-    index = torch.cuda.current_device()
-    timer, library = Timer(), launch._library("softmax", index)
+def measure(records: Path, language: Language, seconds: float, told: bool, first: int = 0) -> list[Timed | None]:
+    """Times shapes for so many seconds, behind those that are in `records` already. Returns all. `told`: with a bar on stderr.
+
+    `first`: the number of the first shape in `records`.
+    """
+    known, begin = read(records, language.name), time.monotonic()
+    timer = Timer()
+    expected = first + len(known)
     with records.open("a") as file:
-        for number in itertools.count(len(known)):
+        for number in itertools.count(expected):
             passed = time.monotonic() - begin
             if passed > seconds:
                 return known
             if told and number % 10 == 0:
                 bar = "=" * int(BAR * passed / seconds)
-                print(f"\rtune [{bar:{BAR}}] {number} shapes, {seconds - passed:.0f} s left ", end="", file=sys.stderr, flush=True)
-            found = time_shape(timer, library, draw(number))
+                what = f"{language.name} [{bar:{BAR}}] {number} shapes"
+                print(f"\rtune: {what}, {seconds - passed:.0f} s left ", end="", file=sys.stderr, flush=True)
+            while expected <= number + language.ahead:
+                soon = draw(expected, language.each)
+                language.expect(soon, timer.operands(soon)[0])
+                expected += 1
+            found = time_shape(timer, language, draw(number, language.each))
             known.append(found)
             file.write(f"{'null' if found is None else to_json(found)}\n")
             file.flush()
@@ -172,35 +161,52 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
         sys.exit("softbench: tune needs a CUDA GPU; torch sees none here")
     capability, card = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
     code = 10 * capability[0] + capability[1]
-    try:
-        built, now = build.build(architecture_of(capability)), table("cuda", card, code)
-    except (BuildError, TableError) as error:
-        sys.exit(f"softbench: tune: {error}")
     out = output or tuned_file(card)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    records = tuned_file(card).with_suffix(f".{built.parent.name}.jsonl")
-    records.parent.mkdir(parents=True, exist_ok=True)
-    told = not quiet and sys.stderr.isatty()
-    every = measure(records, seconds, told)
-    if told:
-        print(file=sys.stderr)
-    held_out = [one for one in every[::HELD_OUT] if one]
-    if not held_out:
-        sys.exit(f"softbench: tune: {seconds / 60:g} minutes are too short to time a shape; give more --minutes")
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    lines = table_of([one for number, one in enumerate(every) if one and number % HELD_OUT], sms)
-    found = judge(held_out, lines, sms)
-    missing = now.cells.keys() - lines.keys()  # `judge` takes their plans of now, which launches would not have
-    kept = output is None and (found.gained <= 1 or bool(missing))
-    if not kept:
+    for folder in (out.parent, tuned_file(card).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    lines: dict[str, dict[Kind, Lines]] = {}
+    counts, better = [], False
+    languages: tuple[Language, ...] = Cuda(), Triton()
+    for language in languages:
+        try:
+            now = table(language.name, card, code).cells
+            records = tuned_file(card).with_suffix(f".{language.key()}.jsonl")
+            every = measure(records, language, seconds / len(languages), not quiet and sys.stderr.isatty())
+        except (BuildError, TableError) as error:
+            sys.exit(f"softbench: tune: {error}")
+        finally:
+            language.close()
+        found = tuned(language, every, now, keep=output is None)
+        lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
+        better |= bool(found)
+        counts.append(f"{len(every)} shapes of {language.name}")
+    if better:
         part = out.with_name(f"{out.name}.part")  # a launch that begins meanwhile reads the whole table
-        part.write_text(written(card, code, {"cuda": lines}, f"{date.today()}: {len(every)} shapes, softmax in float32 and bfloat16"))
+        part.write_text(written(card, code, lines, f"{date.today()}: {' and '.join(counts)}, softmax in float32 and bfloat16"))
         part.replace(out)
+    print(f"{out}: {'' if better else 'not '}written")
+
+
+def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[Cell, ...]], keep: bool) -> dict[Kind, Lines]:
+    """The lines of a language, after what they gain was printed; none if those of now are kept.
+
+    `keep`: keep them where the new ones gain nothing, or lack a kind.
+    """
+    numbered = [(number // language.each % HELD_OUT, one) for number, one in enumerate(every) if one]
+    held_out = [one for part, one in numbered if not part]
+    if not held_out:
+        sys.exit(f"softbench: tune: the time is too short to time a shape of {language.name}; give more --minutes")
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    lines = table_of([one for part, one in numbered if part], FAMILIES[language.name], sms)
+    cells = parsed(language.name, lines)
+    found, missing = judge(held_out, cells, sms), now.keys() - lines.keys()  # `judge` takes the plans of now of these kinds
+    kept = keep and (found.gained <= 1 or bool(missing))
     reason = f"it lacks {len(missing)} kinds of rows" if missing else "it gains nothing"
-    why = f", not written, because {reason}: tune for longer, or keep the plans of now" if kept else ""
-    print(f"{out}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
+    why = f", not taken, because {reason}: tune for longer, or keep the plans of now" if kept else ""
+    print(f"{language.name}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
     print(f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}")
     print(f"{found.of_copy:.3f} of copy; {found.slow:.1%} of the shapes are below .90 of it, {found.slow_now:.1%} before")
+    return {} if kept else lines
 
 
 if __name__ == "__main__":

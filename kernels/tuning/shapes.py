@@ -6,7 +6,7 @@ import math
 import random
 from dataclasses import dataclass
 
-from ..plans.table import PASSES, VECTOR_BYTES, Family, Kind, family_of, kind_of
+from ..plans.table import PASSES, VECTOR_BYTES, Family, Kind, families, kind_of
 
 SIZES = (6e4, 3e6, 1.6e7, 4.5e7, 1.5e8, 4e8)
 """Bytes of a tensor: launches that fit in L2, that nearly do, and larger ones. A launch's bytes are uniform on a logarithmic scale in one
@@ -16,7 +16,7 @@ FEW_ROWS, SHORT_ROWS = 0.1, 0.5
 """The shares of rows of a MB and more, and of rows of up to 1200 elements. The other rows lie between."""
 HELD_OUT = 6
 """Every so many shapes, one is kept for the figure that tuning reports."""
-MENU = """
+CUDA = """
 sub_warp 1 128 0 1, sub_warp 1 128 8 0, sub_warp 1 128 16 1, sub_warp 2 128 0 1, sub_warp 2 128 8 1, sub_warp 2 128 16 1,
 sub_warp 3 64 0 1, sub_warp 3 128 0 1, sub_warp 3 128 4 1, sub_warp 3 128 8 1, sub_warp 4 128 0 1, sub_warp 4 128 4 1,
 sub_warp 4 128 8 1, sub_warp 5 64 0 1,
@@ -31,7 +31,19 @@ split_bulk 8 256 5000 0 133, split_bulk 8 256 5400 1 100, split_bulk 8 256 5400 
 split_bulk 24 128 5400 1 100, split_bulk 24 128 5400 1 133, split_bulk 24 256 -200 0 0, split_bulk 24 256 -200 0 100,
 split_bulk 24 256 10950 0 133, split_bulk 24 256 10950 1 100
 """
-FAMILIES: tuple[Family, ...] = tuple(map(family_of, MENU.replace("\n", " ").split(",")))
+TRITON = """
+tile 1, tile 2,
+staged 10 4 8192, staged 14 4 8192, staged 20 4 8192, staged 10 4 16384, staged 14 4 16384,
+rows 1 1 1 16, rows 1 4 1 16, rows 1 8 1 16, rows 2 8 1 16, rows 1 1 2 16, rows 1 1 4 16, rows 2 1 1 16, rows 2 2 2 16, rows 2 1 2 16,
+rows 3 1 2 16, rows 4 1 1 16, rows 2 4 1 16, rows 3 2 1 16, rows 6 1 2 16, rows 2 1 4 16, rows 2 2 1 8, rows 3 1 2 8, rows 3 4 1 4,
+rows 4 1 2 4, rows 6 1 1 16, rows 8 1 1 16, rows 12 1 1 16, rows 16 1 1 16,
+cluster 128 2 0, cluster 128 4 0, cluster 128 8 0, cluster 128 16 0, cluster 256 4 0, cluster 256 8 0, cluster 256 16 0, cluster 512 8 0,
+cluster 512 16 2, cluster 256 16 3, cluster 256 16 2, cluster 256 16 4, cluster 256 4 2, cluster 256 8 4,
+split 256 8 4 0, split 256 8 4 100, split 128 16 4 0, split 128 20 4 0, split 128 24 4 0, split 128 24 4 100, split 512 8 2 100,
+split 512 8 2 50, split 512 4 3 33, split 256 8 2 50, split 256 16 2 100, split 128 16 5 100, split 128 16 5 0, split 512 2 3 33,
+split 256 8 4 125
+"""
+FAMILIES: dict[str, tuple[Family, ...]] = {"cuda": families("cuda", CUDA), "triton": families("triton", TRITON)}
 """All that are timed. They were chosen by times of many more on an H200; another card may want others."""
 
 
@@ -69,18 +81,18 @@ class Shape:
         return self.M * self.row_bytes * self.reads / 1024 / sms
 
 
-def draw(number: int) -> Shape:
-    """The shape with this number. Half of the lengths are multiples of 8 or 64 elements."""
-    dice = random.Random(f"softbench tune {number}")
-    which = PASSES[min(2, number % 10 >> 2)]
+def draw(number: int, each: int = 1) -> Shape:
+    """The shape with this number. Half of the lengths are multiples of 8 or 64 elements. `each`: so many shapes have one length."""
+    dice, other = random.Random(f"softbench tune {number // each}"), random.Random(f"softbench tune {number // each} {number % each}")
+    which = PASSES[min(2, number // each % 10 >> 2)]
     size = 2 if which == "widened" else dice.choice((2, 4))
 
-    def between(low: float, high: float) -> float:
+    def between(low: float, high: float, dice: random.Random = dice) -> float:
         return math.exp(dice.uniform(math.log(low), math.log(high)))
 
     part = dice.random()
     length = between(2, 1200) if part < SHORT_ROWS else between(1 << 18, 1 << 22) if part > 1 - FEW_ROWS else between(600, 1 << 20)
     unit = dice.choice((1, 1, 2, 8, 8, 64))
     N = max(unit, int(length) // unit * unit)
-    (at,) = dice.choices(range(len(SHARES)), SHARES)
-    return Shape(which, size, max(1, int(between(SIZES[at], SIZES[at + 1]) / (N * size))), N)
+    (at,) = other.choices(range(len(SHARES)), SHARES)
+    return Shape(which, size, max(1, int(between(SIZES[at], SIZES[at + 1], other) / (N * size))), N)

@@ -1,0 +1,202 @@
+"""Which plan a launch has: a table says which family of plans is the fastest (docs/kernels/plans.md), and a family makes a plan or none.
+
+What the numbers of a family mean depends on the tier:
+
+- tile      how many times as many rows as usual a program has
+- staged    elements a lane at most, warps, bytes of a block of rows in all inputs at most
+- rows      vectors a thread at most, warps, rows of a thread, bytes of a vector
+- cluster   threads of a CTA, CTAs, programs that an SM holds (0: as many as registers for the vectors allow)
+- split     threads of a program, vectors a thread in registers at most, programs that an SM holds, fill
+
+fill: the share of all programs that the device holds at once, in percent. 0: the fewest programs that hold a row.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..plans.table import Family, family_of, kind_of, table
+from .launch_plan import (
+    GPC_SMS,
+    SECTOR_BYTES,
+    SM_REGISTERS,
+    SM_SHARED,
+    PROGRAM_SHARED,
+    VECTOR_BYTES,
+    WARP,
+    Plan,
+    Problem,
+    chunk_vectors,
+    resident_programs,
+    row_distance,
+    vectors_in_row,
+)
+
+LINE_BYTES = 128
+SHORT_ROW = 4096
+"""Bytes: up to here several rows may share a program, and vectors are counted from a boundary of 16 bytes."""
+SMEM_BYTES = 44 * 1024
+"""Of a program, in all inputs, for `smem_tiles.py`: static shared memory ends at 48 KiB."""
+MAX_SPLIT_CTAS = 512
+MOST_SPLIT_TILES, MOST_SMEM_TILES = 16, 11
+"""Vectors of an input that a thread of tier split has in registers, and in shared memory: more take ptxas many seconds."""
+MAX_THREADS, MAX_WORDS = 1024, 64
+"""Of a program's threads, and of 4-byte words of inputs that a thread of tier rows has."""
+STAGED_ROW, MAX_BLOCK_BYTES, MAX_STAGED = 1024, 24 * 1024, 40
+"""Of tier staged: bytes of a row, bytes of a block in all inputs, and elements a lane in all inputs."""
+MAX_TILE_PADDING = 1.3
+LEAST_CHUNK = 128
+"""Vectors of a CTA or a program that shares a row."""
+REGISTER_LIMITS = (32, 40, 48, 56, 64, 72, 80, 96, 128)
+INVARIANT = tuple(map(family_of, ()))
+
+
+def generic_plan(problem: Problem) -> Plan:
+    """The plan of `generic.py`, which takes every problem."""
+    return Plan("loop" if 16384 // problem.reads < problem.N else "tile")
+
+
+def make_plan(problem: Problem, family: Family) -> Plan | None:
+    """The plan that a family makes; None if it makes none."""
+    tier, *numbers = family
+    return MAKE[str(tier)](problem, *map(int, numbers))
+
+
+def _layout(problem: Problem) -> tuple[int, int, int]:
+    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES if problem.row_bytes <= SHORT_ROW else LINE_BYTES
+    return 4, VECTOR_BYTES // problem.element_size, base
+
+
+def _tile(problem: Problem, rows: int) -> Plan | None:
+    # Triton moves aligned rows in whole vectors only if it sees that 16 divides N. A tile's columns are a power of two.
+    vectors = problem.alignment == VECTOR_BYTES and problem.N % 16 == 0 and not problem.wide
+    padding = (1 << (problem.N - 1).bit_length()) / problem.N
+    if not vectors or problem.row_bytes > SHORT_ROW or padding > MAX_TILE_PADDING:
+        return None
+    return Plan("tile", vector_elements=VECTOR_BYTES // problem.element_size, rows=rows)
+
+
+def _staged(problem: Problem, most: int, warps: int, size: int) -> Plan | None:
+    row, size_of = problem.row_bytes, problem.element_size
+    if not problem.contiguous or problem.alignment == VECTOR_BYTES or row > STAGED_ROW:
+        return None
+    elements = 2 if size_of == 2 and problem.alignment >= 4 else 1
+    units = problem.N // elements
+    lanes = 1 << (math.ceil(problem.N / most) - 1).bit_length()
+    each = math.ceil(units / lanes)
+    if lanes > WARP or each * elements * problem.reads > MAX_STAGED:
+        return None
+    plan = Plan("staged", each, lanes, elements * size_of // 4, elements, 0, warps)
+    # Each SM has several blocks.
+    rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
+    return replace(plan, rows=rows) if rows * row * problem.reads <= MAX_BLOCK_BYTES else None
+
+
+def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
+    """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`.
+
+    A block is whole sectors, since two SMs would write a shared one. It is only whole vectors if blocks of whole sectors
+    would be too large.
+    """
+    row = problem.row_bytes
+    rows_of_pass = WARP * plan.warps // plan.threads
+    unit = math.lcm(rows_of_pass, SECTOR_BYTES // math.gcd(SECTOR_BYTES, row))
+    if unit * row > max(size, 1) * 2:
+        unit = math.lcm(rows_of_pass, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
+    rows = max(1, size // row // unit) * unit
+    if plan.vector_elements * problem.element_size > 2:
+        return rows
+    return min(range(rows, max(rows, 2 * size // row) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
+
+
+def _rows(problem: Problem, most: int, warps: int, times: int, vector: int) -> Plan | None:
+    row, size = problem.row_bytes, problem.element_size
+    words, elements, base = _layout(problem)
+    if vector < VECTOR_BYTES:
+        if problem.alignment == VECTOR_BYTES or row > SHORT_ROW or vector < size or (problem.alignment < vector and size == 4):
+            return None
+        words, elements, base = vector // 4, vector // size, 0 if problem.alignment >= vector else vector
+    elif row < VECTOR_BYTES and problem.alignment >= 4:
+        return None
+    vectors = vectors_in_row(problem, elements, base)
+    threads = 1 << (math.ceil(vectors / most) - 1).bit_length()
+    tiles = math.ceil(vectors / threads)
+    each = tiles * words * problem.reads
+    if threads > MAX_THREADS or each > (MAX_WORDS if threads >= WARP else MAX_WORDS // 2):
+        return None
+    if threads > WARP:
+        warps, rows = threads // WARP, 1
+    else:
+        rows = WARP * warps // threads * max(1, min(times, 1 << (MAX_WORDS // each).bit_length() - 1))
+    registers = None if row <= SHORT_ROW else _registers(problem, tiles, threads)
+    return Plan("rows", tiles, threads, words, elements, base, warps, registers, rows)
+
+
+def _cluster(problem: Problem, threads: int, ctas: int, programs: int) -> Plan | None:
+    if not problem.clusters:
+        return None
+    layout = _layout(problem)
+    chunk = chunk_vectors(vectors_in_row(problem, *layout[1:]), ctas)
+    tiles = math.ceil(chunk / threads)
+    if chunk < LEAST_CHUNK:
+        return None
+    if programs:
+        registers = min(128, SM_REGISTERS // (programs * threads) // 8 * 8)
+        if registers < _needed(problem, tiles):
+            return None
+    else:
+        all_tiles = tiles * problem.reads
+        if all_tiles > (24 if threads == 256 else 16):
+            return None
+        more = (12 if problem.element_size == 2 and all_tiles >= 12 else 0) + (8 if problem.backward and all_tiles > 20 else 0)
+        enough = _registers(problem, tiles, threads, more)
+        if enough is None:
+            return None
+        registers = enough
+    return Plan("cluster", tiles, threads, *layout, threads // WARP, registers, cluster_ctas=ctas)
+
+
+def _split(problem: Problem, threads: int, most: int, programs: int, fill: int) -> Plan | None:
+    layout = _layout(problem)
+    vectors = vectors_in_row(problem, *layout[1:])
+    registers = min(128, SM_REGISTERS // (programs * threads) // 8 * 8)
+    most = min(MOST_SPLIT_TILES, most // problem.reads)
+    if not most or registers < _needed(problem, most):
+        return None
+    room = min(SMEM_BYTES, SM_SHARED // programs - PROGRAM_SHARED) // (threads * VECTOR_BYTES * problem.reads)
+    room = min(room, MOST_SMEM_TILES) if problem.clusters else 0
+    once = programs * problem.sms
+    ctas = once * fill // (100 * problem.M) if fill else math.ceil(vectors / (threads * (most + room)))
+    if not (2 if problem.backward else 1) <= ctas <= min(once, MAX_SPLIT_CTAS) or vectors < LEAST_CHUNK * ctas:
+        return None
+    needed = math.ceil(chunk_vectors(vectors, ctas) / threads)
+    if needed > most + room:
+        return None
+    tiles = min(most, needed)
+    return Plan("split", tiles, threads, *layout, threads // WARP, registers, split_ctas=ctas, smem_tiles=needed - tiles)
+
+
+MAKE = {"tile": _tile, "staged": _staged, "rows": _rows, "cluster": _cluster, "split": _split}
+
+
+def _needed(problem: Problem, tiles: int) -> int:
+    """Registers of a thread without which ptxas spills."""
+    return 4 * tiles * problem.reads + 14 + (12 if problem.backward and problem.element_size == 2 else 0)
+
+
+def _registers(problem: Problem, tiles: int, threads: int, more: int = 0) -> int | None:
+    """The limit of registers a thread: enough for the tiles and `more`, and as many as an SM has for as many programs."""
+    cached = tiles <= 2 and problem.element_size == 2 and not problem.backward  # exponentials are cached
+    for_tiles = 4 * tiles * problem.reads * (2 if cached else 1)
+    least = for_tiles + more + (20 if 16 < for_tiles < 64 else 16)
+    least += 4 if problem.alignment < VECTOR_BYTES else 0
+    least += 8 if problem.backward and problem.element_size == 2 else 0
+    return next((_free_registers(threads, one) for one in REGISTER_LIMITS if one >= least and one * threads <= SM_REGISTERS), None)
+
+
+def _free_registers(threads: int, registers: int) -> int:
+    """The highest limit, a multiple of 8, with which an SM holds as many programs as with `registers`."""
+    return SM_REGISTERS // (max(1, resident_programs(threads, registers)) * threads) // 8 * 8
