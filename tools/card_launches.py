@@ -83,11 +83,11 @@ def clusters(card: Card) -> bool:
 
 @contextmanager
 def on(card: Card) -> Iterator[None]:
-    """While the rules are asked, the device is the card. No table of measured plans has its name."""
+    """While the rules are asked, the device is the card. No table has its name."""
     from softbench.kernels.triton import dispatch, masked_softmax as scores, traceable
 
     hopper = card.capability == 90 and not card.amd
-    traits = "", card.sms, clusters(card), 0.0 if card.amd else 2.0, hopper
+    traits = ("", card.capability), card.sms, clusters(card), 0.0 if card.amd else 2.0, hopper
 
     def policy(*inputs: torch.Tensor) -> str:
         return "evict_last" if hopper and sum(one.nbytes for one in inputs) >= LARGE else ""

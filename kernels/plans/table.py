@@ -104,7 +104,7 @@ def table(language: str, card: str, capability: int) -> Table:
         chosen = str(tuned_file(card))
     if chosen:
         found = _read(language, Path(chosen))
-        if found["card"] != card:
+        if card and found["card"] != card:
             raise TableError(
                 f"{chosen} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card"
             )

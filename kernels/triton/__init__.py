@@ -1,14 +1,13 @@
 """softbench's Triton kernels of softmax and log_softmax. They import nothing of the benchmark.
 
 - `operator.py`: `softmax` and `log_softmax` as PyTorch operators, differentiable, compiled and exported.
-- `dispatch.py`: the same kernels without an operator. Heuristics and measured tables choose tiers and plans.
+- `dispatch.py`: the same kernels without an operator. `planner.py` chooses tiers and plans.
 - `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable, with its kernels; `causal_rows.py` has
   those of long causal rows.
 - `losses.py`: cross entropy and logprob, without autograd.
 - `traceable.py`: the launches that compilers trace; `row_operators.py`: the operators that compiled graphs call elsewhere.
 - `c_shims.py`: C functions that launch the same kernels in packages of AOTInductor.
 - `user_defined.py`: raw kernels as functions for torch.compile.
-- `tune.py`: measures the fastest plans on this GPU (python -m softbench.kernels.triton.tune).
 
 `from softbench.kernels.triton import softmax, log_softmax` are the operators. `dispatch` has both without an operator. Under
 TRITON_INTERPRET=1, set before triton is imported, those run on the CPU.

@@ -14,6 +14,8 @@ from .interpreter import INTERPRETED
 if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
+Card = tuple[str, int]
+"""A name and a compute capability, as 90. The name is empty if there is no card."""
 HOPPER = 9
 LARGE_SHARED = 200 * 1024  # bytes a program: a generation's large GPUs have more, and clusters of 16; the small ones have clusters of 8
 INTERPRETED_SMS = 4
@@ -26,17 +28,18 @@ RESERVED = 1024  # bytes of each program's shared memory that the driver takes.
 
 
 @functools.cache
-def device_traits(device: torch.device) -> tuple[str, int, bool, float, bool]:
-    """(name, SMs, whether it has clusters of 16 CTAs, its memory's bytes per cycle, whether it is a Hopper GPU)."""
+def device_traits(device: torch.device) -> tuple[Card, int, bool, float, bool]:
+    """(card, SMs, whether it has clusters of 16 CTAs, its memory's bytes per cycle, whether it is a Hopper GPU)."""
     if INTERPRETED or device.type != "cuda":
-        return "", INTERPRETED_SMS, False, 0.0, False
+        return ("", 10 * HOPPER), INTERPRETED_SMS, False, 0.0, False
     if not torch.cuda.is_available():  # a compiler traces for a GPU that this machine lacks
-        return "", ABSENT_SMS, True, 0.0, True
+        return ("", 10 * HOPPER), ABSENT_SMS, True, 0.0, True
     found: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack shared_memory_per_block_optin
+    card = found.name, 10 * found.major + found.minor
     if torch.version.hip is not None:  # AMD counts its architectures otherwise: a gfx90a is 9.0 too
-        return found.name, found.multi_processor_count, False, 0.0, False
+        return card, found.multi_processor_count, False, 0.0, False
     clusters = found.major >= HOPPER and found.shared_memory_per_block_optin >= LARGE_SHARED
-    return found.name, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
+    return card, found.multi_processor_count, clusters, bytes_per_cycle(device.index or 0), (found.major, found.minor) == (HOPPER, 0)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""softbench's Triton softmax and log_softmax over rows: launches the plan that `heuristics.py` chooses.
+"""softbench's Triton softmax and log_softmax over rows: launches the plan that `planner.py` chooses.
 
 Any M and N, row strides without a copy, 64-bit offsets. float32, float16 and bfloat16 in float32 arithmetic, float64 in its own.
 
@@ -35,9 +35,9 @@ from .generic import (
     warps,
 )
 from .grid_exchange import SLOT_WORDS, workspace
-from .heuristics import choose, invariant_plan
 from .interpreter import INTERPRETED, interpreted_number, round_to_nearest
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of, for_wide_results, staged_layout
+from .planner import LINE_BYTES, choose, invariant_plan
 from .stable_key import with_stable_key
 from .staged import backward_staged, forward_staged
 from .staggered_start import stagger
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 MAX_CACHED = 4096  # launches
-LINE_BYTES = 128
 IN_SHARED_MEMORY = (forward_split, backward_split, forward_staged, backward_staged)
 """The kernels that keep rows in shared memory."""
 

@@ -1,4 +1,4 @@
-"""Kernels of the forward's fast tiers, of softmax and log-softmax: they read x once and write y once. `heuristics.py` chooses among them.
+"""Kernels of the forward's fast tiers, of softmax and log-softmax: they read x once and write y once. `planner.py` chooses among them.
 
 - rows: a program has whole rows in registers. For rows up to about 36 KiB, or 128 KiB without clusters. The grid is not persistent: the
   hardware's order of programs keeps the addresses in flight close together, and a static loop over rows does not.

@@ -1,6 +1,6 @@
 """The functions of this package with results that have the same bits in every call, whatever rows lie beside a row, and how many.
 
-A plan follows from the length of a row and the dtypes alone (`heuristics.invariant_plan`). Rows of whole vectors have a program or a
+A plan follows from the length of a row and the dtypes alone (`planner.invariant_plan`). Rows of whole vectors have a program or a
 cluster each. Others are loaded element by element, so that where a row begins changes nothing (`generic.py`; losses:
 `reduce_row_by_element`).
 """

@@ -1,16 +1,11 @@
-"""What the choice of a launch depends on (`Problem`), what is chosen (`Plan`), and the tables of measured plans."""
+"""What the choice of a launch depends on (`Problem`), what is chosen (`Plan`)."""
 
 from __future__ import annotations
 
 import functools
-import json
 import math
-import os
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
-from importlib import resources
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 VECTOR_BYTES = 16
 SECTOR_BYTES = 32  # that memory reads or writes at once
@@ -49,7 +44,6 @@ class Problem:
     bytes_per_cycle: float = 0.0  # peak of memory, per cycle of an SM; 0 if unknown.
     hopper: bool = False  # compute capability 9.0.
     contiguous: bool = False  # all operands have one dtype, and their rows lie back to back from a 16-byte boundary on.
-    loss: bool = False  # a loss's fused pass, whose threads need more registers than those of softmax's forward.
     wide: bool = False  # a forward whose results are float32 and whose inputs have 16 bits. `element_size` is that of the inputs.
 
     @property
@@ -200,29 +194,3 @@ def chunk_of(problem: Problem, plan: Plan) -> int:
     """Vectors of each program's chunk of a row."""
     vectors = vectors_in_row(problem, plan.vector_elements, plan.base_alignment)
     return chunk_vectors(vectors, max(plan.cluster_ctas, plan.split_ctas))
-
-
-@functools.cache
-def measured_plans(device: str) -> dict[str, list[tuple[int, int, Plan]]]:
-    """The table for a device, by the kind of its buckets (`heuristics.bucket`); empty if there is none.
-
-    $SOFTBENCH_TRITON_TABLE names another file.
-    """
-    chosen = os.environ.get("SOFTBENCH_TRITON_TABLE")
-    source = Path(chosen) if chosen else resources.files(__package__).joinpath("tables", f"{device.replace(' ', '-')}.json")
-    if not source.is_file():
-        return {}
-    table: dict[str, list[tuple[int, int, Plan]]] = {}
-    for kind, length_step, rows_step, fields in json.loads(source.read_text()):
-        table.setdefault(kind, []).append((length_step, rows_step, Plan(**fields)))
-    return table
-
-
-Fields = dict[str, Any]
-"""The fields of a plan as a table's line has them."""
-
-
-def plan_to_json(plan: Plan) -> Fields:
-    """A plan as a table's line has it: its tier, and the fields that differ from their defaults."""
-    default = asdict(Plan(plan.tier))
-    return {"tier": plan.tier, **{name: value for name, value in asdict(plan).items() if value != default[name]}}

@@ -10,9 +10,10 @@ import itertools
 import math
 from dataclasses import replace
 
-from .candidates import LINE_BYTES, SHORT_ROW, rows_plans
-from .heuristics import candidates, choose
+from ..plans.table import families
+from .devices import Card
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
+from .planner import LINE_BYTES, SHORT_ROW, choose, make_plan
 
 SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
@@ -27,6 +28,12 @@ LEAST_PROGRAMS = 4  # Of each SM that share rows: 64 KiB in flight.
 MUCH_LESS = 0.75  # Of the work of the busiest SM, for fewer parts a row.
 FEWER_READS = 0.95  # Of the reads of a row, for one more tile a turn.
 MOST_SHARED_ROWS = 8192  # Rows that several programs reduce: each needs a counter.
+FUSED = families(
+    "triton",
+    "rows 4 1 1 16, rows 2 1 1 16, rows 1 1 1 16, rows 8 1 1 16, rows 16 1 1 16, "
+    "cluster 256 8 0, cluster 256 16 0, cluster 256 16 2, cluster 512 16 2",
+)
+"""Where the plan of softmax's forward is of another tier."""
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
 
@@ -37,15 +44,14 @@ def is_short(problem: Problem) -> bool:
     return problem.N * problem.element_size <= (SHORT_SCALAR_ROW if scalar else SHORT_ROW)
 
 
-def fused_plan(problem: Problem, device: str, additions: int = 0) -> Plan | None:
+def fused_plan(problem: Problem, card: Card, additions: int = 0) -> Plan | None:
     """A plan of the tier rows or cluster; None if neither can hold a row.
 
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
-    problem = replace(problem, loss=True)
-    plans = itertools.chain((choose(problem, device),), candidates(problem), rows_plans(problem))
+    plans = itertools.chain((choose(problem, card),), (make_plan(problem, family) for family in FUSED))
     most = MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions]
-    found = next((plan for plan in plans if _fits_fused(plan, most)), None)
+    found = next((plan for plan in plans if plan and _fits_fused(plan, most)), None)
     # The limit of registers is that of softmax, which needs fewer. It gives an SM more programs, and here each has an SM.
     return replace(found, registers=None) if found and found.tier == "rows" and problem.M <= problem.sms else found
 

@@ -13,18 +13,17 @@ fill: the share of all programs that the device holds at once, in percent. 0: th
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ..plans.table import Family, family_of, kind_of, table
+from ..plans.table import Family, families, kind_of, table
 from .launch_plan import (
-    GPC_SMS,
+    PROGRAM_SHARED,
     SECTOR_BYTES,
     SM_REGISTERS,
     SM_SHARED,
-    PROGRAM_SHARED,
     VECTOR_BYTES,
     WARP,
     Plan,
@@ -51,7 +50,37 @@ MAX_TILE_PADDING = 1.3
 LEAST_CHUNK = 128
 """Vectors of a CTA or a program that shares a row."""
 REGISTER_LIMITS = (32, 40, 48, 56, 64, 72, 80, 96, 128)
-INVARIANT = tuple(map(family_of, ()))
+INVARIANT = families("triton", "tile 1, rows 2 1 1 16, rows 4 1 1 16, rows 8 1 1 16, cluster 256 8 0, cluster 256 16 0")
+"""Of plans that follow from the length of a row and the dtypes. Not split: a program that waits too long adds a row in another order."""
+INVARIANT_ROWS = 4096
+"""For which invariant plans are made."""
+LAST = families("triton", "rows 16 1 1 16, split 256 8 2 0")
+"""Of rows for which no cell's family makes a plan."""
+
+
+def choose(problem: Problem, card: tuple[str, int]) -> Plan:
+    """The plan of a launch: that of the cell of these rows, or of the nearest one whose family makes a plan.
+
+    `card`: its name and its compute capability, as `devices.device_traits` has them.
+    """
+    if problem.element_size == 8 or not problem.congruent:
+        return generic_plan(problem)
+    row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else "forward"
+    kind = kind_of(which, problem.element_size, row, problem.alignment)
+    ranked = table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms)
+    return first_plan(problem, itertools.chain(ranked, LAST)) or generic_plan(problem)
+
+
+def first_plan(problem: Problem, ranked: Iterable[Family]) -> Plan | None:
+    """The plan of the first family that makes one; None if none does."""
+    return next((plan for family in ranked if (plan := make_plan(problem, family)) is not None), None)
+
+
+def invariant_plan(problem: Problem) -> Plan:
+    """A plan that follows from the length of a row and the dtypes, and adds a row's elements in an order of their columns."""
+    whole = problem.row_bytes % VECTOR_BYTES == 0 and problem.congruent and problem.element_size != 8
+    found = first_plan(replace(problem, M=INVARIANT_ROWS, alignment=VECTOR_BYTES), INVARIANT) if whole else None
+    return found or generic_plan(problem)
 
 
 def generic_plan(problem: Problem) -> Plan:
@@ -179,7 +208,7 @@ def _split(problem: Problem, threads: int, most: int, programs: int, fill: int) 
     return Plan("split", tiles, threads, *layout, threads // WARP, registers, split_ctas=ctas, smem_tiles=needed - tiles)
 
 
-MAKE = {"tile": _tile, "staged": _staged, "rows": _rows, "cluster": _cluster, "split": _split}
+MAKE: dict[str, Callable[..., Plan | None]] = {"tile": _tile, "staged": _staged, "rows": _rows, "cluster": _cluster, "split": _split}
 
 
 def _needed(problem: Problem, tiles: int) -> int:

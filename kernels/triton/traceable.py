@@ -1,6 +1,6 @@
 """The launches that a compiler traces: torch.compile, torch.export and AOTInductor see the kernels themselves.
 
-The plans are those of `heuristics.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
+The plans are those of `planner.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
 assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and tiers staged and split whose assembly
 has no side effects (`traceable_staged.py`, `traceable_split.py`).
@@ -32,11 +32,11 @@ import torch
 import triton
 from torch.library import wrap_triton
 
-from .devices import device_traits
+from .devices import Card, device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
-from .heuristics import LONG_ROW, choose
 from .interpreter import INTERPRETED
 from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, chunk_of, chunk_vectors, staged_layout, vectors_in_row
+from .planner import choose
 from .staggered_start import stagger
 from .traceable_passes import dots_traceable, gradients_traceable, normalize_traceable, partials_traceable
 from .traceable_rows import (
@@ -50,6 +50,7 @@ from .traceable_rows import (
 from .traceable_split import backward_split_traceable, forward_split_traceable
 from .traceable_staged import backward_staged_traceable, forward_staged_traceable
 
+LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
 """Bytes of all inputs: rows of a symbolic N have the plan of the next of these lengths. With the call for longer rows, six graphs of
 torch.compile cover all N; it allows a function eight by default. A plan for four times the row has idle lanes, but moves no more bytes."""
@@ -107,9 +108,9 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     """The launch for a forward's (x, y) or a backward's (dy, y, dx), on a device that need not be the tensors'."""
     M, N = tensors[0].shape
     strides = tuple(tensor.stride(0) for tensor in tensors)
-    name, *traits = device_traits(device or tensors[0].device)
+    card, *traits = device_traits(device or tensors[0].device)
     problem = _problem(tensors, strides, tuple(traits))
-    plan = (shared_plan(problem) if isinstance(N, int) else None) or plan_for(problem, name)
+    plan = (shared_plan(problem) if isinstance(N, int) else None) or plan_for(problem, card)
     if plan.tier == "staged":
         return Launch("staged", (M + plan.rows - 1) // plan.rows, (M, N, *staged_layout(problem, plan), log), plan.warps)
     if plan.tier == "loop":
@@ -176,9 +177,9 @@ def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymIn
     return replace(Problem(reads == 2, rows, columns, size, misaligned, fast, *traits), contiguous=contiguous)
 
 
-def plan_for(problem: Problem, device: str) -> Plan:
+def plan_for(problem: Problem, card: Card) -> Plan:
     """The plan for a problem, among those that compilers can launch."""
-    plan = _one_row_a_lane(problem, choose(problem, device))
+    plan = _one_row_a_lane(problem, choose(problem, card))
     if plan.tier == "staged":
         return plan
     if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):

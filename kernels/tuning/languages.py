@@ -26,7 +26,7 @@ from .shapes import FAMILIES, Shape
 
 Operands = tuple[torch.Tensor, ...]
 Call = Callable[[], object]
-Plans = dict[Hashable, list[Family]]
+Plans = dict[Any, list[Family]]
 """The plans that families make for a shape, and the families of each."""
 
 

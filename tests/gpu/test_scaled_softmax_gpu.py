@@ -7,7 +7,9 @@ import torch
 from sampled import sampled
 from scaled import HONEST, graded, wrong_ones
 from softbench.kernels.cuda import launch
-from softbench.kernels.triton import dispatch, heuristics
+from softbench.kernels.triton import dispatch, planner
+from softbench.kernels.triton.devices import device_traits
+from softbench.kernels.tuning.shapes import FAMILIES
 
 from softbench.backends import naive, torch_compile, torch_eager
 from softbench.backends.peers import flashinfer
@@ -111,7 +113,10 @@ def random(*layout, dtype):
 def plans_of(problem):
     """The chosen plan, the first plan of each tier, and one with rows in shared memory."""
     kinds = {}
-    for plan in (heuristics.choose(problem, torch.cuda.get_device_name()), *heuristics.candidates(problem)):
+    chosen = planner.choose(problem, device_traits(torch.device("cuda", torch.cuda.current_device()))[0])
+    congruent = problem.congruent and problem.element_size != 8
+    made = (planner.make_plan(problem, family) for family in FAMILIES["triton"]) if congruent else ()
+    for plan in (chosen, *filter(None, made)):
         kinds.setdefault((plan.tier, plan.smem_tiles > 0), plan)
     return kinds.values()
 

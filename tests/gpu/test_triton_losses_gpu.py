@@ -5,7 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from softbench.kernels.triton import dispatch, heuristics, loss_plans, losses
+from softbench.kernels.triton import dispatch, loss_plans, losses, planner
+from softbench.kernels.tuning.shapes import FAMILIES
 from torch.nn import functional
 
 from softbench.backends.triton import own
@@ -57,7 +58,8 @@ def test_every_fused_plan_is_right_also_in_place(dtype, op):
         problem = dispatch.problem_of((given[0], given[0]))
         additions = bool(options.label_smoothing) + bool(options.softcap)
         most = loss_plans.MOST_TILES_OF_CLUSTER[problem.element_size][additions]
-        plans = [plan for plan in heuristics.candidates(problem) if loss_plans._fits_fused(plan, most)]
+        made = (planner.make_plan(problem, family) for family in FAMILIES["triton"])
+        plans = [plan for plan in made if plan and loss_plans._fits_fused(plan, most)]
         for plan in [*plans[:2], *plans[-1:]]:
             x = given[0].clone()
             loss = torch.empty(M, device="cuda")

@@ -9,7 +9,7 @@ import torch
 from sampled import sampled
 from simulated import needs_cuobjdump, needs_nvcc
 from softbench.kernels.cuda import build
-from softbench.kernels.triton import generic, heuristics
+from softbench.kernels.triton import generic, planner
 from softbench.kernels.triton.launch_plan import Plan
 
 pytestmark = pytest.mark.skipif(generic.INTERPRETED or torch.cuda.is_available(), reason="replaces Triton's driver, which GPUs need")
@@ -183,30 +183,28 @@ def test_a_sample_of_triton_kernels_fits(driver, name):
 
 @needs_cuobjdump
 @pytest.mark.parametrize(
-    ("backward", "rows", "columns", "size", "alignment", "tier"),
+    ("backward", "rows", "columns", "size", "alignment"),
     sampled(
         [
-            (False, 47293, 13312, 2, 16, "rows"),
-            (False, 43, 3655842, 4, 8, "split"),
-            (True, 1, 1940544, 4, 8, "split"),
-            (True, 1136, 18930, 2, 4, "cluster"),
-            (True, 93, 414696, 4, 16, "split"),
-            (True, 23, 799748, 2, 8, "split"),
-            (True, 492, 75443, 2, 2, "cluster"),
-            (True, 1083, 149749, 2, 2, "split"),
-            (True, 64, 300001, 2, 2, "split"),
-            (True, 1415, 39523, 4, 4, "cluster"),
+            (False, 47293, 13312, 2, 16),
+            (False, 43, 3655842, 4, 8),
+            (True, 1, 1940544, 4, 8),
+            (True, 1136, 18930, 2, 4),
+            (True, 93, 414696, 4, 16),
+            (True, 23, 799748, 2, 8),
+            (True, 492, 75443, 2, 2),
+            (True, 1083, 149749, 2, 2),
+            (True, 64, 300001, 2, 2),
+            (True, 1415, 39523, 4, 4),
         ],
         lambda _, rows, *more: rows in (1136, 23, 492),
     ),
 )
-def test_rows_that_once_spilled_do_not(driver, backward, rows, columns, size, alignment, tier):
-    """Of each cause the worst, with the plan of the rules."""
+def test_rows_that_once_spilled_do_not(driver, backward, rows, columns, size, alignment):
+    """Of each cause the worst."""
     h100 = card("H100")
     problem = cards.problem_of(h100, backward, rows, columns, size, alignment)
-    plan = heuristics.by_heuristics(problem)
-    assert plan.tier == tier
-    found = cards.compile_plan(h100, problem, plan)
+    found = cards.compile_plan(h100, problem, planner.choose(problem, ("NVIDIA H200", 90)))
     assert found.misfit(h100) is None
 
 

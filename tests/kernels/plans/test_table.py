@@ -30,7 +30,7 @@ def test_a_table_is_read_as_it_was_written(chosen):
     split = ("split_bulk", 8, 256, -400, 0, 100)
     block = [Cell(4096, most, ("block", vectors, 0, 128)) for most, vectors in ((64, 1), (inf, 2))]
     assert chosen() == Table("mine", {KIND: (*block, Cell(inf, inf, split))})
-    assert family_of(family_name(split)) == split
+    assert family_of("cuda", family_name(split)) == split
 
 
 def damaged(family):

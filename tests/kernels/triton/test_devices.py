@@ -32,16 +32,16 @@ def device(monkeypatch):
     [(8, 0, 163 * KIB, False), (8, 9, 99 * KIB, False), (9, 0, 227 * KIB, True), (10, 3, 227 * KIB, True), (12, 0, 99 * KIB, False)],
 )
 def test_large_gpus_from_hopper_on_have_clusters_of_16(device, major, minor, shared, clusters):
-    assert device(major, minor, shared) == ("a GPU", 100, clusters, 2.0, (major, minor) == (9, 0))
+    assert device(major, minor, shared) == (("a GPU", 10 * major + minor), 100, clusters, 2.0, (major, minor) == (9, 0))
 
 
 def test_amds_gpus_have_neither_clusters_nor_hints(device):
-    assert device(9, 0, 64 * KIB, hip="7.0") == ("a GPU", 100, False, 0.0, False)
+    assert device(9, 0, 64 * KIB, hip="7.0") == (("a GPU", 90), 100, False, 0.0, False)
 
 
 def test_a_machine_without_a_gpu_traces_for_an_h200(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     devices.device_traits.cache_clear()
-    name, sms, clusters, *_ = devices.device_traits(torch.device("cuda"))
+    (name, _), sms, clusters, *_ = devices.device_traits(torch.device("cuda"))
     devices.device_traits.cache_clear()
     assert (name, sms, clusters) == ("", 132, True) or devices.INTERPRETED

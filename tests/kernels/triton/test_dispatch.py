@@ -19,8 +19,9 @@ def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpre
 TIERS = """
 import torch
 from dataclasses import replace
-from softbench.kernels.triton import dispatch, heuristics
+from softbench.kernels.triton import dispatch, planner
 from softbench.kernels.triton.launch_plan import Plan
+from softbench.kernels.tuning.shapes import FAMILIES
 torch.manual_seed(0)
 UNIT = {torch.float32: 1e-6, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 tiers_seen = set()
@@ -35,7 +36,10 @@ def close(got, expected, scale, unit):
     return bool((same | ((got - expected).abs() <= unit * 1.01 * expected.abs() + 3e-6 * scale + 1e-7)).all())
 
 def chosen(plans, problem):
-    return plans(problem) if callable(plans) else plans or list(heuristics.candidates(problem))[:2]
+    if plans is not None:
+        return plans(problem) if callable(plans) else plans
+    made = (planner.make_plan(problem, family) for family in FAMILIES["triton"] if family[0] != "tile")
+    return list(dict.fromkeys(filter(None, (planner.choose(problem, ("", 90)), *made))))[:2]
 
 def both_ways(M, N, pad, offset, dtype, plans=None, result=None, log=False, scale=None):
     # plans: a list, or a function of the problem; result: the dtype of y and dy; log: of log_softmax
@@ -95,11 +99,9 @@ assert {"rows", "split"} <= tiers_seen, tiers_seen
 print("fine")
 """
 STAGED = """
-from softbench.kernels.triton.candidates import staged_plans
-
 def staged(problem):
     assert problem.contiguous
-    return [next(iter(staged_plans(replace(problem, M=1 << 24))))]
+    return [planner.make_plan(replace(problem, M=1 << 24), ("staged", 10, 4, 8192))]
 
 for dtype, columns in {torch.float32: (1, 5, 77), torch.float16: (130,), torch.bfloat16: (2, 17, 50, 197)}.items():
     for N in columns:

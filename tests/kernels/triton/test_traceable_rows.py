@@ -95,7 +95,7 @@ traceable.MAX_PARTS = most_parts
 few_tiles, many_tiles = 132, 4  # SMs
 devices = [(sms, in_l2_bytes) for sms in (few_tiles, many_tiles) for in_l2_bytes in (in_l2, 0)]
 for sms, bytes_in_l2 in devices if THOROUGH else devices[2:]:
-    traceable.PASS_BYTES, traceable.device_traits = bytes_in_l2, lambda device: ("", sms, False, 0.0, False)
+    traceable.PASS_BYTES, traceable.device_traits = bytes_in_l2, lambda device: (("", 90), sms, False, 0.0, False)
     check(1, 20000, torch.float32, 0, 0, 0, False)
     check(1, 40000, torch.bfloat16, 1, 1, 0, True)
     for value in (float("nan"), float("inf"), -float("inf"), "all", "half"):  # half: parts of -inf, and low values in the others

@@ -171,7 +171,7 @@ def test_programs_of_a_split_row_all_run_at_once():
 def test_no_lane_has_parts_of_two_short_rows():
     for N, backward in itertools.product((36, 60, 77, 100, 197, 230, 333), (False, True)):
         problem = Problem(backward, 262_144, N, 2, math.gcd(16, 2 * N), True, 132, True, 2500.0, True)
-        plan = traceable.plan_for(problem, "NVIDIA H200")
+        plan = traceable.plan_for(problem, ("NVIDIA H200", 90))
         assert plan.tier == "rows"
         assert plan.threads > 32 or plan.rows * plan.threads <= 32 * plan.warps
         assert plan.warps <= 8

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,50 +21,53 @@ def timed(N, M, times):
 
 
 def test_families_are_numbers_of_the_planner_and_shapes_are_all_kinds():
-    assert all(len(family_numbers(family)) == 6 for family in FAMILIES) and len(set(FAMILIES)) == len(FAMILIES)
+    assert all(len(family_numbers(family)) == 6 for family in FAMILIES["cuda"])
+    assert all(len(set(families)) == len(families) for families in FAMILIES.values())
     shapes = [draw(number) for number in range(2000)]
     assert shapes[:3] == [draw(number) for number in range(3)]
     assert len(Counter(shape.kind for shape in shapes)) == 18
     assert all(shape.M * shape.row_bytes <= 2.1 * 4e8 for shape in shapes)
     assert sum(shape.M < 200 for shape in shapes) > 200
+    of_length = [draw(number, 5) for number in range(10, 15)]
+    assert len({(shape.which, shape.size, shape.N) for shape in of_length}) == 1 and len({shape.M for shape in of_length}) > 1
 
 
 def test_a_table_has_a_line_where_another_family_becomes_the_fastest():
     dice = random.Random(1)
     shapes = [(64 * dice.randint(16, 1024), dice.randint(500, 2000)) for _ in range(200)]
     every = [timed(N, M, {SHORT: 10 + N / 20000, LONG: 13 - N / 20000, LOSER: 20}) for N, M in shapes]
-    lines = table_of(every, SMS)
+    lines = table_of(every, FAMILIES["cuda"], SMS)
     ((most, cells), (end, more)) = lines[KIND]
     assert 2 * 25000 < most < 2 * 36000 and end is None
     assert cells == [(None, "block 2 0 128")] and more == [(None, "cluster 8 128 0")]
-    judged = judge(every, lines, SMS)
+    judged = judge(every, tables.parsed("cuda", lines), SMS)
     assert judged.shapes == 200 and 0.998 * judged.best < judged.gained <= judged.best
     assert judged.slow_now == 1 and judged.slow == sum(min(one.families.values()) > 10 / 0.9 for one in every) / 200
 
 
 def test_a_line_has_cells_where_the_size_of_the_launch_decides():
     every = [timed(8192, M, {SHORT: 1.0 if M < 1000 else 1.2, LONG: 1.1}) for M in range(100, 3000, 100)]
-    ((_, cells),) = table_of(every, SMS)[KIND]
+    ((_, cells),) = table_of(every, FAMILIES["cuda"], SMS)[KIND]
     assert cells == [(128, "block 2 0 128"), (None, "cluster 8 128 0")]  # 1000 rows are 121 KiB for each SM
 
 
 def test_noise_of_one_shape_makes_no_cell():
     every = [timed(1024 * n, 1000, {SHORT: 1.0, LONG: 0.99 if n == 20 else 1.05}) for n in range(1, 60)]
-    assert table_of(every, SMS) == {KIND: [(None, [(None, "block 2 0 128")])]}
+    assert table_of(every, FAMILIES["cuda"], SMS) == {KIND: [(None, [(None, "block 2 0 128")])]}
 
 
 def test_a_family_that_makes_no_plan_for_some_rows_is_not_theirs():
     every = [timed(1024 * n, 1000, {SHORT: 1.0} if n < 30 else {LONG: 1.0}) for n in range(1, 60)]
-    assert [cells for _, cells in table_of(every, SMS)[KIND]] == [[(None, "block 2 0 128")], [(None, "cluster 8 128 0")]]
+    assert [cells for _, cells in table_of(every, FAMILIES["cuda"], SMS)[KIND]] == [[(None, "block 2 0 128")], [(None, "cluster 8 128 0")]]
 
 
 def test_records_survive_an_interrupt(tmp_path):
     file = tmp_path / "records.jsonl"
     one = timed(1024, 10, {SHORT: 1.25, LONG: 2.5})
-    assert measure.read(file) == []
+    assert measure.read(file, "cuda") == []
     file.write_text(f"{measure.to_json(one)}\nnull\n{measure.to_json(one)[:40]}")
-    assert measure.read(file) == [one, None]
-    assert measure.read(file) == [one, None]
+    assert measure.read(file, "cuda") == [one, None]
+    assert measure.read(file, "cuda") == [one, None]
 
 
 def test_without_a_gpu_tuning_ends_with_one_line(monkeypatch):
@@ -74,7 +76,24 @@ def test_without_a_gpu_tuning_ends_with_one_line(monkeypatch):
         measure.main(1, None, quiet=False)
 
 
-def test_few_shapes_replace_no_table(monkeypatch, tmp_path, capsys):
+class Faked:
+    """A language whose shapes are given."""
+
+    each = 1
+
+    def __init__(self, name, times):
+        self.name, self.times = name, times
+
+    def key(self):
+        return "key"
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def tune(monkeypatch, tmp_path):
+    """A function that tunes a card, with times that are given for each language."""
     monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path))
     monkeypatch.delenv(tables.VARIABLE, raising=False)
     tables.table.cache_clear()
@@ -82,14 +101,39 @@ def test_few_shapes_replace_no_table(monkeypatch, tmp_path, capsys):
     answers["get_device_properties"] = SimpleNamespace(multi_processor_count=SMS)
     for name, answer in answers.items():
         monkeypatch.setattr(measure.torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(measure.build, "build", lambda _architecture: Path("key", "softmax.so"))
-    monkeypatch.setattr(measure, "measure", lambda *_: [timed(1024, 10, {SHORT: 1.0})] * 12)
-    measure.main(1, None, quiet=True)
-    assert "not written, because it lacks 17 kinds of rows: tune for longer" in capsys.readouterr().out
-    assert not tables.tuned_file("a card").exists()
-    monkeypatch.setattr(measure, "measure", lambda *_: [])
-    with pytest.raises(SystemExit, match="too short to time a shape"):
-        measure.main(1, None, quiet=True)
+    monkeypatch.setattr(measure, "measure", lambda _records, language, *_: language.times)
+
+    def run(cuda, triton, output=None):
+        monkeypatch.setattr(measure, "Cuda", lambda: Faked("cuda", cuda))
+        monkeypatch.setattr(measure, "Triton", lambda: Faked("triton", triton))
+        measure.main(1, output, quiet=True)
+
+    yield run
+    tables.table.cache_clear()
+
+
+ROWS = ("rows", 2, 1, 1, 16)
+
+
+def test_few_shapes_replace_no_table(tune, capsys):
+    tune([timed(1024, 10, {SHORT: 1.0})] * 12, [timed(1024, 10, {ROWS: 1.0})] * 12)
+    told = capsys.readouterr().out
+    assert "cuda: 1 lines of 12 shapes, not taken, because it lacks 17 kinds of rows: tune for longer" in told
+    assert "not written" in told and not tables.tuned_file("a card").exists()
+    with pytest.raises(SystemExit, match="too short to time a shape of cuda"):
+        tune([], [])
+
+
+def test_a_language_that_gains_nothing_keeps_its_lines(tune, monkeypatch, tmp_path):
+    now = {"cuda": {KIND: [(4096, [(64, "block 1 0 128"), (None, "block 2 0 128")]), (None, [(None, "split 4 256 1024")])]}}
+    now["triton"] = {KIND: [(None, [(None, "rows 4 1 1 16")])]}
+    (tmp_path / "now.json").write_text(tables.written("a card", 90, now, ""))
+    monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "now.json"))
+    tune([timed(1024, 10, {SHORT: 13.0})] * 12, [timed(1024, 10, {ROWS: 9.0})] * 12)
+    monkeypatch.setenv(tables.VARIABLE, str(tables.tuned_file("a card")))
+    tables.table.cache_clear()
+    found = {name: {kind: tables.lines_of(cells) for kind, cells in tables.table(name, "a card", 90).cells.items()} for name in now}
+    assert found == {"cuda": now["cuda"], "triton": {KIND: [(None, [(None, "rows 2 1 1 16")])]}}
 
 
 def test_tune_writes_the_file_that_it_is_given(monkeypatch, main):
