@@ -38,8 +38,8 @@ NUMBERS = {
     "triton": {"tile": (1, 1), "staged": (3, 3), "rows": (4, 4), "cluster": (3, 2), "split": (4, 3)},
 }  # fmt: skip
 """How many numbers a family of a tier has, and how many of the first ones are not 0, for each language."""
-PASSES = ("forward", "gradient", "widened")
-"""A forward is widened if its results have more bytes than its input."""
+PASSES = ("forward", "gradient", "widened", "fused")
+"""A forward is widened if its results have more bytes than its input. A loss with its gradient in one pass is fused."""
 Kind = tuple[str, int, int]
 """A pass, the bytes of an element, and the alignment of rows in bytes."""
 Lines = list[tuple[int | None, list[tuple[int | None, str]]]]
@@ -77,10 +77,10 @@ class Table:
         """The families in the order in which a planner asks them for a plan.
 
         The first is that of the cell. Those of the next cells in both directions follow, then those of rows at any address, and then those
-        of forwards if the results are widened.
+        of forwards if the pass is widened or fused.
         """
         which, size, alignment = kind
-        last = "forward" if which == "widened" else which
+        last = which if which == "gradient" else "forward"
         for one in dict.fromkeys((one, size, of) for one in (which, last) for of in (alignment, size)):
             cells = self.cells.get(one, ())
             up = next((at for at, cell in enumerate(cells) if row_bytes <= cell.row_bytes and kib_per_sm <= cell.kib_per_sm), len(cells))

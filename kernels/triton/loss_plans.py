@@ -1,7 +1,7 @@
 """The launch plans of losses over rows with a target, by arithmetic on the row's length, the number of rows and the device's SMs.
 
-The fused pass takes the plans of softmax's forward, which moves the same bytes. The other passes read a row once and exchange nothing while
-they read. Their plans have the tier `stream`: `split_ctas` programs share a row. No table of measured plans has them.
+A table has the families of the fused pass (docs/kernels/plans.md). The other passes read a row once and exchange nothing while
+they read. Their plans have the tier `stream`: `split_ctas` programs share a row. No table has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..plans.table import families
 from .devices import Card
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
-from .planner import LINE_BYTES, SHORT_ROW, choose, make_plan
+from .planner import LINE_BYTES, SHORT_ROW, made, plans
 
 SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
@@ -28,12 +28,8 @@ LEAST_PROGRAMS = 4  # Of each SM that share rows: 64 KiB in flight.
 MUCH_LESS = 0.75  # Of the work of the busiest SM, for fewer parts a row.
 FEWER_READS = 0.95  # Of the reads of a row, for one more tile a turn.
 MOST_SHARED_ROWS = 8192  # Rows that several programs reduce: each needs a counter.
-FUSED = families(
-    "triton",
-    "rows 4 1 1 16, rows 2 1 1 16, rows 1 1 1 16, rows 8 1 1 16, rows 16 1 1 16, "
-    "cluster 256 8 0, cluster 256 16 0, cluster 256 16 2, cluster 512 16 2",
-)
-"""Where the plan of softmax's forward is of another tier."""
+LAST = families("triton", "rows 4 1 1 16, rows 2 1 1 16, rows 1 1 1 16, rows 8 1 1 16, rows 16 1 1 16, cluster 256 16 0, cluster 512 16 2")
+"""If no family of the table makes a plan that holds a row."""
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
 MOST_TILES_OF_CLUSTER = {2: (32, 12, 8), 4: (32, 16, 12)}
 
@@ -49,9 +45,9 @@ def fused_plan(problem: Problem, card: Card, additions: int = 0) -> Plan | None:
 
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
-    plans = itertools.chain((choose(problem, card),), (make_plan(problem, family) for family in FUSED))
+    found_plans = itertools.chain(plans(problem, card, "fused"), made(problem, LAST))
     most = MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions]
-    found = next((plan for plan in plans if plan and _fits_fused(plan, most)), None)
+    found = next((plan for plan in found_plans if _fits_fused(plan, most)), None)
     # The limit of registers is that of softmax, which needs fewer. It gives an SM more programs, and here each has an SM.
     return replace(found, registers=None) if found and found.tier == "rows" and problem.M <= problem.sms else found
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from ..plans.table import Family, families, kind_of, table
@@ -65,22 +65,27 @@ def choose(problem: Problem, card: tuple[str, int]) -> Plan:
     """
     if problem.element_size == 8 or not problem.congruent:
         return generic_plan(problem)
-    row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else "forward"
+    return next(plans(problem, card), None) or generic_plan(problem)
+
+
+def plans(problem: Problem, card: tuple[str, int], which: str = "forward") -> Iterator[Plan]:
+    """The plans of the table's families, that of the cell of these rows first, then those of the nearest ones. `which`: of a forward."""
+    row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else which
     kind = kind_of(which, problem.element_size, row, problem.alignment)
     ranked = table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms)
-    return first_plan(problem, itertools.chain(ranked, LAST)) or generic_plan(problem)
+    return made(problem, itertools.chain(ranked, LAST))
 
 
-def first_plan(problem: Problem, ranked: Iterable[Family]) -> Plan | None:
-    """The plan of the first family that makes one; None if none does."""
-    return next((plan for family in ranked if (plan := make_plan(problem, family)) is not None), None)
+def made(problem: Problem, ranked: Iterable[Family]) -> Iterator[Plan]:
+    """The plans of the families that make one."""
+    return (plan for family in ranked if (plan := make_plan(problem, family)) is not None)
 
 
 def invariant_plan(problem: Problem) -> Plan:
     """A plan that follows from the length of a row and the dtypes, and adds a row's elements in an order of their columns."""
     whole = problem.row_bytes % VECTOR_BYTES == 0 and problem.congruent and problem.element_size != 8
-    found = first_plan(replace(problem, M=INVARIANT_ROWS, alignment=VECTOR_BYTES), INVARIANT) if whole else None
-    return found or generic_plan(problem)
+    found = made(replace(problem, M=INVARIANT_ROWS, alignment=VECTOR_BYTES), INVARIANT) if whole else iter(())
+    return next(found, None) or generic_plan(problem)
 
 
 def generic_plan(problem: Problem) -> Plan:

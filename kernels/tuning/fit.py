@@ -1,19 +1,20 @@
 """From times to a table: for each kind of rows, boxes of lengths and sizes of launches, with the family that loses least in each.
 
 The boxes have the least sum of what their shapes lose against the fastest family that was timed for them, by dynamic programming. Each
-line and each cell costs something too, so that none is made for the noise of one shape.
+line and each cell costs something too, so that none is made for the noise of one shape. Shapes that were not timed count too, with what the
+families lose on the shapes around them: otherwise boxes would reach far beyond the few shapes that were timed.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..plans.table import Cell, Family, Kind, Lines, Table, family_name
-from .shapes import Shape
+from ..plans.table import VECTOR_BYTES, Cell, Family, Kind, Lines, Table, family_name
+from .shapes import Shape, draw
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,6 +30,12 @@ CELL_COST, FEW_SHAPES = 0.1, 5000
 """Of a line, and of a cell: the sum of relative losses that it must save. From so many shapes on, it grows with them, and tables do not."""
 TAIL, TAIL_COST = 0.05, 3
 """A loss beyond TAIL counts so many times more: a table shall have no slow cells."""
+AROUND = (1, 0.3, 0.6), (0.05, 1, 2), (0.003, 3, 4)
+"""Weights of the shapes around one, and over how many octaves of length and of KiB they decrease."""
+ALIKE = {"pass": 0.03, "size": 0.25, "aligned": 0.15}
+"""How much shapes count that differ from it in that."""
+IMAGINED, FIRST_IMAGINED, OFTEN = 3000, 5_000_000, 5
+"""So many shapes are drawn that were not timed, from this number on. A shape that was timed counts as several of them."""
 UNFIT = 0.5
 """The loss of a family that makes no plan for a shape, and the most of others: a time that something disturbed shall not decide."""
 SLOW = 0.9
@@ -54,12 +61,47 @@ def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> di
     return {kind: _lines(found, families, sms, cell_cost) for kind, found in kinds.items()}
 
 
-def _loss(one: Timed, families: Sequence[Family]) -> Array:
-    """What each family loses for a shape: the logarithm of its time over that of the fastest."""
+def imagined(timed: Sequence[Timed], families: Sequence[Family], sms: int, makes: Callable[[Shape], Iterable[Family]]) -> list[Timed]:
+    """Shapes that were not timed, with the means of what the families that make a plan lose around them, as times."""
+    import numpy as np
+
+    def place(shape: Shape) -> tuple[float, float]:
+        return math.log2(shape.row_bytes), math.log2(shape.kib_per_sm(sms))
+
+    known = {name: np.array([_traits(one.shape)[name] for one in timed]) for name in ALIKE}
+    places = np.array([place(one.shape) for one in timed])
+    lost = np.array([_lost(one, families) for one in timed])
+    made, number = ~np.isnan(lost), {family: at for at, family in enumerate(families)}
+    lost = np.where(made, np.minimum(lost, UNFIT), 0)
+    found = []
+    for shape in map(draw, range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
+        far = np.square(places - place(shape))
+        weights = sum(weight * np.exp(-far[:, 0] / (2 * a * a) - far[:, 1] / (2 * b * b)) for weight, a, b in AROUND)
+        for name, given in _traits(shape).items():
+            weights = weights * np.where(known[name] == given, 1, ALIKE[name])
+        means = (weights @ lost + 1e-12) / (weights @ made + 1e-12)
+        if times := {family: math.exp(means[number[family]]) for family in makes(shape)}:
+            found.append(Timed(shape, 1.0, 1.0, times))
+    return found
+
+
+def _traits(shape: Shape) -> dict[str, object]:
+    return {"pass": shape.which, "size": shape.size, "aligned": shape.kind[2] == VECTOR_BYTES}
+
+
+def _lost(one: Timed, families: Sequence[Family]) -> Array:
+    """The logarithm of each family's time over that of the fastest, and nan if it makes no plan."""
     import numpy as np
 
     best = min(one.families.values())
-    lost = np.array([math.log(one.families[family] / best) if family in one.families else UNFIT for family in families])
+    return np.array([math.log(one.families[family] / best) if family in one.families else math.nan for family in families])
+
+
+def _loss(one: Timed, families: Sequence[Family]) -> Array:
+    """What each family loses for a shape, where a family that makes no plan loses UNFIT."""
+    import numpy as np
+
+    lost = np.nan_to_num(_lost(one, families), nan=UNFIT)
     return np.minimum(UNFIT, lost + TAIL_COST * np.maximum(0, lost - TAIL))
 
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,6 +20,8 @@ from ..common.cuda_library import architecture_of
 from ..cuda import build, launch
 from ..plans.table import PASSES, Family
 from ..triton import dispatch
+from ..triton.devices import device_traits
+from ..triton.launch_plan import VECTOR_BYTES, Problem
 from ..triton.planner import make_plan
 from ..triton.stable_key import with_stable_key
 from .shapes import FAMILIES, Shape
@@ -47,6 +49,9 @@ class Language(Protocol):
 
     def plans(self, shape: Shape, given: Operands) -> Plans:
         """The plans of all families that make one."""
+
+    def makes(self, shape: Shape) -> Collection[Family]:
+        """The families that make a plan for a shape."""
 
     def calls(self, plan: Any, sets: Sequence[Operands]) -> list[Call]:
         """A launch on each of several operands. None: of the plan that is used now. No calls: this card does not take the plan."""
@@ -76,6 +81,9 @@ class Cuda:
             if library.softbench_candidate(PASSES.index(shape.which), shape.size == 2, shape.M, shape.N, numbers, ctypes.addressof(plan)):
                 found.setdefault(tuple(getattr(plan, name) for name, *_ in plan._fields_), []).append(family)
         return found
+
+    def makes(self, shape: Shape) -> Collection[Family]:
+        return [family for families in self.plans(shape, ()).values() for family in families]
 
     def calls(self, plan: Any, sets: Sequence[Operands]) -> list[Call]:
         given = None if plan is None else launch.Plan(*plan)
@@ -113,6 +121,14 @@ class Triton:
         for key in self._kernels(shape, given):
             self.compiled[key].exception()  # waits
         return self._plans(given)
+
+    def makes(self, shape: Shape) -> Collection[Family]:
+        if shape.which == "widened":
+            return ()
+        traits = device_traits(torch.device("cuda", torch.cuda.current_device()))[1:]
+        backward, alignment = shape.reads == 2, min(VECTOR_BYTES, shape.row_bytes & -shape.row_bytes)
+        problem = Problem(backward, shape.M, shape.N, shape.size, alignment, True, *traits, contiguous=True)
+        return [family for family in FAMILIES[self.name] if make_plan(problem, family) is not None]
 
     def calls(self, plan: Any, sets: Sequence[Operands]) -> list[Call]:
         problem, now = dispatch.choose_plan(sets[0])

@@ -21,9 +21,9 @@ import torch
 
 from ..common.cuda_library import BuildError
 from ..plans.table import Cell, Kind, Lines, TableError, family_name, family_of, lines_of, parsed, table, tuned_file, written
-from .fit import Timed, judge, table_of
+from .fit import OFTEN, Timed, imagined, judge, table_of
 from .languages import Call, Cuda, Language, Operands, Triton
-from .shapes import FAMILIES, HELD_OUT, Shape, draw
+from .shapes import FAMILIES, HELD_OUT, TIMED, Shape, draw
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
 POOL_BYTES = 3 << 29
@@ -197,7 +197,9 @@ def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[C
     if not held_out:
         sys.exit(f"softbench: tune: the time is too short to time a shape of {language.name}; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    lines = table_of([one for part, one in numbered if part], FAMILIES[language.name], sms)
+    known, families = [one for part, one in numbered if part], FAMILIES[language.name]
+    kept_kinds = {kind: lines_of(cells) for kind, cells in now.items() if kind[0] not in TIMED}
+    lines = kept_kinds | table_of([*known * OFTEN, *imagined(known, families, sms, language.makes)], families, sms)
     cells = parsed(language.name, lines)
     found, missing = judge(held_out, cells, sms), now.keys() - lines.keys()  # `judge` takes the plans of now of these kinds
     kept = keep and (found.gained <= 1 or bool(missing))

@@ -8,7 +8,7 @@ import pytest
 from softbench.kernels.cuda.launch import family_numbers
 from softbench.kernels.plans import table as tables
 from softbench.kernels.tuning import measure
-from softbench.kernels.tuning.fit import Timed, judge, table_of
+from softbench.kernels.tuning.fit import Timed, imagined, judge, table_of
 from softbench.kernels.tuning.shapes import FAMILIES, Shape, draw
 
 SMS = 132
@@ -61,6 +61,16 @@ def test_a_family_that_makes_no_plan_for_some_rows_is_not_theirs():
     assert [cells for _, cells in table_of(every, FAMILIES["cuda"], SMS)[KIND]] == [[(None, "block 2 0 128")], [(None, "cluster 8 128 0")]]
 
 
+def test_shapes_that_were_not_timed_have_the_families_of_the_nearest_ones():
+    long, short = (
+        [timed(N * n, 1000, {SHORT: fast, LONG: slow}) for n in (16, 20)] for N, fast, slow in ((64, 1.0, 1.2), (8192, 1.2, 1.0))
+    )
+    found = imagined([*short, *long], FAMILIES["cuda"], SMS, lambda shape: (SHORT, LONG) if shape.which == "forward" else ())
+    assert len(found) > 500 and all(one.shape.which == "forward" for one in found)
+    fastest = [(one.shape.row_bytes, min(one.families, key=one.families.get)) for one in found if one.shape.size == 2]
+    assert {family for row, family in fastest if row < 4000} == {SHORT} and {family for row, family in fastest if row > 150_000} == {LONG}
+
+
 def test_records_survive_an_interrupt(tmp_path):
     file = tmp_path / "records.jsonl"
     one = timed(1024, 10, {SHORT: 1.25, LONG: 2.5})
@@ -89,6 +99,9 @@ class Faked:
 
     def close(self):
         pass
+
+    def makes(self, shape):
+        return ()
 
 
 @pytest.fixture
