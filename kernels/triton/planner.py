@@ -54,7 +54,7 @@ INVARIANT = families("triton", "tile 1, rows 2 1 1 16, rows 4 1 1 16, rows 8 1 1
 """Of plans that follow from the length of a row and the dtypes. Not split: a program that waits too long adds a row in another order."""
 INVARIANT_ROWS = 4096
 """For which invariant plans are made."""
-LAST = families("triton", "rows 16 1 1 16, split 256 8 2 0")
+LAST = families("triton", "rows 16 1 1 16, split 256 8 4 0, split 256 8 2 0")
 """Of rows for which no cell's family makes a plan."""
 
 
@@ -73,7 +73,8 @@ def plans(problem: Problem, card: tuple[str, int], which: str = "forward") -> It
     row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else which
     kind = kind_of(which, problem.element_size, row, problem.alignment)
     ranked = table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms)
-    return made(problem, itertools.chain(ranked, LAST))
+    longest = _split(problem, 256, 8, 3 if problem.backward else 4, 0, twice=True)
+    return itertools.chain(made(problem, itertools.chain(ranked, LAST)), [longest] if longest else [])
 
 
 def made(problem: Problem, ranked: Iterable[Family]) -> Iterator[Plan]:
@@ -193,7 +194,8 @@ def _cluster(problem: Problem, threads: int, ctas: int, programs: int) -> Plan |
     return Plan("cluster", tiles, threads, *layout, threads // WARP, registers, cluster_ctas=ctas)
 
 
-def _split(problem: Problem, threads: int, most: int, programs: int, fill: int) -> Plan | None:
+def _split(problem: Problem, threads: int, most: int, programs: int, fill: int, twice: bool = False) -> Plan | None:
+    """`twice`: what the programs that run at once do not hold of a row, they read a second time."""
     layout = _layout(problem)
     vectors = vectors_in_row(problem, *layout[1:])
     registers = min(128, SM_REGISTERS // (programs * threads) // 8 * 8)
@@ -204,13 +206,15 @@ def _split(problem: Problem, threads: int, most: int, programs: int, fill: int) 
     room = min(room, MOST_SMEM_TILES) if problem.clusters else 0
     once = programs * problem.sms
     ctas = once * fill // (100 * problem.M) if fill else math.ceil(vectors / (threads * (most + room)))
+    if twice:
+        ctas = max(2, min(ctas, once, MAX_SPLIT_CTAS))
     if not (2 if problem.backward else 1) <= ctas <= min(once, MAX_SPLIT_CTAS) or vectors < LEAST_CHUNK * ctas:
         return None
     needed = math.ceil(chunk_vectors(vectors, ctas) / threads)
-    if needed > most + room:
+    if needed > most + room and not twice:
         return None
     tiles = min(most, needed)
-    return Plan("split", tiles, threads, *layout, threads // WARP, registers, split_ctas=ctas, smem_tiles=needed - tiles)
+    return Plan("split", tiles, threads, *layout, threads // WARP, registers, split_ctas=ctas, smem_tiles=min(room, needed - tiles))
 
 
 MAKE: dict[str, Callable[..., Plan | None]] = {"tile": _tile, "staged": _staged, "rows": _rows, "cluster": _cluster, "split": _split}

@@ -36,7 +36,8 @@ def tune(
     """Measure which launch plans of the CUDA and Triton kernels are the fastest on this GPU.
 
     It times plans on random shapes and writes a table that launches use from then on. Each result is kept: after an interrupt, or to
-    measure longer, call it again. One length of six is held out; the printed figures are of these. Half of the time is Triton's, on all cores.
+    measure longer, call it again. One length of six is held out; the printed figures are of these. Triton has half of the time, on all
+    cores.
     """
     if not 0 < minutes <= 60:
         raise UsageError(f"--minutes {minutes:g}: it must be more than 0 and at most 60")

@@ -97,6 +97,15 @@ def test_what_a_family_makes_covers_the_rows_and_fits(problem):
             assert plan is None or (covers(problem, plan) and fits(problem, plan)), (family, plan)
 
 
+@pytest.mark.parametrize("clusters", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_rows_that_no_device_holds_are_shared_too(backward, clusters):
+    for M, N in ((1, 1 << 26), (3, 50_000_001)):
+        given = Problem(backward, M, N, 2, 16 if N % 8 == 0 else 2, True, 132, clusters, contiguous=True)
+        plan = planner.choose(given, CARDS[0])
+        assert plan.tier == "split" and plan.split_ctas > 300 and covers(given, plan) and fits(given, plan), plan
+
+
 def test_a_table_decides_for_its_card(monkeypatch, tmp_path):
     kind = "forward", 4, 16
     lines = {kind: [(4096, [(64, "rows 2 1 1 16"), (None, "rows 4 1 1 16")]), (None, [(None, "cluster 256 8 0")])]}
