@@ -127,7 +127,8 @@ def _staged(problem: Problem, most: int, warps: int, size: int) -> Plan | None:
     plan = Plan("staged", each, lanes, elements * size_of // 4, elements, 0, warps)
     # Each SM has several blocks.
     rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
-    return replace(plan, rows=rows) if rows * row * problem.reads <= MAX_BLOCK_BYTES else None
+    every_sm = rows * problem.sms <= problem.M
+    return replace(plan, rows=rows) if every_sm and rows * row * problem.reads <= MAX_BLOCK_BYTES else None
 
 
 def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
