@@ -34,7 +34,7 @@ COMMANDS = {
     "list": ("listing", "List the backends with their sources, and whether they can run here"),
     "gallery": ("gallery", "List one operation as it is written in each language"),
     "doctor": ("doctor", "Check the requirements of a run"),
-    "tune": ("tune", "Measure which launch plans of our kernels are the fastest on this GPU"),
+    "tune": ("tune", "Measure which launch plans of the CUDA and Triton kernels are the fastest on this GPU"),
     "inspect": ("inspect", "Show the code that a backend generates for one case"),
 }
 """The module and the first sentence of each command, in the order in which a user meets them."""
