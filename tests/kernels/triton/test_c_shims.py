@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from softbench.kernels.triton import c_shims, generic, row_operators
+from softbench.kernels.triton import c_shims, generic, operator, row_operators  # noqa: F401 - `operator` registers the operators
 from softbench.kernels.triton.c_shims import static_launch
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
