@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -223,8 +224,9 @@ def parse_operations(text: str, flag: str) -> tuple[str, ...]:
     for word in split(text):
         name = word.partition("(")[0]
         if name not in names():
-            if close := did_you_mean_file(Path(name)) if Path(f"{name}.py").is_file() else "":
-                raise UsageError(f"{flag}: unknown operation '{name}'{close}")
+            with suppress(OSError):  # of a text that is too long for the name of a file
+                if Path(f"{name}.py").is_file():
+                    raise UsageError(f"{flag}: unknown operation '{name}'{did_you_mean_file(Path(name))}")
             raise UsageError(f"{flag}: {unknown(name, names(), 'operation')}")
         try:
             parse_op(word)

@@ -72,7 +72,7 @@ def names(
             raise
         keep(pool)
     for word in words:
-        if word not in found and word.partition("(")[0] not in registry.names() and Path(word).exists():
+        if word not in found and word.partition("(")[0] not in registry.names() and _exists(word):
             kind = "backendbench" if any(Path(word).glob("*/*_implementation*.py")) else "kernelbot"
             folder = f"; write {kind}:{word} for a folder of {kind}" if Path(word).is_dir() else ""
             raise UsageError(f"{at} {word}: is neither an operation nor a file of one ({', '.join(SUFFIXES)}){folder}")
@@ -288,8 +288,18 @@ def _read_all(pool: Pool, files: Sequence[str], many: Sequence[str], at: str, se
     return found
 
 
+def _exists(word: str) -> bool:
+    with suppress(OSError):  # it is too long for the name of a file
+        return Path(word).exists()
+    return False
+
+
 def _read(pool: Pool, file: str, at: str, seconds: float, cases: Cases = ()) -> str:
-    if registry.path_of(file) is None and not Path(file).is_dir():
+    try:
+        there = registry.path_of(file) is not None or Path(file).is_dir()
+    except OSError as error:
+        raise UsageError(f"{at} {file}: {error.strerror}") from None
+    if not there:
         raise UsageError(f"{at} {file}: no such file{did_you_mean_file(Path(file))}")
     worker = pool.spawn("operation")
     try:

@@ -229,6 +229,8 @@ BAD = {
     "a mistyped alias": (("run", "--dtype", "blfoat16"), "did you mean 'bfloat16'? known are fp32, fp16, bf16"),
     "a mistyped direction": (("run", "--direction", "backwards"), "did you mean 'backward'?"),
     "a mistyped device": (("run", "--device", "cdua"), "did you mean 'cuda'?"),
+    "a long text for an operation": (("run", "--op", 300 * "x"), "--op: unknown operation 'xxx"),
+    "a long text for a problem": (("run", "--problem", 300 * "x" + ".py"), "xxx.py: File name too long"),
     "a mistyped timer": (("run", "--timer", "do-bench"), "did you mean 'do_bench'?"),
     "a mistyped kind of code": (("inspect", "torch", "--show", "ptxs"), "unknown kind 'ptxs'; did you mean 'ptx'?"),
     "a mistyped case": (

@@ -113,7 +113,9 @@ def test_an_operation_of_an_unknown_file_is_one_line():
         cases([Sweep((8,), (4,), op=("standardize",))], "cpu")
 
 
-@pytest.mark.parametrize(("text", "message"), [("softmx", "did you mean 'softmax'"), ("pick,softmax", "give one operation")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("softmx", "did you mean 'softmax'"), ("pick,softmax", "give one operation"), (300 * "x", "unknown operation")]
+)
 def test_one_operation_is_a_name_of_the_list(pick, text, message):
     with pytest.raises(UsageError, match=message):
         parse_operation(text, "--op")
