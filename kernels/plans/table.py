@@ -92,7 +92,7 @@ class Table:
 def table(language: str, card: str, capability: int) -> Table:
     """The table for a card: that of $SOFTBENCH_PLANS, what `softbench tune` wrote here, its own, or that of the card most like it.
 
-    Most like it is the card with the nearest compute capability.
+    Most like it is the card with the nearest compute capability, where generations count first.
 
     `capability`: as in 90.
 
@@ -103,7 +103,8 @@ def table(language: str, card: str, capability: int) -> Table:
     if chosen is None and tuned_file(card).is_file():
         chosen = str(tuned_file(card))
     if chosen:
-        found = _read(language, Path(chosen))
+        advice = f"name another one in ${VARIABLE}, or unset it" if os.environ.get(VARIABLE) else "delete it, and softbench tune writes one"
+        found = _read(language, Path(chosen), advice)
         if card and found["card"] != card:
             raise TableError(
                 f"{chosen} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card"
@@ -139,14 +140,15 @@ def _files() -> list[Path]:
     return sorted(Path(str(path)) for path in resources.files(__package__).joinpath("tables").iterdir() if path.name.endswith(".json"))
 
 
-def _read(language: str, path: Path) -> dict[str, Any]:
+def _read(language: str, path: Path, advice: str = "install softbench again") -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
         if not found.keys() >= {"card", "capability", language}:
             raise ValueError("it lacks keys")
         return {**found, "cells": parsed(language, {_kind(name): lines for name, lines in found[language].items()})}
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise TableError(f"{path} is no table of launch plans: {error}; delete it, and softbench tune writes one") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise TableError(f"{path} is no table of launch plans: {why}; {advice}") from None
 
 
 def _kind(name: str) -> Kind:

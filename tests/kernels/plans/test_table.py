@@ -49,7 +49,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_another_file_is_refused_in_one_line(chosen, text):
-    with pytest.raises(TableError, match=r"mine.json is no table of launch plans: .*; delete it, and softbench tune writes one"):
+    with pytest.raises(TableError, match=r"mine.json is no table of launch plans: .*; name another one in \$SOFTBENCH_PLANS, or unset it"):
         chosen(text=text)
 
 
