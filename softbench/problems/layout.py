@@ -354,7 +354,8 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
         outputs = _output_names([path for path, _ in results], inputs)
         for name, (_, leaf) in zip(outputs, results, strict=True):
             if problem.recorded and any(_in_memory(leaf, tensor) for tensor in tensors):
-                raise UsageError(f"returns its input's memory as {name}; leave it out, as in MODULE:lambda x: FUNCTION(x)[0]")
+                what = "take the others, as in MODULE:lambda x: FUNCTION(x)[0]" if len(outputs) > 1 else "add .clone(), which is timed too"
+                raise UsageError(f"returns its input's memory as {name}; {what}")
         changed = tuple(f"{inputs[place]}_after" for place in in_place)
         if not outputs + changed:
             raise UsageError("the reference returns no tensor and changes none of its inputs")
