@@ -8,7 +8,7 @@ have any name: it is taken for the operation, the parameters and the direction t
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib
 import os
 import re
 import sys
@@ -27,7 +27,7 @@ from softbench.core.text import LISTED, did_you_mean, one_line
 from softbench.plugins import targets
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.backendbench_solutions import files_of, solutions as of_backendbench
-from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource
+from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource, import_file
 
 PROBLEMS = (("Model", "get_inputs"), ("inputs", "reference"), ("OPERATION",))
 """What a problem's or an operation's file has."""
@@ -139,22 +139,6 @@ def _import(origin: PluginSource) -> ModuleType:
         return importlib.import_module(origin.target) if origin.kind == MODULE else import_file(Path(origin.target))
     finally:
         _importing.pop()
-
-
-def import_file(path: Path) -> ModuleType:
-    """Import a plugin's file, a module of this process only."""
-    if path.suffix == ".json":
-        from softbench.plugins.flashinfer_solution import solution
-
-        return solution(path)
-    spec = importlib.util.spec_from_file_location(f"softbench_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UsageError("is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.append(str(path.parent))  # a plugin may come with helpers beside it
-    spec.loader.exec_module(module)
-    return module
 
 
 def source_hash(backend: object, origin: PluginSource) -> str:

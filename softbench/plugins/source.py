@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.machinery import PathFinder
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 from softbench.core.case import NAME
 from softbench.core.errors import UsageError
@@ -105,6 +106,22 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
         raise UsageError(f"{at} {path}: no such file{did_you_mean_file(place)}")
     python = json.loads(place.read_text("utf-8"))["python"] if place.suffix == ".targets" else ""  # softbench itself writes these
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function, python)
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a plugin's file, a module of this process only."""
+    if path.suffix == ".json":
+        from softbench.plugins.flashinfer_solution import solution
+
+        return solution(path)
+    spec = spec_from_file_location(f"softbench_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError("is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.append(str(path.parent))  # a plugin may come with helpers beside it
+    spec.loader.exec_module(module)
+    return module
 
 
 def module_file(module: str) -> Path | None:

@@ -30,6 +30,7 @@ from softbench.core.errors import UsageError
 from softbench.core.files import replacing
 from softbench.core.text import one_line
 from softbench.core.toolchain import PRELOAD, PRELOADED
+from softbench.plugins.source import import_file
 
 SUFFIX = ".targets"
 OF_IMPORTS = ("TORCH", "PYTORCH", "TRITON", "CUDA_HOME", "CUDA_PATH")
@@ -83,8 +84,6 @@ def resolve(text: str) -> Callable[..., Any] | Benchmark:
 
 
 def _module(place: str, text: str) -> Any:
-    from softbench.plugins.load import import_file
-
     variables_before()
     if place.endswith(".py"):
         if not Path(place).is_file():
