@@ -25,7 +25,7 @@ def _interpreter_trouble() -> str | None:
 
 
 class Triton(Kernels):
-    """softbench's Triton softmax and losses: tiers by N, configurations by heuristics."""
+    """softbench's Triton softmax and losses: tiers and plans by the table of the card."""
 
     name, module, losses, losses_of_columns = "triton", "triton.dispatch", "triton.losses", "triton.strided_losses"
     operations: tuple[str, ...] = (
