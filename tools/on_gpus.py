@@ -86,6 +86,7 @@ STEPS = (
     Step("losses", 110, "softbench run --config losses --backends copy,liger,quack,triton,cuda --output {out}"),
     Step("losses-odd", 20, f"{LOSSES} --M 4096 --N 32000,49152,50176,50257,128256 --output {{out}}"),
     Step("losses-few", 40, f"{LOSSES.replace('copy', 'copy,quack')} --M 1,4,8,64 --N 50257,128256 --output {{out}}"),
+    Step("strided", 285, "softbench run --config strided --backends torch,compile,triton,cuda --output {out}"),
     Step("log-softmax", 76, "softbench run --op log_softmax --M 4096 --N 1024,16384,50257 --dtype bf16,fp32"
          " --direction forward,backward --output {out}"),
     *(Step(f"masked-{name}", seconds, f"{MASKED} {given}") for name, (seconds, given) in MASKS.items()),
