@@ -13,6 +13,7 @@ from softbench.core.case import YARDSTICK, Case
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Status
+from softbench.core.text import did_you_mean
 from softbench.plan.settings import Settings
 from softbench.plugins.select import needed
 from softbench.plugins.source import FILE, PluginSource, origins
@@ -80,7 +81,8 @@ def _source(plugin: Path | None, backend: str | None) -> PluginSource:
             raise UsageError(f"--backend {backend}: the yardstick is not judged; see: softbench list")
         found = [source for source in needed(origins(()), [backend or ""]) if source.label != YARDSTICK]
         if len(found) != 1:
-            raise UsageError(f"--backend {backend}: no installed backend of that name; see: softbench list")
+            close = did_you_mean(backend or "", (source.label for source in origins(()) if source.label != YARDSTICK))
+            raise UsageError(f"--backend {backend}: no installed backend of that name; {close}see: softbench list")
         return found[0]
     try:
         source = origins([plugin])[-1]

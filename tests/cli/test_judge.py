@@ -46,6 +46,7 @@ def test_a_judged_failure_gives_exit_code_1():
     [
         ((), "takes a plugin's file"),
         (("--backend", "none"), "no installed backend of that name"),
+        (("--backend", "tochr"), "did you mean 'torch'? see: softbench list"),
         (("--backend", "copy"), "the yardstick is not judged"),
         (("missing.py",), "softbench: missing.py: no such file"),
         (("json:dumps",), "takes a Python file"),
