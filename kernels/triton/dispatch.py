@@ -10,7 +10,6 @@ choice of a plan take several times as long as a kernel on few rows. The GPU wou
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 
-from ..common.rows import Launch, Scale
+from ..common.rows import Scale
 from ..common.softmax import Softmax
 from .backward import backward_cluster, backward_rows, backward_split
 from .devices import device_traits, prefer_shared_memory
@@ -179,15 +178,6 @@ def run(problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...], log: bo
     return prepare_launch(problem, plan, tensors, log)(tensors, scale)
 
 
-def compiled_call(
-    problem: Problem, plan: Plan, tensors: tuple[torch.Tensor, ...], log: bool = False, scale: Scale | None = None
-) -> Callable[[], object]:
-    """Compiles a plan's kernel, and returns a call that launches it with as little host time as a cached launch."""
-    launch = prepare_launch(problem, plan, tensors, log)
-    run_compiled = _compiled_launch(launch(tensors, scale), launch, tensors)
-    return lambda: run_compiled(*launch.addresses(tensors), *launch.arguments, _scale_argument(scale))
-
-
 def _compiled_launch(compiled: CompiledKernel, launch: PreparedLaunch, tensors: tuple[torch.Tensor, ...]) -> Callable[..., object]:
     if launch.kernel in IN_SHARED_MEMORY:
         prefer_shared_memory(compiled, tensors[0].device)
@@ -289,13 +279,6 @@ PREPARE: dict[str, Callable[[Problem, Plan, tuple[int, ...], bool], PreparedLaun
     "cluster": _cluster,
     "split": _split,
 }
-
-
-def softmax_of(forward: Launch, backward: Launch) -> Softmax:
-    """A `Softmax` of two Triton launchers. Under the interpreter it also takes CPU tensors, and rounds bfloat16 to nearest."""
-    if not INTERPRETED:
-        return Softmax(forward, backward)
-    return Softmax(functools.partial(round_to_nearest, forward), functools.partial(round_to_nearest, backward), ("cuda", "cpu"))
 
 
 DEVICE_TYPES = ("cuda", "cpu") if INTERPRETED else ("cuda",)

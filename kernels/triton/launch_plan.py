@@ -71,15 +71,6 @@ class Problem:
         """
         return self.hopper and self.input_bytes >= KEEP_IN_L2_BYTES
 
-    @property
-    def least_bytes(self) -> int:
-        """The fewest bytes of all inputs for which every plan has the same policy."""
-        if self._may_leave_first:
-            if not self.backward:
-                return self.input_bytes  # a forward's policy depends on the number of its programs.
-            return max(FEWEST_ROWS * self.input_bytes // self.M, KEEP_IN_L2_BYTES if self.keep_in_l2 else ONE_WAVE_BYTES[True])
-        return LEAVE_FIRST_BYTES[self.backward] if self.keep_in_l2 else 0
-
     def policy(self, plan: Plan) -> int:
         """The policy for L2 of the loads of a plan's kernel.
 
