@@ -24,7 +24,9 @@ SPARSE = 0.5
 """The part of the fields of M by N that have a case, below which the map is a list of shapes."""
 LONG = 20  # lines of a list of shapes; a longer one has several columns
 GAP_INCHES = (1.15, 0.75)
-"""Between maps: across, and down for a title and an axis."""
+"""Between maps: across, and down for a title and an axis. Longer names of lines have more room across."""
+LETTER_INCHES = (0.065, 0.085)
+"""Of the name of a line, and of a title."""
 PAGE_INCHES = 12.0
 """The width from which maps stand below each other."""
 PALEST, FULLEST = 0.08, 0.6
@@ -32,13 +34,13 @@ PALEST, FULLEST = 0.08, 0.6
 LARGE = 0.5
 LOST = "#b3261e"
 """The colour of backends that are wrong or failed."""
-MARKS = 3  # of backends that tie; more of them are a number
+MARKS = 3  # of backends that tie; of more of them there is a number, and one mark less
 TICK_POINTS = 7.5
 MOST = 200  # values of an axis
 
 
 @style.look()
-def figure(rows: Sequence[Row], groups: Sequence[Group], styles: Mapping[str, Style]) -> Figure:
+def figure(rows: Sequence[Row], groups: Sequence[Group]) -> Figure:
     """A map of each operation, direction and dtype: M by N, or the shapes of N-D cases below each other.
 
     The axis with more values goes down. A cell has the mark and the colour of the fastest backend, stronger with its lead, and its lead as
@@ -49,20 +51,22 @@ def figure(rows: Sequence[Row], groups: Sequence[Group], styles: Mapping[str, St
     """
     maps = [(group, part) for group, some in by_group(groups, rows) for part in _map(group, some).parts()]
     every = [found for _, one in maps for found in one.standings.values()]
-    looks = _looks(every, styles)
+    first = dict.fromkeys(row.backend for found in every if found.rows for row in found.tied)
+    looks = {row.backend: style.own(row.backend) for row in rows if row.backend in first}
     made = style.canvas()
     several = len({group.op for group in groups}) > 1
-    left = top = low = 0.0
+    right = top = low = 0.0
     for number, (group, one) in enumerate(maps):
         width, height = one.inches
-        if left and left + width > PAGE_INCHES:
+        left = right + one.gap if right else 0.0
+        if left + width > PAGE_INCHES:
             left, top = 0.0, low
         panel = style.panel(made, left, top, width, height)
         _draw(panel, one, looks)
         name = f"{group.op} {group.direction} {group.dtype}" if several else f"{group.direction} {group.dtype}"
-        first = not number or maps[number - 1][0] != group
-        panel.set_title(name if first else "", fontsize=9, loc="left", fontweight="bold")
-        left += width + GAP_INCHES[0]
+        title = name if not number or maps[number - 1][0] != group else ""
+        panel.set_title(title, fontsize=9, loc="left", fontweight="bold")
+        right = left + max(width, LETTER_INCHES[1] * len(title) - one.gap)
         low = max(low, top + height + GAP_INCHES[1])
     ops = few(list(dict.fromkeys(group.op.partition("(")[0] for group in groups)))
     wins = {name: sum(bool(one.rows) and one.parted and one.rows[0].backend == name for one in every) for name in looks}
@@ -98,6 +102,11 @@ class _Map:
     @property
     def inches(self) -> tuple[float, float]:
         return CELL_INCHES[0] * len(self.across), CELL_INCHES[1] * len(self.down)
+
+    @property
+    def gap(self) -> float:
+        """Inches on the left of the map."""
+        return max(GAP_INCHES[0], 0.2 + LETTER_INCHES[0] * max(len(str(value)) for value in self.down))
 
 
 def _map(group: Group, rows: Sequence[Row]) -> _Map:
@@ -136,13 +145,8 @@ def _draw(panel: Axes, one: _Map, looks: Mapping[str, Style]) -> None:
     panel.set_xticks(range(len(one.across)), list(map(str, one.across)))
     panel.set_yticks(range(len(one.down)), list(map(str, one.down)))
     panel.set_xlabel(one.names[1], fontsize=TICK_POINTS)
-    panel.set_ylabel(one.names[0], fontsize=TICK_POINTS)
-
-
-def _looks(standings: Sequence[Standing], styles: Mapping[str, Style]) -> dict[str, Style]:
-    """The style of each backend that is fastest or ties somewhere, also of one that is grey in other figures."""
-    names = dict.fromkeys(row.backend for found in standings if found.rows for row in found.tied)
-    return {name: style.own(name) for name in styles if name in names}
+    long = LETTER_INCHES[0] * len(one.names[0]) > one.inches[1]
+    panel.set_ylabel(one.names[0].partition(",")[0] if long else one.names[0], fontsize=TICK_POINTS)
 
 
 def _cell(panel: Axes, place: tuple[int, int], found: Standing, looks: Mapping[str, Style]) -> None:
@@ -159,7 +163,7 @@ def _cell(panel: Axes, place: tuple[int, int], found: Standing, looks: Mapping[s
     best, lead = looks[found.rows[0].backend], found.lead
     part = min(1.0, (lead or 0) / LARGE) ** 0.5 if found.parted else 0.0
     panel.add_patch(Rectangle(**box, facecolor=(best.colour, PALEST + (FULLEST - PALEST) * part), linewidth=0))
-    for i, row in enumerate(found.tied[:MARKS]):
+    for i, row in enumerate(found.tied[: MARKS - (len(found.tied) > MARKS)]):
         own = looks[row.backend]
         panel.plot(x - 0.39 + 0.14 * i, y, marker=own.marker, color=own.colour, markersize=6, markeredgecolor=INK, markeredgewidth=0.5)
     text = "alone" if lead is None else "tie" if len(found.tied) > 1 else f"+{lead:.1%}" if lead < 0.0995 else f"+{lead:.0%}"

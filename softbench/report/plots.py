@@ -63,18 +63,21 @@ def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawi
     if kind == "costs":
         yield Drawing("", cost_figure.figure(rows))
         return
-    styles = style.styles(rows)
     if kind == "heatmap":
         if not (maps := groups(rows)):
             raise ResultsError("no cell has a time, so there is nothing to draw")
         for name, several, note in sheets(maps):
-            yield Drawing(name, heatmap.figure(rows, several, styles), note)
+            yield Drawing(name, heatmap.figure(rows, several), note)
         return
     shown = speedup(rows, over) if kind == "speedup" else None
     drawn = [row for row in rows if shown is None or (row.backend != shown.over and shown.value(row))]
     panels = slices(drawn)
     if not panels:
-        raise ResultsError(f"no cell has a {'speed-up' if shown else 'bandwidth'}, so there is nothing to draw")
+        names = ", ".join(dict.fromkeys(str(file) for file, _ in runs))
+        what = "speed-up and a bandwidth" if shown else "bandwidth"
+        raise ResultsError(
+            f"{names}: no cell has a {what}, so there is nothing to draw; --kind heatmap draws the fastest, and --kind costs host times"
+        )
 
     def quantities(some: Sequence[Row]) -> list[Quantity]:
         if shown:
@@ -82,7 +85,7 @@ def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawi
         found = [] if kind == "bandwidth" else [found for found in [fraction(some)] if any(map(found.value, some))]
         return [*found, bandwidth(some)]
 
-    data = curves.Runs([by_slice(panels, run) for _, run in runs], styles, style.sources(runs))
+    data = curves.Runs([by_slice(panels, run) for _, run in runs], style.styles(rows), style.sources(runs))
     for name, some, note in sheets(panels):
         yield Drawing(name, curves.figure(data, some, quantities), note)
 

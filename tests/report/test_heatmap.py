@@ -15,7 +15,7 @@ def cell(make_row):
 
 
 def draw(rows):
-    return heatmap.figure(rows, groups(rows), style.styles(rows))
+    return heatmap.figure(rows, groups(rows))
 
 
 def texts(figure):
@@ -122,3 +122,27 @@ def test_sparse_shapes_are_a_list_without_empty_fields(cell):
     assert [len(some) for some in names] == [15, 15]  # two columns
     assert names[0][:2] == ["1x256", "2x512"]
     assert not edges(figure)  # neighbours in a list are no neighbours of an axis
+
+
+def test_host_times_have_no_bandwidth_and_a_fastest(cell):
+    drawing = draw([replace(cell(name, 256, us), gbps=None) for name, us in (("a", 10), ("b", 12))])
+    assert texts(drawing) == ["+20%"]
+
+
+def test_long_names_and_titles_lie_beside_each_other(cell):
+    """Of maps of N-D shapes of several operations, as of segmentation."""
+    ops = [f"masked_softmax(scale=0.{i})" for i in range(6)]
+    drawing = draw([replace(cell("a", 256, 10), op=op, shape="16x19x1024x2048@dim1") for op in ops])
+    drawing.canvas.draw()
+    boxes = [
+        box
+        for panel in drawing.axes
+        for box in (panel._left_title.get_window_extent(), *(t.get_window_extent() for t in panel.get_yticklabels()))
+    ]
+    assert len(boxes) == 12
+    assert not any(one.overlaps(other) for at, one in enumerate(boxes) for other in boxes[:at])
+
+
+def test_the_name_of_an_axis_fits_a_low_map(cell):
+    assert draw([cell("a", N, 10) for N in (256, 512)]).axes[0].get_ylabel() == "N"
+    assert draw([cell("a", 256 * i, 10) for i in range(1, 9)]).axes[0].get_ylabel() == "N, columns of a row"
