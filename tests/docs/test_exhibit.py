@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from softbench.results.csv import unvouched
 from softbench.results.document import SUFFIX
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,7 @@ def test_the_exhibit_is_small():
 def test_each_csv_has_its_document():
     csvs = {file.with_suffix("") for file in EXHIBIT if file.suffix == ".csv"}
     assert csvs == {file.with_name(file.name.removesuffix(SUFFIX)) for file in EXHIBIT if file.name.endswith(SUFFIX)}
+    assert [text for file in EXHIBIT if file.suffix == ".csv" for text in unvouched(file)] == []
 
 
 @pytest.mark.parametrize("card", ["h200", "h100"])
