@@ -7,7 +7,9 @@ no output serves for two calls.
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,12 +19,15 @@ import torch
 
 from softbench.core.case import Case
 from softbench.core.outcome import Accuracy, Grade
+from softbench.ops.check import bounds, excess
 from softbench.ops.dtypes import TENSOR_DTYPES
+from softbench.ops.error_terms import Bounded
 from softbench.ops.operation import TensorSpec
 from softbench.ops.registry import is_whole, numerics, of_rows, operation, rows as rows_in
 from softbench.worker.checking import any_dim, output_checks
 from softbench.worker.checking.pre_check import verify_outputs
 from softbench.worker.checking.row_sample import WHOLE_ELEMENTS
+from softbench.worker.failures import out_of_memory
 from softbench.worker.judged import shared_memory
 from softbench.worker.judged.memory import Tensors, input_layout, output_layout, tensors_of_calls
 
@@ -35,7 +40,11 @@ STRUCTURED_CALLS = 8
 STRUCTURED_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 """Elements of the rows that are drawn for structured rows, about."""
 WHOLE_COMPARED = 8
-"""Calls of a challenge of a problem that are compared, at most. Each is compared as a whole, and the reference replayed for each."""
+"""Calls of a challenge of a problem whose outputs are read and compared as a whole, at most."""
+OTHERS_SECONDS = 0.5
+"""The comparison of the others in a challenge ends after so long: the reference is replayed for each."""
+OTHERS_FACTOR = 2.0
+"""Of the others an element may be off by so many bounds. So many more are compared, and what was not computed is further off."""
 SECRET = random.SystemRandom()
 Place = TypeVar("Place")
 
@@ -48,29 +57,61 @@ class Challenge:
     inputs: shared_memory.Block
     bytes: int
     numbers: list[int]
-    """The calls that are compared: all, or of a problem some. No other process knows them."""
+    """The calls whose rows are compared: all, or of a problem some, as a whole. No other process knows them."""
     rows: torch.Tensor
     """For each of them: the numbers of the rows that are read before the clock stops; on the device."""
     truth: list[Tensors]
     """For each of them: the inputs of these rows."""
+    others: dict[int, Tensors]
+    """The other calls, each with its inputs."""
+    elements: list[torch.Tensor]
+    """For each output: the numbers of its elements that are read of each of the others; on the device. Nobody else knows them."""
     chosen: int
     """The call whose output is read as a whole, after the clock has stopped."""
     whole: Tensors
     """Its inputs."""
 
     def compared(self, places: Sequence[Place]) -> list[Place]:
-        """The places of the calls that are compared, of those of all calls."""
+        """The places of the calls whose rows are compared, of those of all calls."""
         return [places[number] for number in self.numbers]
+
+    def of_others(self, places: Sequence[Place]) -> list[Place]:
+        """The places of the other calls, of those of all calls."""
+        return [places[number] for number in self.others]
 
     def verdict(self, outputs: Sequence[Tensors], whole: Tensors) -> Accuracy:
         """The worst accuracy.
 
         Args:
-            outputs: for each compared call, the rows of its outputs.
+            outputs: for each call of `numbers` the rows of its outputs, then for each of the others some elements of them.
             whole: the outputs of the chosen call.
         """
-        found = [self._of_chosen(whole), *(self._verified(*part) for part in self._parts(outputs))]
-        return max(found, key=lambda accuracy: (accuracy.grade is Grade.WRONG, accuracy.grade is Grade.UNVERIFIED, accuracy.rank))
+        rows, elements = outputs[: len(self.numbers)], outputs[len(self.numbers) :]
+        found = [self._of_chosen(whole), *(self._verified(*part) for part in self._parts(rows))]
+        worst = max(found, key=lambda accuracy: (accuracy.grade is Grade.WRONG, accuracy.grade is Grade.UNVERIFIED, accuracy.rank))
+        return worst if worst.grade in (Grade.WRONG, Grade.UNVERIFIED) else self._wrong_other(elements) or worst
+
+    def forget(self) -> None:
+        """Free the copies of inputs, which are as large as the inputs, before the next challenge is drawn."""
+        self.truth.clear()
+        self.others.clear()
+
+    def _wrong_other(self, outputs: Sequence[Tensors]) -> Accuracy | None:
+        """What is wrong with the first wrong one of the other calls, in random order until OTHERS_SECONDS are over; None if nothing is."""
+        end, names = time.monotonic() + OTHERS_SECONDS, list(operation(self.case.op).outputs(self.case))
+        for place, given in SECRET.sample([*enumerate(self.others.values())], len(self.others)):
+            try:
+                all_bounds = bounds(numerics(self.case.op), self.case, given)
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                return None  # those that are compared as a whole had the memory
+            for name, numbers, read, bounded in zip(names, self.elements, outputs[place], all_bounds, strict=True):
+                if found := _far(name, numbers[place], read, bounded):
+                    return found
+            if time.monotonic() > end:
+                return None
+        return None
 
     def _parts(self, outputs: Sequence[Tensors]) -> list[tuple[Tensors, Tensors, torch.Tensor]]:
         """Inputs, outputs and row numbers that are compared together: all calls if each input belongs to rows, else each call."""
@@ -115,6 +156,7 @@ def _drawn(case: Case, calls: int, block: shared_memory.Block) -> Challenge:
     compared = sorted(SECRET.sample(range(calls), min(calls, WHOLE_COMPARED))) if is_whole(case) else list(range(calls))
     numbers: list[list[int]] = []
     truth: list[Tensors] = []
+    others: dict[int, Tensors] = {}
     whole: Tensors = ()
     for call, shares in enumerate(tensors_of_calls(block.bytes, layout, each, case, calls)):
         given = any_dim.make(case, SECRET.getrandbits(62), device)
@@ -124,8 +166,37 @@ def _drawn(case: Case, calls: int, block: shared_memory.Block) -> Challenge:
         if call in compared:
             numbers.append(rows := _chosen_rows(case, structured, count))
             truth.append(any_dim.rows_of(case, given, torch.tensor(rows, device=device)))
+        else:
+            others[call] = tuple(tensor.detach() for tensor in given)
         whole = tuple(tensor.detach() for tensor in given) if call == chosen else whole
-    return Challenge(case, block, calls * each, compared, torch.tensor(numbers, device=device), truth, chosen, whole)
+    elements = _elements_of_others(case, calls, len(others), device)
+    return Challenge(case, block, calls * each, compared, torch.tensor(numbers, device=device), truth, others, elements, chosen, whole)
+
+
+def _elements_of_others(case: Case, calls: int, others: int, device: torch.device) -> list[torch.Tensor]:
+    """For each output: random numbers of its elements for each of so many calls, or all numbers of a small one."""
+    generator = torch.Generator(device)
+    generator.manual_seed(SECRET.getrandbits(32))
+    sizes, found = [prod(spec.shape(case)) for spec in operation(case.op).outputs(case).values()], []
+    for size in sizes if others else ():
+        most = max(1, READ_ELEMENTS[case.device] // (calls * len(sizes)))
+        every = torch.arange(size, device=device).expand(others, size)
+        found.append(every if size <= most else torch.randint(size, (others, most), generator=generator, device=device))
+    return found
+
+
+def _far(name: str, numbers: torch.Tensor, read: torch.Tensor, bounded: Bounded) -> Accuracy | None:
+    """What is wrong with the elements of these numbers of an output that were read; None if each is within OTHERS_FACTOR bounds."""
+    expected, flat = bounded.expected.reshape(-1), bounded.expected.double().flatten().clone()
+    flat[numbers] = read.double()
+    out = flat.view(bounded.expected.shape)
+    over = excess(bounded.counted(out), bounded.expected, bounded.loosest(out)).view(-1)[numbers]
+    if not over.numel() or (peak := over.max().item()) <= OTHERS_FACTOR:
+        return None
+    place = int(over.argmax().item())
+    where = ", ".join(str(one.item()) for one in torch.unravel_index(numbers[place], bounded.expected.shape[1:]))
+    told = f" is {read[place].item():.6g} and should be {expected[numbers[place]].item():.6g}"
+    return Accuracy.wrong(f"{name}[{where}]{told}" + (f": {peak:.3g} x the bound" if peak < math.inf else ""))
 
 
 def _structured(case: Case, given: Tensors, specs: Sequence[TensorSpec], device: torch.device) -> list[int]:
@@ -185,21 +256,25 @@ class OutputReader:
         ends = [(self.size - spec.bytes(self.case), TENSOR_DTYPES[spec.dtype_of(self.case)].itemsize) for _, spec in self.layout]
         return all(0 <= at <= end and at % size == 0 for call in places for at, (end, size) in zip(call, ends, strict=True))
 
-    def elements(self, places: Sequence[Sequence[int]], rows: torch.Tensor) -> list[torch.Tensor]:
-        """For each output: the elements of the block that these rows of each call at these places are. The places are valid."""
-        found = []
-        for output, (_, spec) in enumerate(self.layout):
+    def elements(self, drawn: Challenge, places: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """For each output: the elements of the block that are read, rows of each call or elements of a problem's other calls.
+
+        The places are those of all calls, and valid.
+        """
+        some, found = drawn.of_others(places) if is_whole(self.case) else drawn.compared(places), []
+        for output, (_, spec) in enumerate(self.layout if some else ()):
             size = TENSOR_DTYPES[spec.dtype_of(self.case)].itemsize
-            index = _elements(self.case, spec, rows)
-            starts = torch.tensor([call[output] // size for call in places], device=rows.device)
+            index = drawn.elements[output] if is_whole(self.case) else _elements(self.case, spec, drawn.rows)
+            starts = torch.tensor([call[output] // size for call in some], device=index.device)
             found.append(index + starts.view(-1, *[1] * (index.dim() - 1)))
         return found
 
-    def read(self, elements: Sequence[torch.Tensor]) -> list[Tensors]:
-        """For each call: copies of these elements of its outputs."""
-        dtypes = [TENSOR_DTYPES[spec.dtype_of(self.case)] for _, spec in self.layout]
+    def read(self, drawn: Challenge, places: Sequence[Sequence[int]], elements: Sequence[torch.Tensor]) -> list[Tensors]:
+        """For each call what `Challenge.verdict` takes: copies of whole outputs of a problem, and of these elements."""
+        whole = [self.whole(call) for call in drawn.compared(places)] if is_whole(self.case) else []
+        dtypes = [TENSOR_DTYPES[spec.dtype_of(self.case)] for _, spec in self.layout if elements]
         found = [self.block.bytes.view(dtype)[index] for dtype, index in zip(dtypes, elements, strict=True)]
-        return list(zip(*found, strict=True))
+        return [*whole, *zip(*found, strict=True)]
 
     def whole(self, call: Sequence[int]) -> Tensors:
         """Copies of the outputs of a call."""
@@ -210,10 +285,7 @@ class OutputReader:
 
 
 def _elements(case: Case, spec: TensorSpec, rows: torch.Tensor) -> torch.Tensor:
-    """The elements of rows in a contiguous tensor: (calls, rows, columns), or (calls, rows) if a row is an element. All of a problem's."""
-    if is_whole(case):
-        elements = torch.arange(prod(shape := spec.shape(case)), device=rows.device)
-        return elements.view(1, *shape).expand(len(rows), *shape)
+    """The elements of rows in a contiguous tensor: (calls, rows, columns), or (calls, rows) if a row is an element."""
     if not case.shape and len(shape := spec.shape(case)) > 1:
         width = 1
         for extent in shape[1:]:

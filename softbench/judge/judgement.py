@@ -319,10 +319,11 @@ def memory_of(device: str) -> int:
 def too_large(case: Case, calls: int) -> str:
     """Why the device cannot hold a judgement; empty if it can.
 
-    Beside the shared blocks, the judge's process has the inputs of three calls and one output, and the plugin's process a call's tensors.
+    Beside the shared blocks, the judge's process has the inputs of three calls, or of a problem of all, and one output, and the plugin's
+    process a call's tensors.
     """
     inputs, outputs = input_layout(case)[1], output_layout(case)[1]
-    needed = 2 * calls * inputs + output_bytes(case, calls) + 4 * inputs + 2 * outputs
+    needed = (2 + is_whole(case)) * calls * inputs + output_bytes(case, calls) + 4 * inputs + 2 * outputs
     if case.device == "cuda":
         torch.cuda.empty_cache()  # of earlier judgements
         free = torch.cuda.mem_get_info()[0]
@@ -341,6 +342,6 @@ def calls_of(case: Case, memory: int) -> int:
     most = min(calls, CALL_BYTES[case.device] // (inputs + outputs))
     if case.device == "cuda":
         fixed = output_bytes(case, 0) + FLUSH_BYTES
-        each = 2 * inputs + (output_bytes(case, 2) - output_bytes(case, 0)) // 2
+        each = (2 + is_whole(case)) * inputs + (output_bytes(case, 2) - output_bytes(case, 0)) // 2
         most = min(most, (int(MEMORY_SHARE * memory) - fixed) // each)
     return max(LEAST_CALLS, most)

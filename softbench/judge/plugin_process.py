@@ -151,6 +151,7 @@ class PluginProcess:
         us, called, outputs = self._timed(drawn, at_once=at_once)
         self.mapped = drawn
         accuracy = drawn.verdict(outputs, self._reader().whole(called.places[drawn.chosen]))
+        drawn.forget()
         self._require_alone()
         return us, accuracy
 
@@ -165,13 +166,13 @@ class PluginProcess:
             self.ask(MapInputs(self.mapped.bytes), "time")
 
     def _timed(self, drawn: Challenge, *, touch: bool = False, at_once: bool = False) -> tuple[float, Called, list[Tensors]]:
-        """Microseconds from the request to the end of the read, the reply with all places, and the chosen rows of outputs."""
+        """Microseconds from the request to the end of the read, the reply with all places, and what is read of outputs."""
         gpu, reader = self.case.device == "cuda", self._reader()
         for _ in range(WAKING_REQUESTS):
             self.release()
         self._flush()
         places = self.ask(QueueCalls(at_once), "time", most=QUEUE_SECONDS).places if gpu else ()
-        elements = reader.elements(drawn.compared(places), drawn.rows) if reader.valid(places) else None
+        elements = reader.elements(drawn, places) if reader.valid(places) else None
         self.worker.channel.outgoing = [drawn.inputs.descriptor]
         with paused():
             before, start = _processor_ns(self.worker.pid), CLOCK()
@@ -180,8 +181,8 @@ class PluginProcess:
                 places = (*places, *called.places)
                 if not reader.valid(places):
                     raise EndedError(Status.WRONG, "time: its process named outputs outside the judge's memory")
-                elements = reader.elements(drawn.compared(places), drawn.rows)
-            found = reader.read(elements)
+                elements = reader.elements(drawn, places)
+            found = reader.read(drawn, places, elements)
             synchronize(self.case.device)
             us = (CLOCK() - start) / 1e3
             self.processor_us = (_processor_ns(self.worker.pid) - before) / 1e3

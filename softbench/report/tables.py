@@ -301,6 +301,8 @@ def verdict(found: Mapping[str, Any]) -> Table:
             low, high = (units.micros(found[name]) for name in ("low_us", "high_us"))
             about = f"{units.micros(found['us'])} a call, 95 % interval {low} to {high}; "
         rows.append(("time", "", f"{about}at most {units.micros(found['at_most_us'])}, over {found['calls']} calls in a row"))
+    if found.get("noisy"):
+        rows.append(("noisy", "", "the time is uncertain: judge again when no other process of this machine starts or ends"))
     if found["gbps"]:
         rows.append(("bandwidth", "", f"{units.three_digits(found['gbps'])} GB/s"))
     rows.append(("confined", "", ", ".join(had) or "not at all"))

@@ -18,6 +18,7 @@ from softbench.plan.settings import Settings
 from softbench.plugins.select import needed
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.judge_process import JudgeProcess
+from softbench.results import labels
 from softbench.run import signature
 
 
@@ -71,7 +72,13 @@ def judge(settings: Settings, plugin: Path | None, case_of: Callable[[], Case], 
         "sha256": hashlib.sha256(content).hexdigest() if content else "",
         "case": case.key,
     }
-    return Verdict(signature.signed({**facts, **found}, secret))
+    return Verdict(signature.signed({**facts, **found, "noisy": noisy(found)}, secret))
+
+
+def noisy(found: JsonObject) -> bool:
+    """True if a judgement's time is uncertain: other processes may have started or ended meanwhile."""
+    us, low, high = (found[name] for name in ("us", "low_us", "high_us"))
+    return bool(found["status"] == Status.OK and (us is None or labels.noisy(us, low, high)))
 
 
 def _source(plugin: Path | None, backend: str | None) -> PluginSource:

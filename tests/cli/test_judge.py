@@ -10,7 +10,8 @@ import pytest
 
 from softbench.core.errors import UsageError
 from softbench.judge.main import require_unreadable
-from softbench.run import signature
+from softbench.report import tables
+from softbench.run import signature, signed_verdict
 from softbench.run.signed_verdict import Verdict
 
 SMALL = ("--M", 8, "--N", 32, "--device", "cpu")
@@ -35,6 +36,17 @@ def test_a_verdict_is_signed_and_a_changed_one_found(cli, plugin):
     file.write_text(json.dumps(verdict | {"us": 0.001}))
     done = cli("judge", "--verify", file)
     assert (done.returncode, "not signed with the key" in done.stderr) == (1, True)
+
+
+def test_a_verdict_says_that_its_time_is_uncertain():
+    found = {"status": "ok", "reason": "", "class": "pass", "backend": "b", "plugin": "b.py", "sha256": "", "case": "c", "device": "d"}
+    found |= {"calls": 8, "at_most_us": 150.0, "gbps": None, "confinement": {}}
+    for us, noisy in (((100.0, 96.0, 105.0), False), ((100.0, 96.0, 107.0), True), ((0.9, 0.5, 1.4), False), ((None,) * 3, True)):
+        told = found | dict(zip(("us", "low_us", "high_us"), us, strict=True))
+        told |= {"noisy": signed_verdict.noisy(told)}
+        assert told["noisy"] == noisy
+        assert ("judge again when no other process" in str(list(tables.verdict(told).columns[2].cells))) == noisy
+    assert not signed_verdict.noisy(found | {"status": "wrong", "us": None, "low_us": None, "high_us": None})
 
 
 def test_a_judged_failure_gives_exit_code_1():

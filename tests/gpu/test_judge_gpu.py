@@ -138,6 +138,7 @@ RIGHT = "def right(x, w):\n    return x / ((x * x).mean(-1, keepdim=True) + 1e-3
 SOLUTIONS = {
     "right": f"{RIGHT}solution = right\n",
     "cheat": f"{RIGHT}kept = {{}}\n\ndef solution(x, w):\n    return kept.setdefault(x.shape, right(x, w)).clone()\n",
+    "skips": f"{RIGHT}n = iter(range(9999))\n\ndef solution(x, w):\n    return right(x, w) if next(n) % 32 else x.new_empty(x.shape)\n",
 }
 
 
@@ -162,7 +163,8 @@ def test_a_short_call_of_a_problem_has_its_time(judge, tmp_path, monkeypatch):
     queue.start()
     torch.cuda.synchronize()
     expected, document = 1e3 * begin.elapsed_time(end) / 64, found["right"].document(case)
-    assert (found["cheat"].status, found["right"].status, found["right"].calls) == ("wrong", "ok", 64), found
+    assert {name: one.status for name, one in found.items()} == {"right": "ok", "cheat": "wrong", "skips": "wrong"}, found
+    assert found["right"].calls == 64
     assert document["us"] == pytest.approx(expected, rel=0.35), (document, expected)
 
 

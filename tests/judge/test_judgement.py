@@ -324,18 +324,67 @@ def test_inputs_of_a_challenge_differ_and_have_structured_rows():
     drawn.inputs.close()
 
 
-def test_of_a_problem_some_calls_are_compared_that_only_the_judge_knows(tmp_path, monkeypatch):
+TWICE = "def inputs(M=40, N=8):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * 2, (3 * x).sum(), (9 * x).round().long()\n"
+
+
+def test_of_each_call_of_a_problem_outputs_are_compared_that_only_the_judge_knows(tmp_path, monkeypatch, blocks):
+    """Some as a whole, and elements of the others. The reader finds both in the block of outputs."""
     monkeypatch.setattr(registry, "_added", {})
-    (case,) = cases(problem(tmp_path, "def inputs(M=4, N=8):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * 2\n"))
+    monkeypatch.setattr(challenge, "READ_ELEMENTS", {"cpu": 6000})
+    (case,) = cases(problem(tmp_path, TWICE))
     drawn = challenge.draw(case, 20)
     layout, each = input_layout(case)
     given = tensors_of_calls(drawn.inputs.bytes, layout, each, case, 20)
-    assert drawn.compared(given) == [given[number] for number in drawn.numbers]
-    assert len({*drawn.numbers}) == len(drawn.rows) == challenge.WHOLE_COMPARED
-    outputs, whole = [(2 * x,) for (x,) in drawn.compared(given)], tuple(2 * x for x in drawn.whole)
-    assert drawn.verdict(outputs, whole).grade == "sampled"
-    assert drawn.verdict([*outputs[:-1], (torch.zeros(4, 8),)], whole).grade == "wrong"
+    assert sorted([*drawn.numbers, *drawn.others]) == [*range(20)]
+    assert len(drawn.numbers) == len(drawn.rows) == challenge.WHOLE_COMPARED
+    assert [tuple(one.shape) for one in drawn.elements] == [(12, 100), (12, 1), (12, 100)]
+    layout, each = output_layout(case)
+    size = output_bytes(case, 20)
+    reader = OutputReader(case, 20, blocks(size), size)
+    places = [tuple(call * each + at for at, _ in layout) for call in range(20)]
+
+    def graded(wrong=None):
+        for call, (x,) in enumerate(given):
+            right = x * 2, (3 * x).sum(), (9 * x).round().long()
+            for (at, spec), out in zip(layout, right, strict=True):
+                slot = shared_memory.typed(reader.block.bytes, call * each + at, spec.shape(case), out.dtype)
+                slot.copy_(out if call != wrong else given[call - 1][0] * 2 if out.dim() and out.is_floating_point() else out)
+        outputs = reader.read(drawn, places, reader.elements(drawn, places))
+        return drawn.verdict(outputs, reader.whole(places[drawn.chosen]))
+
+    assert graded().grade == "sampled"
+    for wrong in (drawn.numbers[0], *[*drawn.others][:2]):
+        found = graded(wrong)
+        assert found.grade == "wrong"
+        assert re.fullmatch(r"y0\[\d+, \d+\] is [-.\d]+ and should be [-.\d]+: .* x the bound", found.detail), found
     drawn.inputs.close()
+
+
+SKIPS = """
+number, kept = 0, None
+
+def solution(x):
+    global number, kept
+    number += 1
+    if number % 32 == 9:
+        return kept.clone()
+    kept = x * 3
+    return kept
+"""
+
+
+def test_a_problems_solution_that_skips_few_calls_is_wrong(judge, tmp_path, monkeypatch):
+    """Compared as a whole are 8 of 64 calls, which is all that a CPU makes without this test."""
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(judgement, "WHOLE_CALLS", {"cpu": 64})
+    monkeypatch.setattr(challenge, "WHOLE_COMPARED", 1)
+    operation = problem(tmp_path, "def inputs(M=64, N=64):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * 3\n")
+    file = str(tmp_path / f"{operation.name}.py")
+    for name, text, status in (("right", "def solution(x):\n    return x * 3\n", "ok"), ("skips", SKIPS, "wrong")):
+        (plugin := tmp_path / name / f"{name}.py").parent.mkdir()
+        plugin.write_text(text)
+        found = judge.judge(PluginSource(FILE, name, str(plugin), plugin.name), cases(operation)[0], None, [file])
+        assert (found.status, found.calls) == (status, 64), found
 
 
 def test_places_outside_the_memory_are_invalid(blocks):
@@ -350,8 +399,9 @@ def test_rows_are_read_as_the_reference_numbers_them(shape, blocks):
     case = Case(12, 40, "fp32", Direction.FORWARD, "cpu", "softmax", shape)
     block = blocks(2 * 2048)
     block.bytes.view(torch.float32).copy_(torch.arange(1024.0))
-    reader, rows = OutputReader(case, 2, block, 4096), torch.tensor([[3, 11], [0, 7]])
-    for call, found in enumerate(reader.read(reader.elements([[0], [2048]], rows))):
+    reader, rows, places = OutputReader(case, 2, block, 4096), torch.tensor([[3, 11], [0, 7]]), [[0], [2048]]
+    drawn = SimpleNamespace(compared=list, rows=rows)
+    for call, found in enumerate(reader.read(drawn, places, reader.elements(drawn, places))):
         (whole,) = reader.whole([call * 2048])
         assert torch.equal(found[0], any_dim.rows_of_outputs(case, (whole,), rows[call])[0])
 
