@@ -14,9 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from softbench.core.case import safe_name
 from softbench.core.errors import UsageError
 from softbench.core.text import one_line
-from softbench.plugins.source import GROUP, module_file, safe_name, split_alias, split_function
+from softbench.plugins.source import GROUP, module_file, split_alias, split_function
 
 Backend = str | PathLike[str] | Callable[..., Any]
 """A name or pattern of backends, a plugin file (`my_kernels.py`, `new=my_kernels.py`), or a function that a worker can import."""

@@ -16,6 +16,7 @@ from softbench.core.errors import UsageError
 from softbench.plan.declare import RARE, WHAT
 
 if TYPE_CHECKING:
+    from softbench.core.case import safe_name
     from softbench.core.json import JsonObject
 
 EPILOG = "Exit codes: 0 right and timed; 1 wrong, failed or not judged, or a wrong signature; 2 usage; 130 interrupted (143 by SIGTERM)."
@@ -42,7 +43,6 @@ def judge(
     **given: Any,
 ) -> None:
     """Judge one untrusted plugin on one case, in a process that cannot reach the judge. docs/judge.md describes what that vouches for."""
-    from softbench.plugins.source import safe_name
     from softbench.run import signature, signed_verdict
 
     key = key or signature.default_key()

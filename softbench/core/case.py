@@ -49,6 +49,11 @@ class Direction(StrEnum):
     """A result and its gradient in one call, which reads the input once: a loss and dx."""
 
 
+def safe_name(text: str) -> str:
+    """A file's name as a valid backend name, for tables and files."""
+    return text if NAME.fullmatch(text) else re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "plugin"
+
+
 def parse_op(text: str) -> tuple[str, dict[str, Value]]:
     """The name and the parameters of an operation's text.
 

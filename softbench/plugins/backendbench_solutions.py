@@ -10,10 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
-from softbench.core.case import Case
+from softbench.core.case import Case, safe_name
 from softbench.core.errors import UsageError
 from softbench.plugins.backend import Call
-from softbench.plugins.source import safe_name
 
 MARK, FUNCTION = "_implementation", "_kernel_impl"
 """What follows the operator's name in the name of a solution's file, and of its function."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from softbench.core.case import safe_name
 from softbench.core.errors import UsageError
-from softbench.plugins.source import safe_name
 
 LANGUAGES = ("python", "triton", "tilelang")
 

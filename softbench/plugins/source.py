@@ -15,7 +15,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from softbench.core.case import NAME
+from softbench.core.case import NAME, safe_name
 from softbench.core.errors import UsageError
 from softbench.core.text import did_you_mean_file, one_line
 
@@ -139,11 +139,6 @@ def module_file(module: str) -> Path | None:
     except (ImportError, ValueError):  # ValueError: a loaded module without a spec
         return None
     return Path(spec.origin) if spec and spec.origin and spec.has_location else None
-
-
-def safe_name(text: str) -> str:
-    """A file's name as a valid backend name, for tables and files."""
-    return text if NAME.fullmatch(text) else re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:64] or "plugin"
 
 
 def split_alias(given: Path, base: Path = Path()) -> tuple[str, Path]:

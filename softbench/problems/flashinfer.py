@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Value
+from softbench.core.case import Value, safe_name
 from softbench.core.errors import UsageError
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.plugins.flashinfer_solution import module_of, read
-from softbench.plugins.source import safe_name
 from softbench.problems.problem import Problem, Tolerance
 
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in TENSOR_DTYPES.values()}

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Value
+from softbench.core.case import Value, safe_name
 from softbench.core.errors import UsageError
-from softbench.plugins.source import safe_name
 from softbench.problems.problem import Problem, Tolerance, seeded
 
 SEED = 42

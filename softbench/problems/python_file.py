@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from softbench.core.case import Value
+from softbench.core.case import Value, safe_name
 from softbench.core.errors import UsageError
 from softbench.ops.dtypes import DTYPES
-from softbench.plugins.source import safe_name
 from softbench.problems.problem import NOT_PARAMETERS, Problem, Tolerance, parameters_of
 
 

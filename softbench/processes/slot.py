@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from softbench.core.case import safe_name
 from softbench.core.json import to_json
 from softbench.core.messages import INVALID_REPLY, Failure, Loaded, LoadSource
 from softbench.core.outcome import Failed, Outcome, Skipped, Status
 from softbench.ops import registry
 from softbench.plugins.info import BackendInfo, info_from_json
-from softbench.plugins.source import PluginSource, safe_name
+from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Lost, NotStartedError, Pool, Worker
 
 BUILDING = 5

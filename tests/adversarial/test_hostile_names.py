@@ -14,13 +14,13 @@ import typer
 
 import softbench
 from softbench.cli import actions
-from softbench.core.case import NAME
+from softbench.core.case import NAME, safe_name
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Record, Skipped
 from softbench.core.text import one_line, printable
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
-from softbench.plugins.source import PluginSource, safe_name
+from softbench.plugins.source import PluginSource
 from softbench.report import check_report, markup, plots
 from softbench.results import rows as results
 from softbench.results.columns import Row
