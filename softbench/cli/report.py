@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from softbench.results.writer import Run
 
 LATEST = Path("results") / "latest.csv"
+MOST = 2  # files of a page
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +30,7 @@ def report(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="One results CSV or folder, two to compare, or three and more runs of one device, the oldest first.",
+            help="One results CSV or folder, or two to compare.",
             show_default="results/latest.csv",
         ),
     ] = None,
@@ -42,7 +43,7 @@ def report(
 ) -> None:
     """Write the results as one HTML page: curves, winners, cells down to their samples, and errors. It needs no network.
 
-    Samples come from the JSON beside each CSV. Two files are compared. Of three or more, the page shows the last and the trend of all.
+    Samples come from the JSON beside each CSV. Two files are compared. softbench board shows many runs, and how they changed.
     If two cards measured one cell, each card has a page.
     """
     from softbench.cli.output import command_line
@@ -54,6 +55,10 @@ def report(
     files = files or [LATEST]
     if "-" in map(str, files):
         raise UsageError("report -: reads files only, because the samples lie beside the CSV; name the file")
+    if len(files) > MOST:
+        raise UsageError(
+            f"report: takes one file, or two to compare, and not {len(files)}; of many runs: softbench board, softbench history"
+        )
     files = [results_file(file) for file in files]
     target = out or files[-1].with_suffix(".html")
     if str(target) == "-":

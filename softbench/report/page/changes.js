@@ -1,4 +1,4 @@
-// The tabs that compare: two files, the gate's verdicts, and the trend of many runs.
+// The tabs that compare: two files, and the gate's verdicts.
 (() => {
   const { make } = page;
   const percent = (ratio) => `${ratio >= 1 ? "+" : ""}${+(100 * (ratio - 1)).toPrecision(2)}%`;
@@ -193,62 +193,5 @@
         { name: "reason", widest: 90, text: (i) => verdicts.reason[i] },
       ],
     });
-  };
-
-  page.first.trend = () => {
-    const { runs, panels } = page.data.trend, root = page.find("#trend-figure");
-    const backends = [...new Set(panels.flatMap((panel) => Object.keys(panel.means)))];
-    if (panels.length) page.legend(root, backends.map((backend) => ({ backend, label: backend, dash: page.DASHES[page.dash(backend)] })));
-    const grid = make("div", "", { class: "grid" });
-    root.append(grid);
-    for (const panel of panels) {
-      const series = Object.entries(panel.means).map(([backend, means]) => ({
-        backend,
-        label: backend,
-        dash: page.DASHES[page.dash(backend)],
-        width: 1.6,
-        points: means
-          .map((y, x) => ({ x, y, text: `${backend}, ${panel.title}\n${runs[x]}: ${y === null ? "" : y.toFixed(3)} of copy` }))
-          .filter(({ y }) => y !== null),
-      }));
-      const marks = panel.changes.map(([backend, run, text]) => ({ x: run, y: panel.means[backend][run], text }));
-      const place = make("div", "", { class: "plot" });
-      grid.append(make("figure", [make("figcaption", panel.title), place]));
-      page.chart(place, {
-        label: `Trend, ${panel.title}`,
-        series,
-        axis: "run",
-        y: { label: "fraction of copy", zero: false, one: true },
-        marks,
-        labels: runs,
-        height: 300,
-      });
-    }
-    const table = make("table", [
-      make("thead", [
-        make(
-          "tr",
-          ["backend", "pass and dtype", ...runs].map((name) => make("th", name, { scope: "col" })),
-        ),
-      ]),
-      make(
-        "tbody",
-        panels.flatMap((panel) =>
-          Object.entries(panel.means).map(([backend, means]) =>
-            make(
-              "tr",
-              [backend, panel.title, ...means.map((mean) => mean?.toFixed(3) ?? "")].map((text) => make("td", text)),
-            ),
-          ),
-        ),
-      ),
-    ]);
-    if (panels.length)
-      root.append(
-        make("details", [
-          make("summary", "The figures as a table"),
-          make("div", [table], { class: "wide", tabindex: "0", role: "region", "aria-label": "Mean fractions of copy" }),
-        ]),
-      );
   };
 })();

@@ -28,9 +28,9 @@ page.chart = (() => {
 
   /**
    * A figure in `root`. `series` have backend, label, yardstick, faint, dash, width and points of x, y, cell, hollow and text. `strip` has places with the
-   * backends that are the fastest there. `marks` are texts at points. `labels` name the places of a trend.
+   * backends that are the fastest there.
    */
-  return (root, { label, series, axis, y, strip = [], marks = [], labels = null, height = 340, open = page.panel.open }) => {
+  return (root, { label, series, axis, y, strip = [], height = 340, open = page.panel.open }) => {
     const xs = [...new Set(series.flatMap((one) => one.points.map((point) => point.x)))].sort((a, b) => a - b);
     const column = new Map(xs.map((x, i) => [x, i]));
     const values = series.map((one) => {
@@ -40,7 +40,7 @@ page.chart = (() => {
       });
       return found;
     });
-    const wide = !labels && xs.at(-1) >= (xs.length <= 8 ? 4 : 32) * xs[0];
+    const wide = xs.at(-1) >= (xs.length <= 8 ? 4 : 32) * xs[0];
     const shown = (i) => !page.hidden.has(series[i].backend);
     const faint = (one) => one.faint && page.lit !== one.backend;
     const colour = (one) => page.colour(one.backend) + (faint(one) ? "59" : "");
@@ -184,16 +184,6 @@ page.chart = (() => {
       if (strip.length) context.fillText("fastest", left - 6 * ratio, top + (STRIP * ratio) / 2 + ratio);
     };
 
-    const drawMarks = (context, ratio) => {
-      context.font = scaled(`600 ${SMALL}`, ratio);
-      context.textAlign = "center";
-      marks.forEach(({ x, y: value, text }) => {
-        const [px, py] = [u.valToPos(x, "x", true), u.valToPos(value, "y", true)];
-        context.fillStyle = page.css(text.startsWith("-") ? "--bad" : "--good");
-        context.fillText(text, px, py + (text.startsWith("-") ? 16 : -14) * ratio);
-      });
-    };
-
     const scaled = (font, ratio) => font.replace(/([\d.]+)px/, (_, size) => `${size * ratio}px`);
     const short = (text) => (text.length > (narrow() ? 14 : 26) ? `${text.slice(0, narrow() ? 13 : 25)}…` : text);
     const measure = document.createElement("canvas").getContext("2d");
@@ -208,7 +198,7 @@ page.chart = (() => {
       box.replaceChildren();
       const grid = { stroke: page.css("--grid"), width: 1 };
       const axes = { font: SMALL, stroke: page.css("--quiet"), grid, ticks: { ...grid, size: 4 } };
-      const tick = labels ? Math.min(90, 7 * Math.max(...labels.map((one) => one.length))) : 8 * String(xs.at(-1)).length;
+      const tick = 8 * String(xs.at(-1)).length;
       u = new uPlot(
         {
           width: Math.max(280, root.clientWidth),
@@ -224,11 +214,9 @@ page.chart = (() => {
               range: (_, low, high) =>
                 low === high
                   ? [low - 0.5, high + 0.5]
-                  : labels
-                    ? [low - 0.3, high + 0.3]
-                    : wide
-                      ? [low / 1.06, high * 1.06]
-                      : [low - 0.03 * (high - low), high + 0.03 * (high - low)],
+                  : wide
+                    ? [low / 1.06, high * 1.06]
+                    : [low - 0.03 * (high - low), high + 0.03 * (high - low)],
             },
             y: { distr: y.log ? 3 : 1, range: (_, low, high, key) => zoomed ?? range() },
           },
@@ -248,7 +236,7 @@ page.chart = (() => {
                   tick,
                 ),
               filter: (_, splits) => splits,
-              values: (_, splits) => splits.map((x) => (labels ? labels[x] : String(x))),
+              values: (_, splits) => splits.map(String),
             },
             {
               ...axes,
@@ -304,7 +292,6 @@ page.chart = (() => {
                 }
                 drawPoints(ctx, ratio);
                 drawNames(ctx, ratio);
-                drawMarks(ctx, ratio);
                 ctx.restore();
               },
             ],

@@ -55,13 +55,9 @@ def compare(a: Source, b: Source, found: Sequence[Pair]) -> Comparison:
     )
 
 
-def pair_data(a: Source, b: Source, found: Sequence[Pair], start: int) -> JsonObject:
-    """The columns of every cell with a bandwidth in one of the files, what changed most beyond noise first.
-
-    `start` is the index of A's first row in the page's data, behind which B's rows follow; it is negative if the page lacks A's rows.
-    """
-    rows = [*a.rows, *b.rows]
-    cells = {(row.backend, row.case): start + i for i, row in enumerate(rows) if start + i >= 0}
+def pair_data(a: Source, b: Source, found: Sequence[Pair]) -> JsonObject:
+    """The columns of every cell with a bandwidth in one of the files, what changed most beyond noise first. B's rows follow A's."""
+    cells = {(row.backend, row.case): i for i, row in enumerate([*a.rows, *b.rows])}
     ordered = sorted(found, key=lambda pair: (pair.missing, not pair.changed, ORDERS["change"](pair)))
     ends = [pair.change if pair.verdict != YARDSTICK else None for pair in ordered]
     found_: dict[str, list[object]] = {

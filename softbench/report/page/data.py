@@ -35,11 +35,8 @@ COMMAND_FLAGS = ("--plugin", "--device", "--threads")
 """Options of the run that the command of one cell repeats."""
 
 
-def data(sources: Sequence[Source], backends: Sequence[str]) -> JsonObject:
-    """The data of all cells, in the order of the files and their rows. The fastest backends are those of the last file.
-
-    `backends`: all that the page draws; a trend has those of older files too.
-    """
+def data(sources: Sequence[Source]) -> JsonObject:
+    """The data of all cells, in the order of the files and their rows. The fastest backends are those of the last file."""
     rows = [row for source in sources for row in source.rows]
     cases = {case: number for number, case in enumerate(dict.fromkeys(row.case for row in rows))}
     return {
@@ -49,7 +46,7 @@ def data(sources: Sequence[Source], backends: Sequence[str]) -> JsonObject:
         "lines": _lines(rows, cases),
         "kinds": KIND_DASHES,
         "leap": LEAP,
-        "looks": {name: _look(name) for name in backends},
+        "looks": {name: _look(name) for name in dict.fromkeys(row.backend for row in rows)},
         **_records(sources),
     }
 

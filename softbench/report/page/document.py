@@ -20,7 +20,7 @@ from softbench.core.outcome import Status
 from softbench.core.text import count, one_line
 from softbench.report import answer, glossary
 from softbench.report.assets.embedded import asset, compressed, embedded, source_hash
-from softbench.report.page import comparison, data as page_data, overview, trend, wrong
+from softbench.report.page import comparison, data as page_data, overview, wrong
 from softbench.report.page.source import Source
 from softbench.report.standings import standings
 from softbench.results.columns import LABELS
@@ -52,9 +52,7 @@ FIXED = (
     Part("wrong", "Wrong and skipped"),
     Part("environment", "Environment"),
 )
-COMPARISON, GATE, TREND = Part("comparison", "Comparison"), Part("gate", "Gate"), Part("trend", "Trend")
-COMPARED = 2
-"""So many files are compared, and the page shows both. Of more files it shows the last, and compares it with the one before."""
+COMPARISON, GATE = Part("comparison", "Comparison"), Part("gate", "Gate")
 
 
 def check_name(target: Path, what: str) -> None:
@@ -72,7 +70,7 @@ def check_name(target: Path, what: str) -> None:
 
 
 def write(sources: Sequence[Source], out: Path, command: str = "softbench report", gate: GateReport | None = None) -> Path:
-    """Write the page of these results, with the gate's report if there is one.
+    """Write the page of these results, one or two, with the gate's report if there is one.
 
     Raises:
         ResultsError: the file cannot be written.
@@ -128,41 +126,34 @@ def _environment() -> Environment:
 
 def _content(sources: Sequence[Source], gate: GateReport | None) -> dict[str, Any]:
     """The values of the templates."""
-    sources = [replace(source, rows=list(source.rows)) for source in _in_order(sources)]  # rows of a file are made as they are read
-    shown, last = sources if len(sources) <= COMPARED else sources[-1:], sources[-1]
-    every = [row for source in shown for row in source.rows]
+    sources = [replace(source, rows=list(source.rows)) for source in sources]  # rows of a file are made as they are read
+    last, every = sources[-1], [row for source in sources for row in source.rows]
     able = sum(row.status != Status.UNAVAILABLE for row in every)  # as `show` counts
     values, more = _compared(sources, gate)
     used = {label for row in every for label in row.labels.split()}
-    data = page_data.data(shown, list(dict.fromkeys(row.backend for source in sources for row in source.rows)))
+    data = page_data.data(sources)
     return {
         "title": f"softbench: {last.device}",
-        "subtitle": f"{', '.join(source.name for source in shown)}: {count(able, 'cell')}",
-        "parts": [*(part for part in (TREND, COMPARISON, GATE) if part.id in values), *FIXED],
+        "subtitle": f"{', '.join(source.name for source in sources)}: {count(able, 'cell')}",
+        "parts": [*(part for part in (COMPARISON, GATE) if part.id in values), *FIXED],
         "data": embedded({**data, **more, "terms": terms()}),
-        "drawn": any(line["axis"] for line in data["lines"]) or "trend" in more,
+        "drawn": any(line["axis"] for line in data["lines"]),
         "of_file": last.name if len(sources) > 1 else "",
         "answer": answer.lines(last.rows, standings(last.rows), why="see Wrong and skipped"),
         "summary": overview.summary(last),
-        "missing": [source.missing for source in shown if source.missing],
+        "missing": [source.missing for source in sources if source.missing],
         "labels": [name for name in LABELS if name in used],
-        "groups": wrong.wrong_and_skipped(shown),
-        "environment": [table for source in shown for table in overview.environment(source)],
+        "groups": wrong.wrong_and_skipped(sources),
+        "environment": [table for source in sources for table in overview.environment(source)],
         **values,
     }
 
 
 def terms() -> dict[str, str]:
     """The meanings that the page may show: those of the terms that its templates and scripts name, and of labels."""
-    names = (*SCRIPTS, *(f"{part.id}.html" for part in (*FIXED, COMPARISON, GATE, TREND)))
+    names = (*SCRIPTS, *(f"{part.id}.html" for part in (*FIXED, COMPARISON, GATE)))
     text = "".join(asset(name, __package__) for name in names)
     return {name: meaning for name, meaning in glossary.meanings().items() if f'"{name}"' in text or name in LABELS}
-
-
-def _in_order(sources: Sequence[Source]) -> Sequence[Source]:
-    """Many files by the start of their runs if all starts are known; otherwise, and two files, as they were given."""
-    known = len(sources) > COMPARED and all(source.started for source in sources)
-    return sorted(sources, key=lambda source: source.started) if known else sources
 
 
 def _compared(sources: Sequence[Source], gate: GateReport | None) -> tuple[dict[str, Any], JsonObject]:
@@ -170,18 +161,15 @@ def _compared(sources: Sequence[Source], gate: GateReport | None) -> tuple[dict[
     values: dict[str, Any] = {}
     data: JsonObject = {}
     start = 0
-    if len(sources) >= COMPARED:
-        a, b = sources[-COMPARED:]
-        start = len(a.rows) if len(sources) == COMPARED else 0
+    if len(sources) > 1:
+        a, b = sources
+        start = len(a.rows)
         found = pairs(a.rows, b.rows)
         missing = ""
         if gate is None:
             gate, missing = comparison.gate_report(a, b)
         values |= {"comparison": comparison.compare(a, b, found), "gate_missing": missing}
-        data["pairs"] = comparison.pair_data(a, b, found, start - len(a.rows))
-    if len(sources) > COMPARED:
-        values["trend"] = trend.make(sources)
-        data["trend"] = {"runs": [label for label, *_ in values["trend"].runs], "panels": list(values["trend"].panels)}
+        data["pairs"] = comparison.pair_data(a, b, found)
     if gate:
         covers = sorted({verdict.covers for verdict in gate.verdicts} - {""})
         values |= {"gate": gate, "gate_covers": covers, "gate_others": comparison.of_others(gate, sources[-1].rows)}

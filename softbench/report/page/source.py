@@ -45,11 +45,6 @@ class Source:
         return self.rows[0].run
 
     @property
-    def commit(self) -> str:
-        """The commit of softbench, or the name of the run if the commit is unknown."""
-        return one_line(str(self.header.get("git_commit") or self.run), 60)
-
-    @property
     def started(self) -> str:
         """When the run began, in ISO 8601; empty if it is unknown."""
         return one_line(str(self.header.get("started") or ""), 40)

@@ -32,7 +32,7 @@ def test_samples_share_the_room_and_small_rounds_keep_all(made, monkeypatch):
     record, row = mixed(made[0]), made[1]
     assert data.samples_of_a_round([record]) == 100
     monkeypatch.setattr(data, "SAMPLES", 59)
-    found = data.data([source(record, row)], [])
+    found = data.data([source(record, row)])
     assert (found["rounds"]["shown"], found["rounds"]["count"]) == ([3, 3, 3, 50], [3, 3, 3, 100])
     assert found["samples"][9:12] == [1, 3, 5]
     assert found["quantiles"] == 0
@@ -40,7 +40,7 @@ def test_samples_share_the_room_and_small_rounds_keep_all(made, monkeypatch):
 
 def test_without_room_for_rounds_a_cell_has_quantiles(made, monkeypatch):
     monkeypatch.setattr(data, "SAMPLES", 12)
-    found = data.data([source(mixed(made[0]), made[1])], [])
+    found = data.data([source(mixed(made[0]), made[1])])
     assert (found["quantiles"], found["rounds"]["round"], found["rounds"]["count"]) == (9, [None], [109])
     assert (found["samples"][0], found["samples"][-1], len(found["samples"])) == (1, 100, 9)
     assert found["samples"] == sorted(found["samples"])
@@ -49,7 +49,7 @@ def test_without_room_for_rounds_a_cell_has_quantiles(made, monkeypatch):
 def test_data_have_no_endless_text(made):
     record, row = made
     outcome = replace(record.outcome, profile=Profile(kernels=("k" * 9000, "f")))
-    found = data.data([source(replace(record, outcome=outcome), replace(row, reason="x" * 9000))], [])
+    found = data.data([source(replace(record, outcome=outcome), replace(row, reason="x" * 9000))])
     for text in (found["kernels"][0], found["cells"]["reason"]["words"][0]):
         assert len(text) < data.MAX_TEXT + 100
         assert text.endswith(f"({data.MAX_TEXT} of 9000 characters; the run's JSON has all)")
