@@ -138,7 +138,7 @@ RIGHT = "def right(x, w):\n    return x / ((x * x).mean(-1, keepdim=True) + 1e-3
 SOLUTIONS = {
     "right": f"{RIGHT}solution = right\n",
     "cheat": f"{RIGHT}kept = {{}}\n\ndef solution(x, w):\n    return kept.setdefault(x.shape, right(x, w)).clone()\n",
-    "skips": f"{RIGHT}n = iter(range(9999))\n\ndef solution(x, w):\n    return right(x, w) if next(n) % 32 else x.new_empty(x.shape)\n",
+    "skips": f"{RIGHT}n = iter(range(10**9))\n\ndef solution(x, w):\n    return right(x, w) if next(n) % 32 else x.new_empty(x.shape)\n",
 }
 
 
