@@ -27,7 +27,7 @@ from softbench.core.text import LISTED, did_you_mean, one_line
 from softbench.plugins import targets
 from softbench.plugins.backend import Backend, Call
 from softbench.plugins.backendbench_solutions import files_of, solutions as of_backendbench
-from softbench.plugins.source import ALL, FILE, GROUP, MODULE, SOURCES, PluginSource, import_file
+from softbench.plugins.source import ALL, FILE, GROUP, MODULE, NO_FUNCTION, SOURCES, PluginSource, import_file
 
 PROBLEMS = (("Model", "get_inputs"), ("inputs", "reference"), ("OPERATION",))
 """What a problem's or an operation's file has."""
@@ -330,7 +330,7 @@ def given_function(module: ModuleType, function: str, name: str, operations: Seq
     except AttributeError:
         near = [name for name, one in vars(module).items() if callable(one) and _defined_in(one, module)]
         close = did_you_mean(function, near).strip()
-        raise UsageError(f"has no function {function}" + (f"; {close}" if close else "")) from None
+        raise UsageError(f"{NO_FUNCTION}{function}" + (f"; {close}" if close else "")) from None
     if not callable(found) or isinstance(found, type):
         raise UsageError(f"{function} is no function, but of {type(found).__name__}")
     return GivenFunction(name, found, operations, module, _objection(module) if own else None)

@@ -11,7 +11,7 @@ from softbench.core.case import YARDSTICK
 from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.text import LISTED, did_you_mean, few, split_exclusions, unknown
 from softbench.plugins.info import BackendInfo
-from softbench.plugins.source import ALL, PluginSource
+from softbench.plugins.source import ALL, NO_FUNCTION, PluginSource
 
 WILDCARDS = frozenset("*?[")
 
@@ -73,13 +73,15 @@ def select(
     Names may also be `all` (as None: every backend but the extras), shell patterns (`compile:*`), and the name of a plugin source for its
     backends. A `!` in front of any of them excludes, wherever it stands; exclusions alone take the others of `all`.
     Backends that cannot run here become rows with the reason, and so does a plugin file that could not be loaded, whatever the
-    names are. Without the yardstick both are errors, as then only the named backends have rows.
+    names are. Without the yardstick both are errors, as then only the named backends have rows. A source that lacks the function that
+    the user named is one always.
 
     `known` are all backends, also those that `infos` lacks because `all` may not select them. An exclusion may name one of them.
 
     Raises:
         UsageError: two sources claim a name, or a name or pattern is unknown, or the exclusions leave no backend.
-            Without the yardstick: a named backend cannot run here, or a plugin file could not be loaded.
+            A plugin lacks the function that was named. Without the yardstick: a named backend cannot run here, or a plugin file could
+            not be loaded.
         SoftbenchError: the backends are named, and none of them can run here.
     """
     by_name: dict[str, BackendInfo] = {}
@@ -111,8 +113,8 @@ def select(
         raise (SoftbenchError if yardstick and not any(info.broken for info in unable) else UsageError)(f"{flag} {'; '.join(reasons)}")
     first = [by_name[YARDSTICK]] if yardstick and YARDSTICK in by_name else []
     lost = not_loaded(infos)
-    if lost and not yardstick:
-        raise UsageError(not_loaded_text(lost[0]))
+    if refused := [info for info in lost if not yardstick or (info.origin.function and NO_FUNCTION in info.broken)]:
+        raise UsageError(not_loaded_text(refused[0]))
     return tuple(dict.fromkeys(first + chosen + lost))
 
 

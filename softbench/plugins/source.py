@@ -23,6 +23,8 @@ GROUP = "softbench.backends"
 ALL = "all"
 SOURCES = {".py", ".cu", ".cuh", ".cpp", ".h"}
 FILE, MODULE, ENTRY_POINT = "file", "module", "entry point"
+NO_FUNCTION = "has no function "
+"""How a worker says that a source lacks the function that the user named."""
 _FUNCTION = re.compile(r"(?P<place>.+):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 

@@ -114,6 +114,14 @@ def test_an_unknown_name_is_told_with_the_plugin_that_could_not_be_loaded():
         select.select(offers, ["slow"])
 
 
+def test_a_function_that_its_file_lacks_is_an_error_beside_others_too():
+    source = PluginSource("file", "slwo", "/x/x.py", "x.py:slwo", function="slwo")
+    lost = BackendInfo("slwo", source, broken="import: has no function slwo; did you mean 'slow'?")
+    with pytest.raises(UsageError, match=r"plugin x\.py:slwo: could not be loaded: import: has no function slwo; did you mean 'slow'"):
+        select.select([offer("copy"), offer("torch"), lost], ["torch"])
+    assert [one.name for one in select.select([offer("copy"), offer("torch"), lost], ["torch", "!slwo"])] == ["copy", "torch"]
+
+
 def test_a_broken_backend_is_no_row_beside_others():
     source = PluginSource("file", "x", "/x/x.py", "x.py")
     broken, right = BackendInfo("broken", source, broken="import: ImportError: y"), BackendInfo("right", source)
