@@ -37,6 +37,7 @@ class Kernelbot(Problem):
     """The files of a task."""
 
     format, solution = "kernelbot", "custom_kernel"
+    returned = True  # its evaluator compares nothing else
 
     def __init__(self, folder: Path) -> None:
         """Raises UsageError for a folder that is no task. Exceptions of its own code pass through."""

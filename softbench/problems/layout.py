@@ -68,7 +68,7 @@ class Layout:
     """TENSOR, or the constant that stands there."""
     returned: TreeSpec
     kinds: tuple[object, ...]
-    """Of the leaves of the output: TENSOR, NUMBER or NOTHING."""
+    """Of the leaves of the output: TENSOR, NUMBER or NOTHING; the number of the input that it is, if what is returned counts."""
     in_place: tuple[int, ...]
     """The numbers of the inputs that the reference changes."""
     inputs: tuple[str, ...]
@@ -107,10 +107,12 @@ class Layout:
         """
         leaves, spec = tree_flatten(out)
         if spec != self.returned and any(kind is not NOTHING for kind in self.kinds):
-            raise TypeError(_apart(out, tree_unflatten(self.kinds, self.returned)))
-        pairs = [(leaf, kind) for leaf, kind in zip(leaves, self.kinds, strict=False) if kind is not NOTHING]
-        found = [leaf if kind is TENSOR else _number(leaf, tensors[0].device) for leaf, kind in pairs]
-        return (*found, *(tensors[place] for place in self.in_place))
+            kinds = [TENSOR if isinstance(kind, int) else kind for kind in self.kinds]
+            raise TypeError(_apart(out, tree_unflatten(kinds, self.returned)))
+        pairs = [*zip(leaves, self.kinds, strict=False)]
+        found = [leaf if kind is TENSOR else _number(leaf, tensors[0].device) for leaf, kind in pairs if kind in (TENSOR, NUMBER)]
+        changed = dict(enumerate(tensors)) | {kind: leaf for leaf, kind in pairs if isinstance(kind, int)}
+        return (*found, *(changed[place] for place in self.in_place))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
@@ -349,7 +351,8 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
         written |= {place for place, kept in enumerate(before) if not _equal_bits(kept, tensors[place])}
         in_place = tuple(sorted(written))
         out_paths, returned = tree_flatten_with_path(out)
-        kinds = tuple(_kind(leaf, [tensors[place] for place in in_place]) for _, leaf in out_paths)
+        changed_ones = {place: tensors[place] for place in in_place}
+        kinds = tuple(_kind(leaf, changed_ones, returned=problem.returned) for _, leaf in out_paths)
         results = [(path, leaf) for (path, leaf), kind in zip(out_paths, kinds, strict=True) if kind in (TENSOR, NUMBER)]
         outputs = _output_names([path for path, _ in results], inputs)
         for name, (_, leaf) in zip(outputs, results, strict=True):
@@ -369,12 +372,14 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
         )
 
 
-def _kind(leaf: object, changed: Sequence[torch.Tensor]) -> object:
+def _kind(leaf: object, changed: Mapping[int, torch.Tensor], *, returned: bool) -> object:
     if isinstance(leaf, torch.Tensor):
         if leaf.layout != torch.strided or leaf.is_nested:
             kind = "nested" if leaf.is_nested else "sparse"
             raise UsageError(f"the reference returns a {kind} tensor; give dense ones, as by .to_dense()")
-        return NOTHING if any(leaf is tensor or leaf._base is tensor for tensor in changed) else TENSOR
+        if returned and (place := next((place for place, tensor in changed.items() if leaf is tensor), None)) is not None:
+            return place
+        return NOTHING if any(leaf is tensor or leaf._base is tensor for tensor in changed.values()) else TENSOR
     if leaf is None:
         return NOTHING
     if isinstance(leaf, bool | int | float):

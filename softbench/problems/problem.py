@@ -56,6 +56,8 @@ class Problem(ABC):
     """True if inputs are drawn on the CPU and then moved."""
     destination = False
     """True if a solution gets its outputs as its last arguments and writes them."""
+    returned = False
+    """True if an input that the reference changes and returns is right if a solution returns it, wherever that has it."""
     recorded = False
     """True if the outputs of the reference backend are right."""
     of_values: Callable[[Any], Any] | None = None
