@@ -17,6 +17,7 @@ import torch
 
 from softbench.core.case import Value, safe_name
 from softbench.core.errors import UsageError
+from softbench.core.text import count
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.plugins.flashinfer_solution import module_of, read
 from softbench.problems.problem import Problem, Tolerance
@@ -24,6 +25,8 @@ from softbench.problems.problem import Problem, Tolerance
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in TENSOR_DTYPES.values()}
 INTEGERS = {torch.int16: 1024, torch.int32: 1024, torch.int64: 1024}
 """Random integers are below this, as its evaluator draws them; those of 8 bits take all values."""
+AXES, KINDS = ("const", "var"), ("random", "scalar", "safetensors")
+"""The types of an axis, and of an input of a workload."""
 TOLERANCE = (1e-2, 1e-2)
 """rtol and atol of its evaluator, which accepts an element within either of them."""
 
@@ -41,6 +44,8 @@ class FlashInfer(Problem):
         self._inputs, self._outputs = found["inputs"], found["outputs"]
         self._constants = {name: axis["value"] for name, axis in found["axes"].items() if axis.get("type") == "const"}
         self._constraints = _constraints(path, [str(one) for one in found.get("constraints") or ()], [*found["axes"], *self._inputs])
+        for name, axis in found["axes"].items():
+            _known(f"the axis {name}", axis, AXES)
         free = [name for name, axis in found["axes"].items() if axis.get("type") == "var"]
         for name, spec in {**self._inputs, **self._outputs}.items():
             if spec.get("dtype") not in NAMES:
@@ -90,7 +95,7 @@ class FlashInfer(Problem):
 
     def reference(self, device: torch.device) -> Callable[..., Any]:
         """`run` of the definition; a dict of outputs becomes a tuple in their order."""
-        return self._ordered(self._run)
+        return self._ordered(self._run, "its reference ")
 
     def ready(self, found: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
         """`run` of a solution. One in destination-passing style gets its outputs, which are made anew for each call."""
@@ -112,12 +117,17 @@ class FlashInfer(Problem):
 
         return call
 
-    def _ordered(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _ordered(self, function: Callable[..., Any], who: str = "") -> Callable[..., Any]:
         def call(*given: Any) -> Any:
             out = function(*given)
             if isinstance(out, dict):
+                if lacking := [name for name in self._outputs if name not in out]:
+                    raise TypeError(f"{who}returns a dict without {', '.join(lacking)}")
                 out = tuple(out[name] for name in self._outputs)
-            return out[0] if isinstance(out, tuple | list) and len(out) == 1 else out
+            outs = out if isinstance(out, tuple | list) else (out,)
+            if len(outs) != len(self._outputs):
+                raise TypeError(f"{who}returns {count(len(outs), 'output')}; the definition has {', '.join(self._outputs)}")
+            return outs[0] if len(outs) == 1 else out
 
         return call
 
@@ -146,6 +156,7 @@ def _workload(found: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The values of axes and scalars; for a tensor of a file a function that reads it."""
     values = dict(found.get("axes") or {})
     for name, one in (found.get("inputs") or {}).items():
+        _known(f"the input {name} of a workload", one, KINDS)
         if one.get("type") == "scalar":
             values[name] = one["value"]
         elif one.get("type") == "safetensors":
@@ -170,6 +181,12 @@ class _Stored:
             raise UsageError(f"a workload has a tensor in {self.places[0].name}, and there is no such file")
         with safe_open(place, "pt", device=str(device)) as file:
             return file.get_tensor(self.key)
+
+
+def _known(what: str, found: Mapping[str, Any], types: tuple[str, ...]) -> None:
+    """Raise UsageError for a type that this version of softbench does not know."""
+    if (kind := found.get("type")) not in types:
+        raise UsageError(f"{what} has the type {kind}; softbench knows {', '.join(types)}: is it of a newer version of FlashInfer-Trace?")
 
 
 def _constraints(path: Path, texts: list[str], names: list[str]) -> dict[str, Callable[..., bool]]:

@@ -108,6 +108,9 @@ def test_a_task_of_kernelbot_comes_in_as_it_is(tmp_path):
     assert judged(operation, lambda data: sums(data, 1.01))[0] == "tolerance"
     assert judged(operation, lambda data: sums(data, 1.05))[0] == "wrong"
     assert judged(operation, lambda data: data[1])[0] == "wrong", "the output's memory holds nothing of the reference's"
+    assert judged(operation, lambda data: data[0].float().sum(1).half()) == ("sampled", ""), "its evaluator compares what is returned"
+    with pytest.raises(TypeError, match="returns a tuple of 2 where the reference returns a tensor"):
+        judged(operation, lambda data: (sums(data), data[0]))
     kept = {}
     grade, detail = judged(operation, lambda data: data[1].copy_(kept.setdefault(data[0].data_ptr(), data[0].float().sum(1))))
     assert grade == "wrong", detail
@@ -172,11 +175,22 @@ def test_a_definition_of_flashinfer_comes_in_as_it_is(tmp_path):
         ({"constraints": ["batch > 100"]}, "the constraint batch > 100 does not hold for batch=9"),
         ({"inputs": {"x": {"shape": ["batch"], "dtype": "float4"}}}, "x has the dtype float4; softbench has"),
         ({"axes": {"batch": {"type": "var"}, "hidden": {"type": "var"}}}, "no workload gives a value of hidden: expected .*rms_h64.jsonl"),
+        ({"axes": {"batch": {"type": "ragged"}}}, "the axis batch has the type ragged; .*: is it of a newer version of FlashInfer-Trace"),
+        ({"outputs": {"z": DEFINITION["outputs"]["y"]}}, "its reference returns a dict without z"),
+        ({"reference": "def run(x, keep, eps):\n    return x, x\n"}, "its reference returns 2 outputs; the definition has y"),
     ],
 )
 def test_a_definition_that_cannot_run_is_refused(tmp_path, changes, why):
-    with pytest.raises(UsageError, match=why):
+    with pytest.raises((UsageError, TypeError), match=why):
         load(str(definition(tmp_path, **changes)))
+
+
+def test_a_workload_of_a_newer_version_is_refused(tmp_path):
+    file = definition(tmp_path)
+    workloads = tmp_path / "workloads" / "norm" / "rms_h64.jsonl"
+    workloads.write_text(workloads.read_text().replace('"type": "random"', '"type": "zipf"', 1))
+    with pytest.raises(UsageError, match="the input x of a workload has the type zipf; softbench knows random, scalar, safetensors"):
+        load(str(file))
 
 
 def test_a_solution_that_cannot_be_loaded_is_refused(tmp_path):
