@@ -233,7 +233,7 @@ def training_steps() -> list[str]:
                 (file, *(str(case[name]) for name in ("model", "batch", "length")), one["state"], faster, str(report["exit_code"]))
             )
     if lines:
-        said = "Steps of models with 4 layers in bf16, by the command in `tools/training_step.py`:"
+        said = "Steps of models with 4 layers in bf16, by `python tools/training_step.py`:"
         return [
             said,
             table(("candidate", "model", "batch", "tokens", "verdict", "times as fast (95 % interval)", "exit code"), lines, "llrrlrr"),

@@ -1,98 +1,228 @@
-"""A training step of GPT-2, BERT or Llama: forward, loss, backward, norm of the gradients and AdamW. The step ends when the device is done.
+"""Is a training step slower with softbench's kernels? The gate's tests judge steps of GPT-2, BERT and Llama, at batch 1 and 32.
 
-Is a step slower with `softbench.kernels` in place of torch's functions, or inside `softbench.use()`? The gate judges it:
+    python tools/training_step.py                 softmax, log_softmax and cross_entropy of `softbench.kernels` in place of torch's
+    python tools/training_step.py inside_use      the same steps inside `softbench.use()`
 
-    softbench gate --config tools/training_step.toml --problem tools/training_step.py --reference reference \\
-        --plugin tools/training_step.py:library --candidate library --dtype bf16
+A step is forward, loss, backward, norm of the gradients and AdamW. It ends when the device is done. Models have 4 layers, eager attention,
+no dropout, and random weights, which keep their values: the learning rate is 0. They come from `pip install transformers`, which downloads
+nothing.
 
-`--plugin tools/training_step.py:inside_use --candidate inside_use` judges the block. Models have eager attention, no dropout, and random
-weights, which keep their values: the learning rate is 0. They come from `pip install transformers`, which downloads nothing.
+On the host, processes differ by more than both sides do. So each process times both, in turns of a few steps: a round has one turn of each,
+in the orders AB BA BA AB. A process then is what a process pair is for `softbench gate`, and its looks and tests decide, with its margin
+and its exit code: 0 no step is slower, 1 one is, 3 that is not known. Undecided ones are measured in more processes, as long as they end
+within `--seconds`.
 """
 
 from __future__ import annotations
 
+import argparse
+import gc
 import importlib
-from collections.abc import Callable
-from functools import cache
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from rich.console import Console
+from torch.nn import functional
 
-cases = [{"model": model, "batch": batch} for model in ("gpt2", "bert", "llama") for batch in (1, 32)]
-tolerance = (2e-2, 0.0)
+import softbench
+from softbench import kernels
+from softbench.core.case import parse_op
+from softbench.core.outcome import Status
+from softbench.gate import fresh_pairs, paired
+from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
+from softbench.gate.verdicts import GateReport, Rules
+from softbench.report import gate_report
+
+REFERENCE, BATCHES, LENGTH, LAYERS = "torch", (1, 32), 128, 4
+ROUNDS, STEPS, WARMUP = 24, 4, 3
+"""Rounds of a process, and steps of a turn that are timed. One more comes before them, in which a side is new to the caches."""
+IMPORTS = 10.0
+"""Seconds until a process has imported torch and transformers, while another one measures."""
+LARGEST_ERROR = 2e-2
+"""Of the loss and the norm of the gradients, relative to torch's. bfloat16 has 8 bits."""
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)),
     "bert": ("BertConfig", "BertForMaskedLM", dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)),
     "llama": ("LlamaConfig", "LlamaForCausalLM", {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}),
 }
 """The classes of transformers, and what differs from their defaults. Llama has the width of the others."""
-Step = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+Step = Callable[[], tuple[float, float]]
 
 
-def inputs(model="gpt2", batch=1, length=128, layers=4, dtype=torch.bfloat16):
-    """Token numbers, and a tensor of the dtype of the weights. Models have a third of their usual layers."""
-    return model, layers, torch.randint(30000, (batch, length)), torch.zeros(1, dtype=dtype)
+@contextmanager
+def library() -> Iterator[None]:
+    """`torch.nn.functional` with the functions of `softbench.kernels`."""
+    theirs = {name: getattr(functional, name) for name in ("softmax", "log_softmax", "cross_entropy")}
+    try:
+        for name in theirs:
+            setattr(functional, name, getattr(kernels, name))
+        yield
+    finally:
+        for name, function in theirs.items():
+            setattr(functional, name, function)
 
 
-def reference(model, layers, tokens, like):
-    """The loss and the norm of the gradients, by the functions of torch."""
-    if type(tokens) is not torch.Tensor:  # softbench asks for shapes and dtypes
-        return tokens.new_zeros((), dtype=torch.float32), tokens.new_zeros((), dtype=torch.float32)
-    with _disable_current_modes(), torch.enable_grad():  # a float64 `like` makes a model of float64
-        return step_of(model, layers, like.dtype, tokens.device)(tokens)
+SIDES: dict[str, Callable[[], AbstractContextManager[None]]] = {REFERENCE: nullcontext, "library": library, "inside_use": softbench.use}
 
 
-def library(model, layers, tokens, like):
-    """The same, after softmax, log_softmax and cross_entropy of `torch.nn.functional` are those of `softbench.kernels`."""
-    _replace()
-    return reference(model, layers, tokens, like)
-
-
-def inside_use(model, layers, tokens, like):
-    """The same after `softbench.enable()`."""
-    _enable()
-    return reference(model, layers, tokens, like)
-
-
-@cache
-def _replace() -> None:
-    """For the rest of the worker, which runs no other solution."""
-    from softbench import kernels
-
-    for name in ("softmax", "log_softmax", "cross_entropy"):
-        setattr(torch.nn.functional, name, getattr(kernels, name))
-
-
-@cache
-def _enable() -> None:
-    import softbench
-
-    softbench.enable()
-
-
-@cache
-def step_of(name: str, layers: int, dtype: torch.dtype, device: torch.device) -> Step:
-    """A step of a model, whose weights are the same in each process."""
+def step_of(name: str, batch: int, device: str) -> Step:
+    """A step of a model, which returns the loss and the norm of the gradients."""
     config, model, options = MODELS[name]
     transformers = importlib.import_module("transformers")
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # weights are the same random numbers in each dtype
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), device:
-        torch.manual_seed(0)
-        settings = getattr(transformers, config)(num_hidden_layers=layers, attn_implementation="eager", use_cache=False, **options)
-        found = getattr(transformers, model)(settings).to(dtype).train()
-    torch.set_default_dtype(default)
+    torch.manual_seed(0)
+    with torch.device(device):
+        settings = getattr(transformers, config)(num_hidden_layers=LAYERS, attn_implementation="eager", use_cache=False, **options)
+        found = getattr(transformers, model)(settings).to(torch.bfloat16).train()
+        tokens = torch.randint(30000, (batch, LENGTH))
     optimizer = torch.optim.AdamW(found.parameters(), lr=0.0, fused=True)
 
-    def step(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def step() -> tuple[float, float]:
         loss = found(input_ids=tokens, labels=tokens).loss
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(found.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if tokens.is_cuda:
-            torch.cuda.synchronize()
-        return loss.detach().float(), norm.float()
+        return float(loss.detach()), float(norm)
 
     return step
+
+
+def timed(step: Step) -> float:
+    """Microseconds of a step."""
+    begin = time.perf_counter()
+    step()
+    return 1e6 * (time.perf_counter() - begin)
+
+
+def measure(candidate: str, cell: CellKey, process: int, device: str) -> dict[str, Any]:
+    """The rounds of a model in this process, or how the results differ. The sides take turns in beginning, from process to process."""
+    case = parse_op(cell.op)[1]
+    step = step_of(str(case["model"]), int(str(case["batch"])), device)
+    sides = [candidate, REFERENCE] if process % 2 else [REFERENCE, candidate]
+    results = {}
+    for side in sides:
+        with SIDES[side]():
+            results[side] = [step() for _ in range(WARMUP)][-1]
+    if any(abs(a - b) > LARGEST_ERROR * abs(b) for a, b in zip(results[candidate], results[REFERENCE], strict=True)):
+        return {"wrong": "loss and norm are {} and {}, with torch {} and {}".format(*results[candidate], *results[REFERENCE])}
+    gc.collect()
+    gc.freeze()  # what a collection finds would else be the modules of transformers
+    rounds: dict[str, list[RoundMedian]] = {side: [] for side in sides}
+    for number in range(ROUNDS):
+        for position, side in enumerate(sides if number % 4 in (0, 3) else sides[::-1]):
+            with SIDES[side]():
+                step()
+                us = [timed(step) for _ in range(STEPS)]
+            rounds[side].append(RoundMedian(number, position, median(us), fmean(us)))
+    return {"rounds": rounds}
+
+
+def work(candidate: str, device: str) -> None:
+    """A process: it imports what it needs, waits for a line with its number and its cells, and writes a line for each."""
+    for config, model, _ in MODELS.values():
+        getattr(importlib.import_module("transformers"), config), getattr(importlib.import_module("transformers"), model)
+    process, cells = json.loads(sys.stdin.readline())
+    if device == "cuda":
+        kernels.build()
+    for cell in cells:
+        print(json.dumps(measure(candidate, CellKey(*cell), process, device)), flush=True)
+
+
+class Processes:
+    """Measures in one new process after the other. The next one imports while one measures, as in `softbench gate`."""
+
+    def __init__(self, candidate: str, device: str) -> None:
+        self.candidate, self.device, self.used = candidate, device, 0
+        self.began, self.longest = time.monotonic(), 0.0
+        self.next = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, self.candidate, "--device", self.device, "--work"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def close(self) -> None:
+        self.next.kill()
+        self.next.communicate()
+
+    def measure(self, cells: Sequence[CellKey], count: int) -> RunSamples:
+        """The samples of cells of the candidate, and of the reference, in so many processes."""
+        found = {key.with_backend(side): CellSamples(Status.OK, "", "") for key in cells for side in (self.candidate, REFERENCE)}
+        run = f"process {self.used} and {count - 1} more"
+        for _ in range(count):
+            begin, now, self.next = time.monotonic(), self.next, self._start()
+            out, _ = now.communicate(json.dumps([self.used, cells]))
+            answers = [json.loads(line) for line in out.splitlines()]
+            answers += [{"reason": f"a process ended with {now.returncode}"}] * (len(cells) - len(answers))
+            for key, answer in zip(cells, answers, strict=True):
+                for side in (self.candidate, REFERENCE):
+                    if "rounds" in answer:
+                        found[key.with_backend(side)].processes[self.used] = tuple(RoundMedian(*one) for one in answer["rounds"][side])
+                    elif side == self.candidate or "wrong" not in answer:
+                        status = Status.WRONG if "wrong" in answer else Status.FAILED
+                        found[key.with_backend(side)] = CellSamples(status, answer.get("wrong") or answer["reason"], "")
+            self.used += 1
+            self.longest = max(self.longest, (time.monotonic() - begin) / len(cells))
+            print(f"process {self.used}: {len(cells)} cells in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        return RunSamples(run, (run,), 0, "", {"device": self.device}, {}, "", found, count)
+
+
+def judge(processes: Processes, cells: Sequence[CellKey], count: int, seconds: float, rules: Rules) -> GateReport:
+    """The verdicts after the last look that ends in time."""
+    plan, later = fresh_pairs.looks(count), []
+
+    def fresh(undecided: Sequence[CellKey], more: int) -> RunSamples:
+        if time.monotonic() - processes.began + more * max(IMPORTS, processes.longest * len(undecided)) > seconds:
+            raise TimeoutError
+        later.append(processes.measure(undecided, more))
+        return later[-1]
+
+    first = processes.measure(cells, count)
+    try:
+        return fresh_pairs.compare(first, fresh, processes.candidate, REFERENCE, rules, plan)
+    except TimeoutError:
+        measured = iter(later)
+        return fresh_pairs.compare(first, lambda *_: next(measured), processes.candidate, REFERENCE, rules, plan[: 1 + len(later)])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("candidate", nargs="?", default="library", choices=[name for name in SIDES if name != REFERENCE])
+    parser.add_argument("--models", default=",".join(MODELS), help="of gpt2, bert and llama, with commas")
+    parser.add_argument("--processes", type=int, default=fresh_pairs.PAIRS, help="of the first look; the second has twice as many")
+    parser.add_argument("--seconds", type=float, default=900, help="no later look begins that would end after so many seconds")
+    parser.add_argument("--margin", type=float, default=100 * paired.MARGIN, help="the slowdown that passes, in percent")
+    parser.add_argument("--json", type=Path, help="writes the verdicts, as softbench gate --json")
+    parser.add_argument("--device", default="cuda" if torch.version.cuda else "cpu")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work(given.candidate, given.device)
+        return 0
+    if given.processes < paired.MIN_PAIRS:
+        parser.error(f"--processes {given.processes}: fewer than {paired.MIN_PAIRS} decide nothing")
+    if unknown := set(given.models.split(",")) - set(MODELS):
+        parser.error(f"--models {','.join(unknown)}: is none of {', '.join(MODELS)}")
+    cases = itertools.product(given.models.split(","), BATCHES)
+    cells = [CellKey(given.candidate, "both", "bf16", b, LENGTH, f"training_step(model={m},batch={b})") for m, b in cases]
+    processes = Processes(given.candidate, given.device)
+    try:
+        report = judge(processes, cells, given.processes, given.seconds, Rules(given.margin / 100))
+    finally:
+        processes.close()
+    Console().print(gate_report.text(report, long=True))
+    if given.json:
+        given.json.write_text(json.dumps(report.document(), indent=1) + "\n")
+    return report.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
