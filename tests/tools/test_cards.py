@@ -122,6 +122,7 @@ def test_kernels_that_spill_are_found_in_ptxas_report():
     report = {right: 0, block: 8, cluster: 4, bulk: 20}
     assert spilling("sm_90a", **report) == spilling("sm_103a", **report) == {block: 8, cluster: 4, bulk: 20}
     assert spilling("sm_86", **report) == spilling("sm_120a", **report) == {block: 8}  # they have no clusters
+    assert spilling("sm_90a", **{"7columnsIffE": 144, "7columnsIfE": 148}) == {"7columnsIfE": 148}  # so many are known
 
 
 CUDA = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
