@@ -23,11 +23,12 @@ import json
 import os
 import select
 import signal
+import site
 import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,19 @@ OOM_SCORE = "500"
 """If memory runs out, Linux kills a worker rather than the forkserver or the parent, which have the default of 0."""
 OF_JOBS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that Slurm sends to all processes of a job. The parent ends the workers then; one that ended before would be a failed cell."""
+
+
+def borrow(folders: Sequence[str]) -> None:
+    """Put folders of packages of softbench's environment, with the parts that their `.pth` files add, behind those of this process.
+
+    Editable installs are not lent: the environment may have none of that package, and their code is elsewhere than in these folders.
+    """
+    own, finders = [*sys.path], [*sys.meta_path]
+    for folder in folders:
+        site.addsitedir(folder)
+    added = dict.fromkeys(path for path in sys.path if path not in own)
+    sys.path[:] = [*own, *(path for path in added if any(Path(path).is_relative_to(folder) for folder in folders))]
+    sys.meta_path[:] = finders
 
 
 def main(descriptor: int) -> None:

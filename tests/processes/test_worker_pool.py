@@ -80,6 +80,21 @@ def test_a_forkserver_imports_what_earlier_workers_had(tmp_path, monkeypatch):
     assert "antigravity" not in sys.modules, "a package may name its own modules"
 
 
+def test_packages_of_pth_files_are_lent_and_editable_installs_are_not(tmp_path, monkeypatch):
+    """CuTe DSL comes by such a file. An environment without the package that is compared must not take softbench's editable one."""
+    lent = tmp_path / "site-packages"
+    (lent / "dsl" / "parts").mkdir(parents=True)
+    (lent / "dsl.pth").write_text(f"import sys; sys.path.insert(0, {str(lent / 'dsl' / 'parts')!r})\n")
+    (lent / "editable.pth").write_text(f"{tmp_path}\nimport sys; sys.meta_path.insert(0, object())\n")
+    own, finders = ["", *sys.path], [*sys.meta_path]
+    monkeypatch.setattr(sys, "path", [*own])
+    monkeypatch.setattr(sys, "meta_path", [*finders])
+    forkserver.borrow([str(lent)])
+    assert sys.path[: len(own)] == own, "what the environment itself has comes first"
+    assert set(sys.path[len(own) :]) == {str(lent), str(lent / "dsl" / "parts")}
+    assert sys.meta_path == finders
+
+
 def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
     worker = pool.spawn("x")
     reply = pool.ask(worker, plugin(tmp_path, "import ctypes\ndef deref():\n    ctypes.string_at(0)\nderef()"), 60, "import")
