@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum, auto
 from functools import cache
@@ -270,35 +270,62 @@ def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -
         for around in (nullcontext,) if DYNAMO in sys.modules else (_soon, nullcontext):
             with suppress(Exception), around():  # the call with values shows the cause
                 return _trace(problem, values, dtype, FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"))
-    return _trace(problem, values, dtype, nullcontext(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    with nullcontext() if DYNAMO in sys.modules else _asked():
+        return _trace(problem, values, dtype, nullcontext(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @contextmanager
 def _soon() -> Iterator[None]:
     """Leaves out what takes torch's modes seconds in a new process.
 
-    They import Dynamo to read its settings, and to have their own functions left alone; a stand-in suffices. They start CUDA to find out
-    whether there is a GPU, and ask again at each operator; NVML tells that, once.
+    They start CUDA to find out whether there is a GPU, and ask again at each operator; NVML tells that, once. See also `_stand_in`.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    looking, without_gpu = vars(FakeTensorMode)["avoid_device_init"], not _has_gpu()
+    type.__setattr__(FakeTensorMode, "avoid_device_init", without_gpu)
+    try:
+        with _stand_in():
+            yield
+    finally:
+        type.__setattr__(FakeTensorMode, "avoid_device_init", looking)
+
+
+@contextmanager
+def _asked() -> Iterator[None]:
+    """Lets the mode that counts operations ask Dynamo's stand-in before a function is called, which may need Dynamo itself."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with ExitStack() as end:
+        with _stand_in(end), FlopCounterMode(display=False):
+            torch.zeros(1)
+        yield
+
+
+@contextmanager
+def _stand_in(end: ExitStack | None = None) -> Iterator[None]:
+    """A stand-in for Dynamo: torch's modes import it to read its settings, and to have their own functions left alone.
+
+    They keep the answer, until this ends or `end` does.
+    """
     asked: list[Any] = []
 
     def disable(function: Any, *_: object, **__: object) -> Any:
         asked.append(function)
         return function
 
-    looking, without_gpu = vars(FakeTensorMode)["avoid_device_init"], not _has_gpu()
-    (stand_in := ModuleType(DYNAMO)).__dict__.update(config=_settings(), disable=disable)
-    sys.modules |= {DYNAMO: stand_in, SETTINGS: _settings()}
-    type.__setattr__(FakeTensorMode, "avoid_device_init", without_gpu)
-    try:
-        yield
-    finally:
-        type.__setattr__(FakeTensorMode, "avoid_device_init", looking)
+    def forget() -> None:
         for function in asked:
-            vars(function).pop("__dynamo_disable", None)  # the answer, which torch keeps
-        del sys.modules[DYNAMO], sys.modules[SETTINGS]
+            vars(function).pop("__dynamo_disable", None)
+
+    with ExitStack() as own:
+        (end or own).callback(forget)
+        (stand_in := ModuleType(DYNAMO)).__dict__.update(config=_settings(), disable=disable)
+        sys.modules |= {DYNAMO: stand_in, SETTINGS: _settings()}
+        try:
+            yield
+        finally:
+            del sys.modules[DYNAMO], sys.modules[SETTINGS]
 
 
 @cache

@@ -19,7 +19,8 @@ END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's wa
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
 _ELSEWHERE = (
     "import json, sys; own, version, lent = json.loads(sys.argv[1]); sys.path += [own] if own not in sys.path else []; "
-    "from softbench.worker.forkserver import borrow, main; borrow(lent if version == [*sys.version_info[:2]] else []); main(int(sys.argv[2]))"
+    "from softbench.worker.forkserver import borrow, main; "
+    "borrow(lent if version == [*sys.version_info[:2]] else []); main(int(sys.argv[2]))"
 )
 """In another environment its own packages come first. What it lacks, such as msgspec, softbench lends if both have one Python."""
 
