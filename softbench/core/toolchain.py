@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import sys
 import sysconfig
 from pathlib import Path
 
 FRESH_CACHES = "SOFTBENCH_FRESH_CACHES"
 """The variable of a folder in which each worker has caches of compilers of its own, so that its builds compile."""
 PRELOAD = "SOFTBENCH_PRELOAD"
-"""The variable of a file with names of modules of PRELOADED, which a forkserver imports if the file is there when it starts."""
+"""The variable with which the name of `preload_file` begins."""
 PRELOADED = ("torch", "triton")
 """Packages whose modules import for seconds. Of another package they might start CUDA or be what is measured."""
 BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -21,6 +23,15 @@ CACHES = (
     *("FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME"),
 )
 """Variables of the folders in which compilers and packages keep what they compiled."""
+
+
+def preload_file() -> Path | None:
+    """The file with names of modules of PRELOADED that earlier workers of this environment had; None without PRELOAD.
+
+    A forkserver imports them if the file is there when it starts, or while it is told to wait for it.
+    """
+    start = os.environ.get(PRELOAD)
+    return Path(f"{start}-{hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]}") if start else None
 
 
 def fresh_caches(folder: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from softbench.plan.plan import Plan
 from softbench.plan.settings import Layer, from_flags
 from softbench.plan.sweep import AXES, Sweep
 from softbench.plugins.info import BackendInfo
+from softbench.plugins.source import source_of
 from softbench.run import operations
 from softbench.run.environments import Environment, commit_of, git
 from softbench.run.request import RunRequest, command_line
@@ -111,21 +112,23 @@ def request_of(
             flags |= {**target.axes, "op": (op,)}
         else:
             sweeps.append(sweep)
-    plugins = []
-    for name in (CANDIDATE, REFERENCE):
-        file = folder / f"{name}.targets"
-        functions = {op: _absolute(target.function) for op, target in by_op.items()}
-        lent = [path for path in sys.path if path.endswith(LENT)]
-        known = [one for one in registry.declarations() if one.partition("(")[0] in by_op]
-        side = sides.of(name)
-        version = {"version": side.commit[:12] or ("" if side.source else side.shown), "source": str(side.source or "")}
-        about = {"python": str(side.python), "functions": functions, "operations": known, "lent": lent, **version}
-        file.write_text(json.dumps(about), "utf-8")
-        plugins.append(Path(f"{name}={file}"))
+    plugins = [_side(name, sides, by_op, folder) for name in (CANDIDATE, REFERENCE)]
     others = {name: value for name, value in given.items() if name not in AXES and name != "config"}
     flags |= from_flags({**others, "plugins": plugins})
     config: Layer = {"sweep": tuple(sweeps)} if sweeps else {}
     return RunRequest(config, flags, False, output, False, command_line(command), __version__), by_op
+
+
+def _side(name: str, sides: Sides, by_op: Mapping[str, Target], folder: Path) -> Path:
+    """The plugin of a side, with its file of targets."""
+    file, side = folder / f"{name}.targets", sides.of(name)
+    functions = {op: _absolute(target.function) for op, target in by_op.items()}
+    lent = [path for path in sys.path if path.endswith(LENT)]
+    known = [one for one in registry.declarations() if one.partition("(")[0] in by_op]
+    version = {"version": side.commit[:12] or ("" if side.source else side.shown), "source": str(side.source or "")}
+    about = {"python": str(side.python), "functions": functions, "operations": known, "lent": lent, **version}
+    file.write_text(json.dumps(about), "utf-8")
+    return Path(f"{name}={file}")
 
 
 def _operation(target: Target, declared: Mapping[Target, Operation]) -> tuple[str, Sweep | None]:
@@ -162,9 +165,13 @@ def _declared(targets: Sequence[Target], sides: Sides, folder: Path, threads: in
     found: dict[Target, Operation] = {}
     wrong: list[str] = []
     pythons = [str(one.python) for one in (sides.candidate, sides.reference)]
+    names = (REFERENCE,) if sides.one else (CANDIDATE, REFERENCE)
+    looked_at = [source_of(_side(name, sides, {one.label: one for one in files.values()}, folder)) for name in names]
     for environment in dict.fromkeys((sides.reference, sides.candidate)):
         left = {file: (target.function.partition(":")[0], target.cases) for file, target in files.items() if target not in found}
-        for file, one in (operations.read_in(str(environment.python), left, pythons, threads) if left else {}).items():
+        read = operations.read_in(str(environment.python), left, pythons, threads, sides=looked_at) if left else {}
+        looked_at = []
+        for file, one in read.items():
             if not isinstance(one, UsageError):
                 found[files[file]] = one
                 if environment is not sides.reference:  # a new function, whose outputs nothing else knows

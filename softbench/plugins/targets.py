@@ -29,7 +29,7 @@ from softbench.core.case import Case, Value, parse_op
 from softbench.core.errors import UsageError
 from softbench.core.files import replacing
 from softbench.core.text import one_line
-from softbench.core.toolchain import PRELOAD, PRELOADED
+from softbench.core.toolchain import PRELOADED, preload_file
 from softbench.plugins.source import import_file
 
 SUFFIX = ".targets"
@@ -243,15 +243,15 @@ def variables_before() -> dict[str, str]:
 
 
 def tell_modules() -> None:
-    """Write which modules of PRELOADED this worker has by now, for the forkservers of later ones.
+    """Write which modules of PRELOADED this worker has by now, for the forkservers of later ones in this environment.
 
-    They are none if the import of either side's package set such a variable: in a later worker these modules would be there before it.
+    They are none if the import of the package set such a variable: in a later worker these modules would be there before it.
     """
-    file, late = os.environ.get(PRELOAD), _variables() != variables_before()
-    if file and (late or not Path(file).exists()):
+    file, late = preload_file(), _variables() != variables_before()
+    if file and (late or not file.exists()):
         found = [name for name in sys.modules if name.partition(".")[0] in PRELOADED and not name.startswith("torch._inductor")]
         names = [] if late else found
-        with replacing(Path(file)) as opened:
+        with replacing(file) as opened:
             opened.write("\n".join(names).encode())
 
 

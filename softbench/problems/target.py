@@ -274,7 +274,7 @@ def _written(tensors: Tensors) -> Iterator[Any]:
     """Dtypes and shapes as a line of JSON, and the elements: a pickle of another process could run code."""
     yield json.dumps([[str(part.dtype).removeprefix("torch."), [*part.shape]] for part in tensors]).encode() + b"\n"
     for part in tensors:
-        yield memoryview(part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        yield part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _read(text: bytes) -> Iterator[torch.Tensor]:

@@ -255,6 +255,12 @@ class Pool:
         self.workers.append(worker := Worker(found, Channel(ours), path, label, python=self.python))
         return worker
 
+    def preload(self, *, wait: bool) -> None:
+        """Have all forkservers import what workers of their environment tell (`toolchain.preload_file`), until it is false."""
+        for pool in self.started:
+            with suppress(OSError):  # a dead forkserver has no use for it
+                pool._control.send(json.dumps({"preload": wait}).encode())
+
     def send_ahead(self, worker: Worker, request: Request[Any]) -> None:
         """Send a request now. `gather` of the same request waits for its reply, and must come before any other request to this worker."""
         with suppress(OSError):  # `gather` reads its death

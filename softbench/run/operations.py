@@ -13,7 +13,8 @@ from typing import Any
 
 from softbench.core.case import REFERENCE, YARDSTICK, Value
 from softbench.core.errors import UsageError
-from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation
+from softbench.core.json import to_json
+from softbench.core.messages import INVALID_REPLY, Failure, LoadOperation, LoadSource
 from softbench.core.text import did_you_mean_file, unknown
 from softbench.ops import registry
 from softbench.ops.declaration import from_json
@@ -35,6 +36,8 @@ BASELINES = PluginSource("entry point", REFERENCE, "softbench.problems.baselines
 """Where the reference of a problem and torch.compile of it come from."""
 READERS = min(8, os.cpu_count() or 1)
 """Files of different places that are read at the same time."""
+MANY = 8
+"""With fewer processors what runs beside the readers would delay them."""
 Cases = Sequence[Mapping[str, Value]]
 """Values of a problem's parameters, each a case."""
 
@@ -91,22 +94,30 @@ def read_in(
     pythons: Sequence[str],
     threads: int | None = None,
     seconds: float = PHASES["import"],
+    sides: Sequence[PluginSource] = (),
 ) -> dict[Path, Operation | UsageError]:
     """Read files of operations or problems in a worker of another environment, and make them known here; an error for each that is invalid.
 
     `files` has the place of each one's code and its cases. A worker reads neighbours of one place only: code may change its whole process,
-    as by another default dtype. `pythons` are the interpreters of the session that follows, and `threads` is as of that.
+    as by another default dtype. `pythons` are the interpreters of the session that follows, and `threads` is as of that. Meanwhile workers
+    load the `sides`, whose forkservers then import what those needed: the workers of the session begin sooner.
     """
     found: dict[Path, Operation | UsageError] = {}
     groups = [[(file, cases) for file, (_, cases) in group] for _, group in groupby(files.items(), key=lambda one: one[1][0])]
     pool = opened(threads=threads, pythons=pythons)
     begun: list[tuple[Worker, LoadOperation]] = []
+    looking: list[Worker] = []
     try:
         for number, group in enumerate(groups):
             for (first, first_cases), *_ in groups[len(begun) : number + READERS]:  # their imports take seconds
                 worker, request = pool.spawn("operation", python=python), _request(first, first_cases)
                 pool.send_ahead(worker, request)
                 begun.append((worker, request))
+            if number == 0 and (os.cpu_count() or 1) >= MANY:
+                pool.preload(wait=True)
+                for side in sides:
+                    looking.append(pool.spawn("operation", python=side.python))
+                    pool.send_ahead(looking[-1], LoadSource(to_json(side), "cpu"))
             reader: Worker | None = begun[number][0]
             for file, cases in group:
                 reader = reader or pool.spawn("operation", python=python)
@@ -119,6 +130,8 @@ def read_in(
                     reader = None
             if reader:
                 pool.discard(reader)
+        pool.preload(wait=False)
+        pool.discard(*looking)
     except BaseException:
         pool.close(gently=False)
         raise

@@ -7,6 +7,7 @@ Protocol on the control socket (SOCK_SEQPACKET: a message is a datagram, and the
 
     parent     -> {"id": 3, "env": {...}}, with two descriptors: the worker's end of its pipe, and its log.
     forkserver -> {"id": 3, "pid": 4711}, and after the worker's end {"pid": 4711, "code": -11}; {"id": 3, "errno": 11} if fork failed.
+    parent     -> {"preload": true}: import what workers have told (`preload_file`) as soon as they do; false: no more.
     forkserver -> {"ready": true} once torch is imported, or {"ready": false, "error": "..."}.
 
 The forkserver ends when the parent closes the control socket or its writing half, also during the import of torch. All workers end with
@@ -33,13 +34,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from softbench.core.toolchain import BY_NVML, FRESH_CACHES, PRELOAD, PRELOADED, fresh_caches
+from softbench.core.toolchain import BY_NVML, FRESH_CACHES, PRELOADED, fresh_caches, preload_file
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 MESSAGE_BYTES = 1 << 16
 OOM_SCORE = "500"
 """If memory runs out, Linux kills a worker rather than the forkserver or the parent, which have the default of 0."""
+LOOK_SECONDS = 0.1
+"""How often a forkserver that waits for the file of modules looks for it."""
 OF_JOBS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals that Slurm sends to all processes of a job. The parent ends the workers then; one that ended before would be a failed cell."""
 
@@ -63,9 +66,9 @@ def main(descriptor: int) -> None:
         signal.signal(signum, lambda *_: None)  # no SIG_IGN, which the programs that it starts would inherit
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)  # the parent must see the close, even if a child process lives on
-    try:
-        from softbench.worker.garbage_collection import seldom
+    from softbench.worker.garbage_collection import seldom
 
+    try:
         with _ending_with(control), seldom():
             import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
             from softbench.worker import compiler_cache
@@ -84,8 +87,12 @@ def main(descriptor: int) -> None:
     os.set_blocking(wake_write, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler and a wake-up descriptor, select wakes for ended children
     signal.set_wakeup_fd(wake_write)
+    waiting = False
     while True:
-        readable, _, _ = select.select([control.fileno(), wake_read], [], [])
+        readable, _, _ = select.select([control.fileno(), wake_read], [], [], LOOK_SECONDS if waiting else None)
+        if not readable:
+            with seldom():
+                waiting = not _preload()
         if wake_read in readable:
             os.read(wake_read, MESSAGE_BYTES)
             _reap(control)
@@ -97,19 +104,28 @@ def main(descriptor: int) -> None:
             if not data:
                 _end_children()
                 os._exit(0)  # torch's own exit is slow
-            _fork(control, json.loads(data), descriptors, wake_read, wake_write)
+            order = json.loads(data)
+            waiting = order.get("preload", waiting)
+            if "id" in order:
+                _fork(control, order, descriptors, wake_read, wake_write)
 
 
-def _preload() -> None:
-    """Import the modules that earlier workers had, which may take seconds. None may start CUDA, which no fork could use then."""
+def _preload() -> bool:
+    """Import the modules that earlier workers had, which may take seconds; false if none has told them yet.
+
+    None may start CUDA, which no fork could use then.
+    """
+    file = preload_file()
+    if file is None or not file.exists():
+        return False
     before = os.environ.get(BY_NVML)
     os.environ[BY_NVML] = "1"
     try:
-        with suppress(OSError, KeyError):
-            for name in Path(os.environ[PRELOAD]).read_text("utf-8").split():
-                with suppress(Exception):
-                    if name.partition(".")[0] in PRELOADED:
-                        importlib.import_module(name)
+        for name in file.read_text("utf-8").split():
+            with suppress(Exception):
+                if name.partition(".")[0] in PRELOADED:
+                    importlib.import_module(name)
+        return True
     finally:
         del os.environ[BY_NVML]
         os.environ |= {BY_NVML: before} if before is not None else {}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from softbench.core.errors import ConfigError, UsageError
-from softbench.core.toolchain import PRELOAD
+from softbench.core.toolchain import PRELOAD, preload_file
 from softbench.gate import fresh_pairs, packages, scan, targets
 from softbench.plugins.targets import resolve, tell_modules, variables_before
 from softbench.problems.load import declared
@@ -113,8 +113,8 @@ def test_a_kernel_that_writes_its_input_unknown_to_torch_is_in_place(tmp_path, m
 
 def test_modules_are_not_told_if_a_package_sets_what_they_read(tmp_path, monkeypatch):
     """A later worker would have torch._dynamo before the variable, so that the first process set alone would follow it."""
-    file = tmp_path / "modules"
-    monkeypatch.setenv(PRELOAD, str(file))
+    monkeypatch.setenv(PRELOAD, str(tmp_path / "modules"))
+    file = preload_file()
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
     variables_before.cache_clear()
     found = []
@@ -128,7 +128,7 @@ def test_modules_are_not_told_if_a_package_sets_what_they_read(tmp_path, monkeyp
 
 
 def test_all_targets_that_cannot_be_called_are_named_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(operations, "read_in", lambda python, files, *_: {file: UsageError(f": {file}: no") for file in files})
+    monkeypatch.setattr(operations, "read_in", lambda python, files, *_, **__: {file: UsageError(f": {file}: no") for file in files})
     side = packages.Environment("old", Path("python"))
     with pytest.raises(UsageError, match="2 of 2 targets cannot be called; mend or remove them: toy:f in old: no; toy:g in old: no"):
         packages._declared([targets.Target("toy:f"), targets.Target("toy:g")], packages.Sides(side, side), tmp_path, None)
@@ -169,7 +169,11 @@ def test_a_function_is_called_with_the_dtypes_of_its_target_only(tmp_path, monke
 def test_targets_of_two_modules_share_no_reader(tmp_path, monkeypatch):
     """A module may change its whole process, as by another default dtype."""
     readers, read = iter("abc"), []
-    pool = SimpleNamespace(spawn=lambda role, python: next(readers), send_ahead=lambda *_: None, discard=read.append)
+    pool = SimpleNamespace(
+        spawn=lambda role, python: next(readers),
+        discard=lambda *workers: read.extend(workers),
+        **dict.fromkeys(("send_ahead", "preload"), lambda *_, **__: None),
+    )
     monkeypatch.setattr(operations, "opened", lambda **given: pool)
     monkeypatch.setattr(operations, "keep", lambda pool: None)
     monkeypatch.setattr(operations, "_asked", lambda pool, worker, *rest: read.append(worker) or "softmax")

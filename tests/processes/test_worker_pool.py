@@ -17,7 +17,7 @@ from softbench.core.errors import WorkersError
 from softbench.core.json import to_json
 from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
-from softbench.core.toolchain import FRESH_CACHES, PRELOAD
+from softbench.core.toolchain import FRESH_CACHES, PRELOAD, preload_file
 from softbench.plugins.source import PluginSource
 from softbench.processes import worker_pool
 from softbench.processes.launch import END_SECONDS
@@ -74,10 +74,27 @@ def test_a_forkserver_imports_what_earlier_workers_had(tmp_path, monkeypatch):
     """Torch's own modules, which a package needs, take seconds in each process set."""
     monkeypatch.setenv(PRELOAD, str(tmp_path / "modules"))
     monkeypatch.delitem(sys.modules, "torch.utils.model_zoo", raising=False)  # another test may have imported it
-    (tmp_path / "modules").write_text("torch\ntorch.no_such_module\nantigravity\ntorch.utils.model_zoo")
-    forkserver._preload()
+    assert not forkserver._preload()
+    preload_file().write_text("torch\ntorch.no_such_module\nantigravity\ntorch.utils.model_zoo")
+    assert forkserver._preload()
     assert "torch.utils.model_zoo" in sys.modules
     assert "antigravity" not in sys.modules, "a package may name its own modules"
+
+
+def test_a_forkserver_waits_for_what_workers_tell(tmp_path, monkeypatch):
+    """The workers that measure first begin sooner, as their forkserver works while targets are read."""
+    monkeypatch.setenv(PRELOAD, str(tmp_path / "modules"))
+    code = "import sys\nraise RuntimeError('torch.utils.model_zoo' in sys.modules)"
+
+    def has_it(pool):
+        return "RuntimeError: True" in pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import").reason
+
+    with Pool(threads=1) as pool:
+        pool.preload(wait=True)
+        assert not has_it(pool)
+        preload_file().write_text("torch.utils.model_zoo")
+        wait_for(lambda: has_it(pool), 20)
+        pool.preload(wait=False)
 
 
 def test_packages_of_pth_files_are_lent_and_editable_installs_are_not(tmp_path, monkeypatch):
