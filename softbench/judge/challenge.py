@@ -273,8 +273,12 @@ class OutputReader:
         """For each call what `Challenge.verdict` takes: copies of whole outputs of a problem, and of these elements."""
         whole = [self.whole(call) for call in drawn.compared(places)] if is_whole(self.case) else []
         dtypes = [TENSOR_DTYPES[spec.dtype_of(self.case)] for _, spec in self.layout if elements]
-        found = [self.block.bytes.view(dtype)[index] for dtype, index in zip(dtypes, elements, strict=True)]
+        found = [self._gathered(dtype, index) for dtype, index in zip(dtypes, elements, strict=True)]
         return [*whole, *zip(*found, strict=True)]
+
+    def _gathered(self, dtype: torch.dtype, index: torch.Tensor) -> torch.Tensor:
+        """Copies of elements of the block; those of one byte are read as bytes, because torch indexes fp8 on some devices only."""
+        return (self.block.bytes[index] if dtype.itemsize == 1 else self.block.bytes.view(dtype)[index]).view(dtype)
 
     def whole(self, call: Sequence[int]) -> Tensors:
         """Copies of the outputs of a call."""

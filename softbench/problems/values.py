@@ -136,7 +136,7 @@ class ProblemValues(Values):
                     given = [tensor.clone() for tensor in inputs]
                     fill(given[place])
                     with torch.no_grad():
-                        outs.append(layout.results(layout.called(self.callable(case.device), given), given))
+                        outs.append([out.double() for out in layout.results(layout.called(self.callable(case.device), given), given)])
                 if all(
                     torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
                     for changed in outs[1:]

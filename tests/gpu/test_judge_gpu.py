@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 import torch
-from problem_files import cases, problem
+from problem_files import FP8, HALVES, cases, problem
 from wrongs import PLUGINS, confined, load, module_of
 
 from softbench.backends import naive
@@ -166,6 +166,18 @@ def test_a_short_call_of_a_problem_has_its_time(judge, tmp_path, monkeypatch):
     assert {name: one.status for name, one in found.items()} == {"right": "ok", "cheat": "wrong", "skips": "wrong"}, found
     assert found["right"].calls == 64
     assert document["us"] == pytest.approx(expected, rel=0.35), (document, expected)
+
+
+def test_inputs_and_outputs_of_fp8_bools_and_integers_are_judged(judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    operation, plugin = problem(tmp_path, FP8), tmp_path / "plugin" / "halves.py"
+    plugin.parent.mkdir()
+    case = replace(cases(operation)[0], device="cuda")
+    for text, status in ((HALVES, "ok"), (HALVES.replace("/ 2", "/ 4"), "wrong")):
+        plugin.write_text(text)
+        source = PluginSource(FILE, "halves", str(plugin), plugin.name)
+        found = judge.judge(source, case, None, [str(tmp_path / f"{operation.name}.py")])
+        assert (found.status, found.calls) == (status, 64), found
 
 
 def test_outputs_of_cuda_graphs_are_not_copied(judge):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from problem_files import cases, problem
+from problem_files import FP8, HALVES, cases, problem
 from sampled import sampled
 from wrongs import CASE, confined, judged
 
@@ -385,6 +385,18 @@ def test_a_problems_solution_that_skips_few_calls_is_wrong(judge, tmp_path, monk
         plugin.write_text(text)
         found = judge.judge(PluginSource(FILE, name, str(plugin), plugin.name), cases(operation)[0], None, [file])
         assert (found.status, found.calls) == (status, 64), found
+
+
+def test_inputs_and_outputs_of_fp8_bools_and_integers_are_judged(judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    monkeypatch.setattr(judgement, "WHOLE_CALLS", {"cpu": 12})
+    operation, plugin = problem(tmp_path, FP8), tmp_path / "plugin" / "halves.py"
+    plugin.parent.mkdir()
+    for text, status in ((HALVES, "ok"), (HALVES.replace("/ 2", "/ 4"), "wrong"), (HALVES.replace("> 3", "> 4"), "wrong")):
+        plugin.write_text(text)
+        source = PluginSource(FILE, "halves", str(plugin), plugin.name)
+        found = judge.judge(source, cases(operation)[0], None, [str(tmp_path / f"{operation.name}.py")])
+        assert (found.status, found.calls) == (status, 12), found
 
 
 def test_places_outside_the_memory_are_invalid(blocks):

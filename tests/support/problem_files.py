@@ -15,6 +15,22 @@ from softbench.worker.timing.rotating_inputs import RotatingInputs
 CPU = torch.device("cpu")
 CALLS = 40
 NAMES = iter(range(10**6))
+FP8 = """
+def inputs(M=24, N=64):
+    return torch.randn(M, N).to(torch.float8_e4m3fn), torch.rand(M) > 0.5, torch.randint(0, 9, (M,)), torch.zeros(M)
+
+def reference(x, keep, ids, out):
+    out.add_(x.float().sum(1) * keep + ids)
+    return (x.float() * 0.5).to(torch.float8_e4m3fn), keep ^ (ids > 3)
+"""
+HALVES = """
+import torch
+
+def solution(x, keep, ids, out):
+    out += torch.where(keep, x.float().sum(1), 0.0) + ids
+    return (x.float() / 2).to(torch.float8_e4m3fn), keep != (ids > 3)
+"""
+"""A solution of it."""
 
 
 def problem(folder, text, wanted=()):

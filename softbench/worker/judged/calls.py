@@ -182,13 +182,13 @@ class JudgedCalls:
         elif arena.device == "cpu":
             for call, tensors in enumerate(given, first):
                 for tensor in (*tensors, *arena.slots[call]):
-                    tensor.detach().view(-1)[:: PAGE_BYTES // tensor.element_size()].sum()
+                    _summable(tensor).view(-1)[:: PAGE_BYTES // tensor.element_size()].sum()
                 for slot in arena.slots[call]:
                     slot.view(-1)[:: PAGE_BYTES // slot.element_size()].zero_()
                 self.places.append(arena.places[call])
         else:
             for call, tensors in enumerate(given, first):  # so few kernels that all calls fit into the queue
-                max(tensors, key=lambda tensor: tensor.nbytes).sum()
+                _summable(max(tensors, key=lambda tensor: tensor.nbytes)).sum()
                 max(arena.slots[call], key=lambda slot: slot.nbytes).zero_()
                 self.places.append(arena.places[call])
 
@@ -241,6 +241,11 @@ class JudgedCalls:
         if self.apart:  # torch records a graph for each call after outputs that are alive
             self.kept += outputs
         return copies
+
+
+def _summable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as bytes if its elements are such: torch has no sum of fp8."""
+    return tensor.detach().view(torch.uint8) if tensor.element_size() == 1 else tensor.detach()
 
 
 def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
