@@ -38,6 +38,11 @@ def test_samples_and_errors_of_torchs_opinfo(name):
     contract.check_opinfo(name, "cuda")
 
 
+def test_other_results_and_a_given_lse_of_cross_entropy():
+    contract.check_other_results("cuda", torch.float32)
+    contract.check_given_lse("cuda", torch.float32)
+
+
 def test_autocast_gives_what_torch_gives():
     x, target = torch.randn(4, 9, device="cuda", dtype=torch.bfloat16), torch.tensor([0, 3, -100, 8], device="cuda")
     with torch.autocast("cuda", torch.bfloat16):

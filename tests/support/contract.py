@@ -164,7 +164,7 @@ def check_transforms(name, number, device="cpu", dtype=torch.float64):
 
 
 def check_opinfo(name, device):
-    """Every sample and error input of torch's OpInfo."""
+    """Every sample and error input of torch's OpInfo; in float64 also second gradients, forward mode and vmap of both."""
     info = opinfo(name if name != "cross_entropy" else "nn.functional.cross_entropy")
     ours = CASES[name][0]
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -176,12 +176,50 @@ def check_opinfo(name, device):
                 result = function(sample.input, *sample.args, **sample.kwargs)
                 found.append([result, *torch.autograd.grad(result, inputs, torch.ones_like(result))])
             assert_close(*found, equal_nan=True)
+            if dtype is torch.float64:
+                call, leaves = of_leaves(ours, (sample.input, sample.args, sample.kwargs), device)
+                fast = {"fast_mode": True, "check_undefined_grad": False, "nondet_tol": 1e-10}
+                batched = {"check_batched_grad": True, "check_batched_forward_grad": True}
+                assert gradcheck(call, leaves, check_forward_ad=True, **fast, **batched)
+                assert gradgradcheck(call, leaves, check_fwd_over_rev=True, **fast)
     if info.error_inputs_func is not None:
         for wrong in info.error_inputs(device):
             sample = wrong.sample_input
             with pytest.raises(wrong.error_type) as raised:
                 ours(sample.input, *sample.args, **sample.kwargs)
             assert re.search(wrong.error_regex, str(raised.value))
+
+
+def check_other_results(device, dtype):
+    """lse, z-loss, accuracy and predictions beside the loss of cross entropy."""
+    x, target = tensor(3, 5).to(device, dtype), torch.tensor([0, -100, 4], device=device)
+    near = {"check_dtype": False} if dtype is torch.float64 else {"atol": 1e-5, "rtol": 1e-5}
+    for reduction in ("none", "mean"):
+        loss, lse, z_loss, accuracy, predictions = kernels.cross_entropy(
+            x, target, reduction=reduction, z_loss=0.1, return_lse=True, return_z_loss=True, return_accuracy=True, return_predictions=True
+        )
+        assert_close(lse, torch.logsumexp(x, 1), **near)
+        assert torch.equal(predictions, x.argmax(1))
+        of_rows = torch.where(target == -100, 0.0, 0.1 * lse.square())
+        right = ((predictions == target) & (target != -100)).float()
+        assert_close(z_loss, of_rows if reduction == "none" else of_rows.sum() / 2, **near)
+        assert_close(accuracy, right if reduction == "none" else right.sum() / 2)
+        assert_close(loss, torch.nn.functional.cross_entropy(x, target, reduction=reduction) + z_loss, **near)
+
+
+def check_given_lse(device, dtype):
+    """Two parts of the vocabulary, with the lse of both, have the loss and the gradient of the whole."""
+    x, target = tensor(3, 5).to(device, dtype).requires_grad_(), torch.tensor([0, 1, 1], device=device)
+    near = {} if dtype is torch.float64 else {"atol": 1e-5, "rtol": 1e-5}
+    whole = torch.nn.functional.cross_entropy(x, target, reduction="sum")
+    _, *each = zip(*(kernels.cross_entropy(part, target, return_lse=True, reduction="none") for part in (x[:, :2], x[:, 2:])), strict=True)
+    lse = torch.logaddexp(*each[0])
+    first = kernels.cross_entropy(x[:, :2], target, lse=lse, reduction="sum")
+    second = kernels.cross_entropy(x[:, 2:], torch.full_like(target, 0), lse=lse, reduction="sum")  # no row's target is there
+    assert_close(first, whole, **near)
+    (of_first,), (of_second,), (of_whole,) = (torch.autograd.grad(one, x) for one in (first, second, whole))
+    assert_close(of_first[:, :2], of_whole[:, :2], **near)
+    assert_close(of_second[:, 3:], of_whole[:, 3:], **near)
 
 
 def _tuple(results):

@@ -56,33 +56,11 @@ def test_operators_have_second_gradients_vmap_and_flops(name):
 
 
 def test_other_results_of_cross_entropy():
-    x, target = ROWS, torch.tensor([0, -100, 4])
-    for reduction in ("none", "mean"):
-        loss, lse, z_loss, accuracy, predictions = kernels.cross_entropy(
-            x, target, reduction=reduction, z_loss=0.1, return_lse=True, return_z_loss=True, return_accuracy=True, return_predictions=True
-        )
-        assert_close(lse, torch.logsumexp(x, 1))
-        assert torch.equal(predictions, x.argmax(1))
-        of_rows = torch.where(target == -100, 0.0, 0.1 * lse.square())
-        right = ((predictions == target) & (target != -100)).float()
-        assert_close(z_loss, of_rows if reduction == "none" else of_rows.sum() / 2)
-        assert_close(accuracy, right if reduction == "none" else right.sum() / 2)
-        assert_close(loss, functional.cross_entropy(x, target, reduction=reduction) + z_loss)
+    contract.check_other_results("cpu", torch.float64)
 
 
 def test_a_given_lse_may_count_classes_elsewhere():
-    """Two parts of the vocabulary, with the lse of both, have the loss and the gradient of the whole."""
-    x, target = ROWS.clone().requires_grad_(), torch.tensor([0, 1, 1])
-    whole = functional.cross_entropy(x, target, reduction="sum")
-    _, *each = zip(*(kernels.cross_entropy(part, target, return_lse=True, reduction="none") for part in (x[:, :2], x[:, 2:])), strict=True)
-    lse = torch.logaddexp(*each[0])
-    first = kernels.cross_entropy(x[:, :2], target, lse=lse, reduction="sum")
-    second = kernels.cross_entropy(x[:, 2:], torch.full_like(target, 0), lse=lse, reduction="sum")  # no row's target is there
-    assert_close(first, whole)
-    (of_first,), (of_whole,) = torch.autograd.grad(first, x), torch.autograd.grad(whole, x)
-    (of_second,) = torch.autograd.grad(second, x)
-    assert_close(of_first[:, :2], of_whole[:, :2])
-    assert_close(of_second[:, 3:], of_whole[:, 3:])
+    contract.check_given_lse("cpu", torch.float64)
 
 
 class OnTheCpu:
@@ -205,8 +183,10 @@ def test_softmax_of_nested_tensors_is_torchs(monkeypatch):
 
 def test_tensors_of_inference_mode_are_taken():
     with torch.inference_mode():
-        x = torch.randn(1, 1, 3, 5)
-        assert all(found.is_inference() for found in (kernels.softmax(x), kernels.masked_softmax(x, causal=True)))
+        x, target = torch.randn(1, 1, 3, 5), torch.tensor([0, 1, 2])
+        found = [kernels.softmax(x), kernels.log_softmax(x), kernels.masked_softmax(x, causal=True)]
+        found += [kernels.cross_entropy(x[0, 0], target), *kernels.logprob(x[0, 0], target)]
+        assert all(one.is_inference() for one in found)
     rows, target = x[0, 0], torch.tensor([0, 1, 2])
     assert_close(kernels.cross_entropy(rows, target), -kernels.logprob(rows, target)[0].mean())
     assert_close(kernels.softmax(x), kernels.masked_softmax(x))
