@@ -34,9 +34,9 @@ from softbench.gate.commits import git
 from softbench.ops.registry import NAMES
 from softbench.plan.declare import number, strings
 from softbench.plan.sweep import AXES
-from softbench.run.environments import without_measurements
+from softbench.run.environments import TARGETS, without_measurements
 
-FILE, PROJECT = "softbench.toml", "pyproject.toml"
+FILE, PROJECT = TARGETS, "pyproject.toml"
 KEYS = ("reference", "build", "margin", "measure", "target")
 OWN = ("function", "name", "inputs", "problem", "tolerance", "margin", "files")
 """The keys of a target beside the axes."""

@@ -42,6 +42,8 @@ from softbench.kernels.common.cuda_toolkit import cache_folder
 KEEP_DAYS = 30.0
 READY = "ready"
 """The file of a finished environment; its time is that of the last use."""
+TARGETS = "softbench.toml"
+"""The file of the gate's targets. It belongs to no version of the package, so an edit needs no new environment."""
 LENT = "zz-softbench.pth"
 """The file that puts softbench's environment behind the packages of an environment. It comes after those of editable installs."""
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w,. -]*\])?\s*(==|>=|<=|~=|!=|<|>|@)\s*\S.*")
@@ -119,7 +121,8 @@ def environment(
         return Environment(spec, made.python, commit, made.folder / "source" / prefix, made=True)
     if _is_project(path):
         project = path.resolve()
-        state = git(project, "rev-parse", "HEAD"), _digest(_files(project), project)
+        built = [file for file in _files(project) if file != project / TARGETS]
+        state = git(project, "rev-parse", "HEAD"), _digest(built, project)
         key = ("folder", str(project), *state, *build, *_variables(build, project))
         shown = "the working tree" if project == Path.cwd() else spec
         made = _made(where, shown, key, lambda one: one.build(one.copy(project), build), tell)

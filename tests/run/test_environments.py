@@ -52,7 +52,8 @@ def test_a_ref_and_the_working_tree_have_their_own_versions_and_are_made_once(re
     assert new.source and (new.source / "folder").is_symlink()
     (repository / "results").mkdir()
     (repository / "results" / "run-20261129-175705.json.gz").touch()
-    assert environment(".", build=[INSTALL], tell=told.append) == new, "measurements belong to no version"
+    (repository / "softbench.toml").touch()
+    assert environment(".", build=[INSTALL], tell=told.append) == new, "measurements and targets belong to no version"
     assert environment("v1", build=[INSTALL], tell=told.append) == old
     assert len([line for line in told if line.startswith("making")]) == 2
     assert environment(str(old.folder)).python == old.python, "a virtual environment is used as it is"
