@@ -77,6 +77,11 @@ class Plan:
         """`cold` or `warm`; empty on the CPU."""
         return self.settings.l2 if self.device == "cuda" else ""
 
+    @property
+    def of_a_pair(self) -> bool:
+        """True for an A/B run of two backends, which are compared with nothing else."""
+        return len(self.infos) == 2 and not self.settings.yardstick
+
     def takes_turns(self, case: Case, workers: int) -> bool:
         """True if this many workers cannot all hold the case's buffers at once."""
         return workers * (CONTEXT_BYTES[self.device] + _held_bytes(case)) > self.settings.memory_share * self.free_bytes

@@ -123,6 +123,11 @@ class Pace:
             self._skip(names, case, skipped)
         self.done += self._count(names, case)
 
+    def drop(self, process: int, names: tuple[str, ...], case: Case) -> None:
+        """These cells are not measured."""
+        _add(self._expected, self._left.pop((process, names, case)), -1)
+        self.cells -= self._count(names, case)
+
     def _skip(self, names: tuple[str, ...], case: Case, skipped: set[tuple[str, Case]]) -> None:
         """No process set measures these backends on the case."""
         before = self._count(names, case)

@@ -330,6 +330,7 @@ def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: lis
     left = [process for process in range(plan.settings.processes) if process == 0 or not all(kept.has(process, *cell) for cell in cells)]
     pools = deque([pool])
     wanted = 1 + (AHEAD if plan.device == "cuda" else 0)
+    decided: set[Case] = set()
 
     def fresh() -> Pool:
         return end.enter_context(Pool(activity=pool.activity, threads=pool.threads, pythons=pool.pythons))
@@ -341,12 +342,13 @@ def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: lis
             current = pools.popleft()
             current.tell(kept.keep_log)
             slots = [WorkerSlot(info) for info in plan.infos] if process else first
-            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots)
+            _one_set(plan, kept, watch, Scheduler(plan, current, process, environment), slots, decided)
             if process:
                 current.close()
 
 
-def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot]) -> None:
+def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], decided: set[Case]) -> None:
+    """`decided` are the cases of a comparison of two backends in which one has failed. Later sets leave them out."""
     by_name = {slot.name: slot for slot in slots}
     for names in plan.groups:
         start_order = reversed(names) if scheduler.process % 2 else names  # so that starting first favours nobody
@@ -355,10 +357,15 @@ def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler,
             cells = (scheduler.process, names, case)
             if kept.has(*cells):
                 continue
+            if case in decided:
+                watch.pace.drop(*cells)
+                continue
             watch.pace.begin(*cells, lambda: scheduler.round)
             records = isolation.measure(scheduler, case, watch.observer.note)
             records = watch.judged(records, scheduler.process, lambda: scheduler.release([*scheduler.state]))
             kept.add(scheduler.process, records)
+            if plan.of_a_pair and any(record.status in FAILURES for record in records):
+                decided.add(case)
             watch.pace.end(records)
             watch.load.measured(case, records)
             watch.observer.advance(case)

@@ -1,5 +1,6 @@
 """The order of things over sets of processes, and what is planned, with workers that only pretend."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ from pretended import FakePool, info, make
 from softbench.core.case import Case, Direction
 from softbench.core.errors import UsageError
 from softbench.core.machine import Gpu, Machine
-from softbench.core.outcome import Failed, Record, Skipped, Status
+from softbench.core.messages import Graded
+from softbench.core.outcome import Accuracy, Failed, Record, Skipped, Status
 from softbench.plan import plan as planning
 from softbench.plan.settings import Settings
 from softbench.processes.activity import Activity
@@ -76,6 +78,20 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     assert kept.names == [["copy", "a", "b"], ["b", "a", "copy"], ["b", "a", "copy"]]  # no backend always starts first
     assert (pace.done, pace.cells) == (4 * 3, 4 * 3)
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
+
+
+def test_a_case_of_a_comparison_in_which_one_failed_is_not_measured_again():
+    plan, kept, pool = make(("new", "old"), cases=2, processes=3, yardstick=False), Kept(()), FakePool()
+    pool.activity, pool.threads, pool.pythons = Activity(), None, ()
+    pool.script["new", "check"] = [Graded(Accuracy.wrong("it is")), None]
+    pace = Pace(plan, pool.activity, kept.has)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "Pool", lambda **_: nullcontext(pool))
+        pool.close = lambda: None
+        watch = run.Watch(SimpleNamespace(note=print, advance=lambda case: None), pace, CpuLoad(print))
+        run.execute(plan, kept, watch, pool, [WorkerSlot(o) for o in plan.infos], {})
+    assert kept.added == [0, 0, 1, 2]
+    assert (pace.done, pace.cells) == (8, 8)
 
 
 CASE = Case(8, 8, "fp32", Direction.FORWARD)
