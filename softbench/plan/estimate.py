@@ -46,10 +46,13 @@ RATES = {
     "cuda": {
         "load": Rates(case=3.5, cell=0.6),
         "later load": Rates(cell=0.13),
+        "package load": Rates(case=4.0, cell=0.5),
         "first build": Rates(case=0.1, cell=0.1),
         "build": Rates(case=0.02, cell=0.005, element=1e-11),
         "check": Rates(case=0.01, cell=0.003, element=5e-10),
+        "whole check": Rates(cell=0.05, element=5e-10),
         "round": Rates(case=0.005, cell=0.02, element=1e-11),
+        "whole round": Rates(case=0.005, cell=0.03, element=1e-11),
         "profile": Rates(case=0.05, cell=0.025),
         "judge": Rates(cell=3, element=1e-11),
     },
@@ -66,7 +69,8 @@ RATES = {
 }
 """`round` is what a round costs beside its timed calls: new inputs, and the verification of outputs.
 
-`later load` is the import of every process set but the first. On a GPU its forkserver starts while the set before it is measured.
+`later load` is the import of every process set but the first. On a GPU its forkserver starts while the set before it is measured. That of a
+package in an environment is `package load`. `whole` is for a case of a problem, such as a function of a package.
 """
 JUDGE_START = 3.6
 """Seconds until the judge's process has started and has its device."""
@@ -133,7 +137,10 @@ def _seconds(plan: Plan, case: Case, able: Sequence[BackendInfo], *, first: bool
     """`case_seconds` of backends that can run here."""
     if not able or plan.too_large(case):
         return {}
-    settings, rates, cells = plan.settings, RATES[plan.device], len(able)
+    settings, cells = plan.settings, len(able)
+    rates = RATES[plan.device]
+    if operation(case.op).whole:
+        rates = {**rates, **{kind.removeprefix("whole "): rate for kind, rate in rates.items() if kind.startswith("whole ")}}
     elements = operation(case.op).bytes_moved(case) / (2 * DTYPES[case.dtype])  # of softmax forward: as many as the input has
     work = elements / (case.M * case.N)
     together = not plan.takes_turns(case, cells)
@@ -166,8 +173,9 @@ def _seconds(plan: Plan, case: Case, able: Sequence[BackendInfo], *, first: bool
 
 def load_seconds(plan: Plan, names: Iterable[str], *, later: bool) -> Seconds:
     """The start of the workers of these backends; `later`: in a process set that is not the first."""
-    rates = RATES[plan.device]["later load" if later else "load"]
-    return {"load": rates.seconds(len(_able(plan, names)), 0)}
+    rates, able = RATES[plan.device], _able(plan, names)
+    package = later and "package load" in rates and any(info.origin.python for info in able)
+    return {"load": rates["package load" if package else "later load" if later else "load"].seconds(len(able), 0)}
 
 
 def set_seconds(
