@@ -45,18 +45,20 @@ def fused_plan(problem: Problem, card: Card, additions: int = 0) -> Plan | None:
 
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
-    found_plans = itertools.chain(plans(problem, card, "fused"), made(problem, LAST))
-    most = MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions]
-    found = next((plan for plan in found_plans if _fits_fused(plan, most)), None)
-    # The limit of registers is that of softmax, which needs fewer. It gives an SM more programs, and here each has an SM.
-    return replace(found, registers=None) if found and found.tier == "rows" and problem.M <= problem.sms else found
+    found = itertools.chain(plans(problem, card, "fused"), made(problem, LAST))
+    return next((fused for plan in found if (fused := as_fused(problem, plan, additions))), None)
 
 
-def _fits_fused(plan: Plan, most_tiles: int) -> bool:
-    whole = plan.vector_words * 4 == VECTOR_BYTES
+def as_fused(problem: Problem, plan: Plan, additions: int = 0) -> Plan | None:
+    """A plan of softmax for the fused pass; None if the pass has none like it."""
+    if plan.vector_words * 4 != VECTOR_BYTES:
+        return None
     if plan.tier == "cluster":
-        return whole and plan.tiles <= most_tiles
-    return whole and plan.tier == "rows" and plan.threads > WARP and plan.rows == 1
+        return plan if plan.tiles <= MOST_TILES_OF_CLUSTER[min(4, problem.element_size)][additions] else None
+    if plan.tier != "rows" or plan.threads <= WARP or plan.rows > 1:
+        return None
+    # The limit of registers is that of softmax, which needs fewer. It gives an SM more programs, and here each has an SM.
+    return replace(plan, registers=None) if problem.M <= problem.sms else plan
 
 
 def _stream(problem: Problem, tiles: int, threads: int, parts: int) -> Plan:

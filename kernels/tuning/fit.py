@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..plans.table import VECTOR_BYTES, Cell, Family, Kind, Lines, Table, family_name
+from ..plans.table import PASSES, VECTOR_BYTES, Cell, Family, Kind, Lines, Table, family_name
 from .shapes import Shape, draw
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ CELL_COST, FEW_SHAPES = 0.1, 5000
 """Of a line, and of a cell: the sum of relative losses that it must save. From so many shapes on, it grows with them, and tables do not."""
 TAIL, TAIL_COST = 0.05, 3
 """A loss beyond TAIL counts so many times more: a table shall have no slow cells."""
-AROUND = (1, 0.3, 0.6), (0.05, 1, 2), (0.003, 3, 4)
-"""Weights of the shapes around one, and over how many octaves of length and of KiB they decrease."""
-ALIKE = {"pass": 0.03, "size": 0.25, "aligned": 0.15}
-"""How much shapes count that differ from it in that."""
-IMAGINED, FIRST_IMAGINED, OFTEN = 3000, 5_000_000, 5
-"""So many shapes are drawn that were not timed, from this number on. A shape that was timed counts as several of them."""
+OTHER_PASS = 2
+"""So many octaves of length or of KiB another pass is apart. Another element size and another alignment are one."""
+NEAR, FALL = 0.1, -3
+"""A timed shape at a distance d counts (d^2 + NEAR)^FALL: the nearest ones decide, and where there are none, those farther away."""
+IMAGINED, FIRST_IMAGINED = 3000, 5_000_000
+"""So many shapes are drawn that were not timed, from this number on."""
 UNFIT = 0.5
 """The loss of a family that makes no plan for a shape, and the most of others: a time that something disturbed shall not decide."""
 SLOW = 0.9
@@ -61,32 +61,30 @@ def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> di
     return {kind: _lines(found, families, sms, cell_cost) for kind, found in kinds.items()}
 
 
-def imagined(timed: Sequence[Timed], families: Sequence[Family], sms: int, makes: Callable[[Shape], Iterable[Family]]) -> list[Timed]:
+def imagined(
+    language: str, timed: Sequence[Timed], families: Sequence[Family], sms: int, makes: Callable[[Shape], Iterable[Family]]
+) -> list[Timed]:
     """Shapes that were not timed, with the means of what the families that make a plan lose around them, as times."""
     import numpy as np
 
-    def place(shape: Shape) -> tuple[float, float]:
-        return math.log2(shape.row_bytes), math.log2(shape.kib_per_sm(sms))
-
-    known = {name: np.array([_traits(one.shape)[name] for one in timed]) for name in ALIKE}
-    places = np.array([place(one.shape) for one in timed])
+    passes = np.array([PASSES.index(one.shape.which) for one in timed])
+    places = np.array([_place(one.shape, sms) for one in timed])
     lost = np.array([_lost(one, families) for one in timed])
     made, number = ~np.isnan(lost), {family: at for at, family in enumerate(families)}
     lost = np.where(made, np.minimum(lost, UNFIT), 0)
     found = []
-    for shape in map(draw, range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
-        far = np.square(places - place(shape))
-        weights = sum(weight * np.exp(-far[:, 0] / (2 * a * a) - far[:, 1] / (2 * b * b)) for weight, a, b in AROUND)
-        for name, given in _traits(shape).items():
-            weights = weights * np.where(known[name] == given, 1, ALIKE[name])
+    for shape in (draw(at, language) for at in range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
+        far = np.square(places - _place(shape, sms)).sum(1) + (OTHER_PASS * (passes != PASSES.index(shape.which))) ** 2
+        weights = (far + NEAR) ** FALL
         means = (weights @ lost + 1e-12) / (weights @ made + 1e-12)
         if times := {family: math.exp(means[number[family]]) for family in makes(shape)}:
             found.append(Timed(shape, 1.0, 1.0, times))
     return found
 
 
-def _traits(shape: Shape) -> dict[str, object]:
-    return {"pass": shape.which, "size": shape.size, "aligned": shape.kind[2] == VECTOR_BYTES}
+def _place(shape: Shape, sms: int) -> tuple[float, ...]:
+    """Its coordinates, of which another element size and alignment are one apart."""
+    return math.log2(shape.row_bytes), math.log2(shape.kib_per_sm(sms)), math.log2(shape.size), float(shape.kind[2] == VECTOR_BYTES)
 
 
 def _lost(one: Timed, families: Sequence[Family]) -> Array:

@@ -19,17 +19,22 @@ import torch
 from ..common.cuda_library import architecture_of
 from ..cuda import build, launch
 from ..plans.table import PASSES, Family
-from ..triton import dispatch
+from ..triton import dispatch, losses
 from ..triton.devices import device_traits
-from ..triton.launch_plan import VECTOR_BYTES, Problem
-from ..triton.planner import make_plan
+from ..triton.launch_plan import VECTOR_BYTES, Plan, Problem
+from ..triton.loss_plans import as_fused, fused_plan, is_short
+from ..triton.planner import choose, make_plan
 from ..triton.stable_key import with_stable_key
-from .shapes import FAMILIES, Shape
+from .shapes import FAMILIES, Shape, draw
 
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+"""By the bytes of an element."""
 Operands = tuple[torch.Tensor, ...]
 Call = Callable[[], object]
 Plans = dict[Any, list[Family]]
 """The plans that families make for a shape, and the families of each."""
+AHEAD = 4000
+"""So many shapes ahead Triton's kernels are compiled, also while those of CUDA are timed: compiling takes longer than timing."""
 
 
 class Language(Protocol):
@@ -38,22 +43,20 @@ class Language(Protocol):
     name: str
     each: int
     """How many shapes have one length."""
-    ahead: int
-    """How many shapes are expected before they are timed."""
 
     def key(self) -> str:
         """Changes with the kernels."""
 
-    def expect(self, shape: Shape, given: Operands) -> None:
-        """Prepares the plans of a shape."""
+    def expect(self, number: int) -> None:
+        """Begins to prepare the shapes from this number on."""
 
-    def plans(self, shape: Shape, given: Operands) -> Plans:
+    def plans(self, shape: Shape) -> Plans:
         """The plans of all families that make one."""
 
     def makes(self, shape: Shape) -> Collection[Family]:
         """The families that make a plan for a shape."""
 
-    def calls(self, plan: Any, sets: Sequence[Operands]) -> list[Call]:
+    def calls(self, shape: Shape, plan: Any, sets: Sequence[Operands]) -> list[Call]:
         """A launch on each of several operands. None: of the plan that is used now. No calls: this card does not take the plan."""
 
     def close(self) -> None:
@@ -63,18 +66,18 @@ class Language(Protocol):
 class Cuda:
     """The kernels in CUDA C++."""
 
-    name, each, ahead = "cuda", 1, 0
+    name, each = "cuda", 1
 
     def key(self) -> str:
         return build.build(architecture_of(torch.cuda.get_device_capability())).parent.name
 
-    def expect(self, shape: Shape, given: Operands) -> None:
+    def expect(self, number: int) -> None:
         pass
 
     def close(self) -> None:
         pass
 
-    def plans(self, shape: Shape, given: Operands) -> Plans:
+    def plans(self, shape: Shape) -> Plans:
         library, found = launch._library("softmax", torch.cuda.current_device()), Plans()
         for family in FAMILIES[self.name]:
             plan, numbers = launch.Plan(-1), (ctypes.c_int * 6)(*launch.family_numbers(family))
@@ -83,22 +86,23 @@ class Cuda:
         return found
 
     def makes(self, shape: Shape) -> Collection[Family]:
-        return [family for families in self.plans(shape, ()).values() for family in families]
+        return [family for families in self.plans(shape).values() for family in families]
 
-    def calls(self, plan: Any, sets: Sequence[Operands]) -> list[Call]:
+    def calls(self, shape: Shape, plan: Any, sets: Sequence[Operands]) -> list[Call]:
         given = None if plan is None else launch.Plan(*plan)
-        run: Any = launch.launch_forward if len(sets[0]) == 2 else launch.launch_backward
+        run: Any = launch.launch_backward if shape.reads == 2 else launch.launch_forward
         return [functools.partial(run, *operands, plan=given) for operands in sets]
 
 
 class Triton:
     """The kernels in Triton. Several processes compile them."""
 
-    name, each, ahead = "triton", 5, 200
+    name, each = "triton", 5
 
     def __init__(self, processes: int | None = None) -> None:
-        self.pool = ProcessPoolExecutor(processes or max(1, (os.cpu_count() or 2) - 2), get_context("spawn"))
+        self.pool = ProcessPoolExecutor(processes or max(1, len(os.sched_getaffinity(0)) - 2), get_context("spawn"))
         self.compiled: dict[Hashable, Future[None]] = {}
+        self.expected = 0
 
     def key(self) -> str:
         """Of the sources beside the planner."""
@@ -108,63 +112,92 @@ class Triton:
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
-    def expect(self, shape: Shape, given: Operands) -> None:
-        if shape.which == "widened":  # they have plans of forwards
-            return
-        for key, work in self._kernels(shape, given).items():
-            if key not in self.compiled:
-                self.compiled[key] = self.pool.submit(_compile, *work)
+    def expect(self, number: int) -> None:
+        for soon in range(max(number, self.expected), number + AHEAD):
+            self._compile(draw(soon, self.name, self.each))
+        self.expected = number + AHEAD
 
-    def plans(self, shape: Shape, given: Operands) -> Plans:
-        if shape.which == "widened":
-            return {}
-        for key in self._kernels(shape, given):
-            self.compiled[key].exception()  # waits
-        return self._plans(given)
+    def plans(self, shape: Shape) -> Plans:
+        for compiled in self._compile(shape):
+            compiled.exception()  # waits
+        return _plans(shape)
 
     def makes(self, shape: Shape) -> Collection[Family]:
-        if shape.which == "widened":
-            return ()
-        traits = device_traits(torch.device("cuda", torch.cuda.current_device()))[1:]
-        backward, alignment = shape.reads == 2, min(VECTOR_BYTES, shape.row_bytes & -shape.row_bytes)
-        problem = Problem(backward, shape.M, shape.N, shape.size, alignment, True, *traits, contiguous=True)
-        return [family for family in FAMILIES[self.name] if make_plan(problem, family) is not None]
+        return [family for families in _plans(shape).values() for family in families]
 
-    def calls(self, plan: Any, sets: Sequence[Operands]) -> list[Call]:
-        problem, now = dispatch.choose_plan(sets[0])
+    def calls(self, shape: Shape, plan: Any, sets: Sequence[Operands]) -> list[Call]:
+        ready, arguments = _ready(shape, _problem(shape), plan or _now(shape))
+        if shape.which == "fused":
+            target, loss = (torch.zeros(shape.M, dtype=dtype, device="cuda") for dtype in (torch.int64, torch.float32))
+            every: list[tuple[Any, ...]] = [(x, target, dx, loss, None) for x, dx in sets]
+        else:
+            every = [ready.operands(given) for given in sets]
         try:
-            ready = dispatch.prepare_launch(problem, plan or now, sets[0])
-            run = dispatch._compiled_launch(ready(sets[0]), ready, sets[0])
+            compiled = with_stable_key(ready.kernel)[(ready.programs,)](*every[0], *arguments, **ready.options)
+            run = dispatch._compiled_launch(compiled, ready, sets[0])
         except Exception as error:  # this card or compiler does not take the plan
-            print(f"softbench: tune: {plan} of {problem}: {error}", file=sys.stderr)
+            print(f"softbench: tune: {plan} of {shape}: {error}", file=sys.stderr)
             return []
-        return [lambda given=given: run(*ready.addresses(given), *ready.arguments, None) for given in sets]  # type: ignore[misc]
+        # The operands live as long as the launch.
+        addresses = [([None if one is None else one.data_ptr() for one in operands], operands) for operands in every]
+        return [lambda given=given: run(*given[0], *arguments) for given in addresses]  # type: ignore[misc]
 
-    def _plans(self, given: Operands) -> Plans:
-        problem, found = dispatch.problem_of(given), Plans()
-        for family in FAMILIES[self.name]:
-            if (plan := make_plan(problem, family)) is not None:
-                found.setdefault(plan, []).append(family)
-        return found
-
-    def _kernels(self, shape: Shape, given: Operands) -> dict[Hashable, Any]:
-        """What is compiled for the plans, each kernel once."""
-        problem, now = dispatch.choose_plan(given)
-        found: dict[Hashable, Any] = {}
-        for plan in (*self._plans(given), now):
-            ready = dispatch.prepare_launch(problem, plan, given)
-            parameters = ready.kernel.params[-1 - len(ready.arguments) :]
-            known = [one for of, one in zip(parameters, ready.arguments, strict=False) if of.is_constexpr]
+    def _compile(self, shape: Shape) -> list[Future[None]]:
+        """What compiles the plans of a shape, each kernel once."""
+        problem, plans, found = _problem(shape), _plans(shape), []
+        for plan in (*plans, _now(shape)) if plans else ():
+            ready, arguments = _ready(shape, problem, plan)
+            parameters = ready.kernel.params[-len(arguments) :]
+            known = [one for of, one in zip(parameters, arguments, strict=True) if of.is_constexpr]
             # Triton compiles the generic kernels again if 16 divides N, or for N = 1.
-            kind = (problem.N == 1, problem.N % 16 == 0) if plan.tier in ("tile", "loop") else ()
-            key = ready.kernel.__name__, shape.size, *known, *kind, *ready.options.items()
-            found[key] = problem, plan, given[0].dtype, given[-1].dtype
+            kind = (shape.N == 1, shape.N % 16 == 0) if plan.tier in ("tile", "loop") else ()
+            key = ready.kernel.__name__, shape.which, shape.size, *known, *kind, *ready.options.items()
+            if key not in self.compiled:
+                self.compiled[key] = self.pool.submit(_compile, shape, problem, plan)
+            found.append(self.compiled[key])
         return found
 
 
-def _compile(problem: Any, plan: Any, read: torch.dtype, written: torch.dtype) -> None:
+def _problem(shape: Shape) -> Problem:
+    traits = device_traits(torch.device("cuda", torch.cuda.current_device()))[1:]
+    wide, alignment = shape.which == "widened", min(VECTOR_BYTES, shape.row_bytes & -shape.row_bytes)
+    return Problem(shape.reads == 2, shape.M, shape.N, shape.size, alignment, True, *traits, contiguous=not wide, wide=wide)
+
+
+def _plans(shape: Shape) -> Plans:
+    problem, found = _problem(shape), Plans()
+    fused = shape.which == "fused"
+    if fused and is_short(problem):  # a kernel of its own, without plans
+        return found
+    for family in FAMILIES[Triton.name]:
+        plan = make_plan(problem, family)
+        if plan and (plan := as_fused(problem, plan) if fused else plan):
+            found.setdefault(plan, []).append(family)
+    return found
+
+
+def _now(shape: Shape) -> Plan:
+    """The plan that is used now."""
+    card = device_traits(torch.device("cuda", torch.cuda.current_device()))[0]
+    problem = _problem(shape)
+    return (fused_plan(problem, card) if shape.which == "fused" else None) or choose(problem, card)
+
+
+def _ready(shape: Shape, problem: Problem, plan: Plan) -> tuple[Any, tuple[Any, ...]]:
+    """A launch, and its arguments behind the operands and the scratch memory."""
+    if shape.which == "fused":
+        ready = losses._fused(problem, plan, (shape.N, shape.N), losses.Options())
+        return ready, (*(None,) * ready.places, *ready.arguments)
+    of_softmax = dispatch.prepare_launch(problem, plan, (SimpleNamespace(stride=lambda _: shape.N),) * (shape.reads + 1))  # type: ignore[arg-type]
+    return of_softmax, (*of_softmax.arguments, None)
+
+
+def _compile(shape: Shape, problem: Problem, plan: Plan) -> None:
     """Compiles a plan's kernel, which Triton's cache on disk keeps."""
-    strides: Any = (SimpleNamespace(stride=lambda _: problem.N),) * (problem.reads + 1)
-    ready = dispatch.prepare_launch(problem, plan, strides)
-    operands = *(read,) * problem.reads, written, *(torch.int64,) * (2 if ready.slots else 0)
-    with_stable_key(ready.kernel).warmup(*operands, *ready.arguments, None, grid=(1,), **ready.options)
+    ready, arguments = _ready(shape, problem, plan)
+    read, written = DTYPES[shape.size], DTYPES[shape.written_size]
+    if shape.which == "fused":
+        operands: tuple[Any, ...] = read, torch.int64, written, torch.float32, None
+    else:
+        operands = *(read,) * shape.reads, written, *(torch.int64,) * (2 if ready.slots else 0)
+    with_stable_key(ready.kernel).warmup(*operands, *arguments, grid=(1,), **ready.options)

@@ -21,11 +21,10 @@ import torch
 
 from ..common.cuda_library import BuildError
 from ..plans.table import Cell, Kind, Lines, TableError, family_name, family_of, lines_of, parsed, table, tuned_file, written
-from .fit import OFTEN, Timed, imagined, judge, table_of
-from .languages import Call, Cuda, Language, Operands, Triton
-from .shapes import FAMILIES, HELD_OUT, TIMED, Shape, draw
+from .fit import Timed, imagined, judge, table_of
+from .languages import DTYPES, Call, Cuda, Language, Operands, Triton
+from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32}
 POOL_BYTES = 3 << 29
 """Of memory for inputs, and as much for results."""
 ROTATED_BYTES = 160 << 20
@@ -82,16 +81,18 @@ class Timer:
 
 def time_shape(timer: Timer, language: Language, shape: Shape) -> Timed | None:
     """The times of a copy, of the plan that is used now and of all families; None if no family makes a plan."""
+    plans = language.plans(shape)
+    if not plans:
+        return None
     sets = timer.operands(shape)
-    plans = language.plans(shape, sets[0])
     copy: list[Call] = [
         (lambda given=given: torch.add(*given[:2], out=given[2])) if shape.reads == 2 else (lambda given=given: given[1].copy_(given[0]))  # type: ignore[misc]
         for given in sets
     ]
-    every = {plan: calls for plan in plans if (calls := language.calls(plan, sets))}
-    if not every:
+    every = {plan: calls for plan in plans if (calls := language.calls(shape, plan, sets))}
+    now = language.calls(shape, None, sets)
+    if not every or not now:
         return None
-    now = language.calls(None, sets)
     for first in (copy, now, *every.values()):
         first[0]()
     expected = timer.us(copy, 20.0)
@@ -127,16 +128,12 @@ def _from_json(found: Any, language: str) -> Timed | None:
     return Timed(Shape(**found["shape"]), found["copy"], found["now"], families)
 
 
-def measure(records: Path, language: Language, seconds: float, told: bool, first: int = 0) -> list[Timed | None]:
-    """Times shapes for so many seconds, behind those that are in `records` already. Returns all. `told`: with a bar on stderr.
-
-    `first`: the number of the first shape in `records`.
-    """
+def measure(records: Path, language: Language, seconds: float, told: bool) -> list[Timed | None]:
+    """Times shapes for so many seconds, behind those that are in `records` already. Returns all. `told`: with a bar on stderr."""
     known, begin = read(records, language.name), time.monotonic()
     timer = Timer()
-    expected = first + len(known)
     with records.open("a") as file:
-        for number in itertools.count(expected):
+        for number in itertools.count(len(known)):
             passed = time.monotonic() - begin
             if passed > seconds:
                 return known
@@ -144,11 +141,8 @@ def measure(records: Path, language: Language, seconds: float, told: bool, first
                 bar = "=" * int(BAR * passed / seconds)
                 what = f"{language.name} [{bar:{BAR}}] {number} shapes"
                 print(f"\rtune: {what}, {seconds - passed:.0f} s left ", end="", file=sys.stderr, flush=True)
-            while expected <= number + language.ahead:
-                soon = draw(expected, language.each)
-                language.expect(soon, timer.operands(soon)[0])
-                expected += 1
-            found = time_shape(timer, language, draw(number, language.each))
+            language.expect(number)
+            found = time_shape(timer, language, draw(number, language.name, language.each))
             known.append(found)
             file.write(f"{'null' if found is None else to_json(found)}\n")
             file.flush()
@@ -167,19 +161,22 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
     lines: dict[str, dict[Kind, Lines]] = {}
     counts, better = [], False
     languages: tuple[Language, ...] = Cuda(), Triton()
-    for language in languages:
-        try:
+    try:
+        stored = [tuned_file(card).with_suffix(f".{language.key()}.jsonl") for language in languages]
+        for language, records in zip(languages, stored, strict=True):
+            language.expect(len(read(records, language.name)))
+        for language, records in zip(languages, stored, strict=True):
             now = table(language.name, card, code).cells
-            records = tuned_file(card).with_suffix(f".{language.key()}.jsonl")
             every = measure(records, language, seconds / len(languages), not quiet and sys.stderr.isatty())
-        except (BuildError, TableError) as error:
-            sys.exit(f"softbench: tune: {error}")
-        finally:
+            found = tuned(language, every, now, keep=output is None)
+            lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
+            better |= bool(found)
+            counts.append(f"{len(every)} shapes of {language.name}")
+    except (BuildError, TableError) as error:
+        sys.exit(f"softbench: tune: {error}")
+    finally:
+        for language in languages:
             language.close()
-        found = tuned(language, every, now, keep=output is None)
-        lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
-        better |= bool(found)
-        counts.append(f"{len(every)} shapes of {language.name}")
     if better:
         part = out.with_name(f"{out.name}.part")  # a launch that begins meanwhile reads the whole table
         part.write_text(written(card, code, lines, f"{date.today()}: {' and '.join(counts)}, softmax in float32 and bfloat16"))
@@ -194,12 +191,11 @@ def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[C
     """
     numbered = [(number // language.each % HELD_OUT, one) for number, one in enumerate(every) if one]
     held_out = [one for part, one in numbered if not part]
-    if not held_out:
-        sys.exit(f"softbench: tune: the time is too short to time a shape of {language.name}; give more --minutes")
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
     known, families = [one for part, one in numbered if part], FAMILIES[language.name]
-    kept_kinds = {kind: lines_of(cells) for kind, cells in now.items() if kind[0] not in TIMED}
-    lines = kept_kinds | table_of([*known * OFTEN, *imagined(known, families, sms, language.makes)], families, sms)
+    if not held_out or not known:
+        sys.exit(f"softbench: tune: the time is too short to time shapes of {language.name}; give more --minutes")
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    lines = table_of([*known, *imagined(language.name, known, families, sms, language.makes)], families, sms)
     cells = parsed(language.name, lines)
     found, missing = judge(held_out, cells, sms), now.keys() - lines.keys()  # `judge` takes the plans of now of these kinds
     kept = keep and (found.gained <= 1 or bool(missing))

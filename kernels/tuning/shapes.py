@@ -11,11 +11,11 @@ from ..plans.table import PASSES, VECTOR_BYTES, Family, Kind, families, kind_of
 SIZES = (6e4, 3e6, 1.6e7, 4.5e7, 1.5e8, 4e8)
 """Bytes of a tensor: launches that fit in L2, that nearly do, and larger ones. A launch's bytes are uniform on a logarithmic scale in one
 of these ranges."""
-SHARES = (8, 12, 32, 28, 20)
+SHARES = (12, 16, 28, 26, 18)
 FEW_ROWS, SHORT_ROWS = 0.1, 0.5
 """The shares of rows of a MB and more, and of rows of up to 1200 elements. The other rows lie between."""
-TIMED = PASSES[:3]
-"""The passes that are timed. The families of others stay as they are."""
+TIMED = {"cuda": (4, 4, 2), "triton": (4, 3, 1, 2)}
+"""How many of ten lengths each of PASSES has. Losses in CUDA have the families of forwards."""
 HELD_OUT = 6
 """Every so many shapes, one is kept for the figure that tuning reports."""
 CUDA = """
@@ -38,10 +38,10 @@ tile 1, tile 2,
 staged 10 4 8192, staged 14 4 8192, staged 20 4 8192,
 rows 1 1 1 16, rows 1 1 2 16, rows 2 1 1 16, rows 2 4 1 16, rows 2 8 1 16, rows 3 1 2 8, rows 3 2 1 16, rows 3 4 1 4,
 rows 6 1 1 16, rows 12 1 1 16, rows 16 1 1 16,
-cluster 128 2 0, cluster 128 4 0, cluster 128 8 0, cluster 128 16 0, cluster 256 4 0, cluster 256 4 2, cluster 256 8 4,
-cluster 256 16 0, cluster 256 16 3,
-split 128 16 4 0, split 128 16 5 0, split 128 16 5 100, split 128 20 4 0, split 128 24 4 100, split 256 8 2 50, split 256 8 4 0,
-split 256 8 4 100, split 256 16 2 100, split 512 8 2 100
+cluster 128 2 0, cluster 128 4 0, cluster 128 8 0, cluster 128 16 0, cluster 256 4 0, cluster 256 4 2, cluster 256 8 0,
+cluster 256 8 4, cluster 256 16 0, cluster 256 16 3, cluster 512 16 0,
+split 128 16 4 0, split 128 16 5 0, split 128 16 5 100, split 128 20 4 0, split 256 8 2 50, split 256 8 4 0, split 256 8 4 100,
+split 256 16 2 100
 """
 FAMILIES: dict[str, tuple[Family, ...]] = {"cuda": families("cuda", CUDA), "triton": families("triton", TRITON)}
 """All that are timed. They were chosen by times of many more on an H200; another card may want others."""
@@ -81,10 +81,10 @@ class Shape:
         return self.M * self.row_bytes * self.reads / 1024 / sms
 
 
-def draw(number: int, each: int = 1) -> Shape:
+def draw(number: int, language: str, each: int = 1) -> Shape:
     """The shape with this number. Half of the lengths are multiples of 8 or 64 elements. `each`: so many shapes have one length."""
     dice, other = random.Random(f"softbench tune {number // each}"), random.Random(f"softbench tune {number // each} {number % each}")
-    which = TIMED[min(2, number // each % 10 >> 2)]
+    which = [one for one, count in zip(PASSES, TIMED[language], strict=False) for _ in range(count)][number // each % 10]
     size = 2 if which == "widened" else dice.choice((2, 4))
 
     def between(low: float, high: float, dice: random.Random = dice) -> float:
