@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
@@ -24,6 +25,7 @@ VARIABLE = "SOFTBENCH_PLANS"
 """Names a table, for tests and comparisons. An empty text: only the tables that come with softbench."""
 MEDIUM_ROW = 4096
 """Bytes: longer rows are only told apart by whether they consist of whole vectors."""
+ADVICE = "delete it, and softbench tune writes one"
 VECTOR_BYTES = 16
 WIDTH = 140
 """Characters of a line of a table's file."""
@@ -96,23 +98,31 @@ def table(language: str, card: str, capability: int) -> Table:
 
     `capability`: as in 90.
 
+    What tune wrote and this version does not read is left out, with a warning.
+
     Raises:
         TableError: $SOFTBENCH_PLANS names no table, or one of another card.
     """
     chosen = os.environ.get(VARIABLE)
-    if chosen is None and tuned_file(card).is_file():
-        chosen = str(tuned_file(card))
-    if chosen:
-        advice = f"name another one in ${VARIABLE}, or unset it" if os.environ.get(VARIABLE) else "delete it, and softbench tune writes one"
-        found = _read(language, Path(chosen), advice)
-        if card and found["card"] != card:
-            raise TableError(
-                f"{chosen} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card"
-            )
-    else:
+    found = _of_card(language, Path(chosen), card, f"name another one in ${VARIABLE}, or unset it") if chosen else None
+    if chosen is None:
+        try:
+            found = _of_card(language, tuned_file(card), card, ADVICE) if tuned_file(card).is_file() else None
+        except OSError:  # the folder above is another user's
+            pass
+        except TableError as error:
+            warnings.warn(str(error), stacklevel=2)
+    if found is None:
         read = (_read(language, path) for path in _files())
         found = min(read, key=lambda one: (one["card"] != card, _distance(one["capability"], capability)))
     return Table(found["card"], found["cells"])
+
+
+def _of_card(language: str, path: Path, card: str, advice: str) -> dict[str, Any]:
+    found = _read(language, path, advice)
+    if card and found["card"] != card:
+        raise TableError(f"{path} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card")
+    return found
 
 
 def parsed(language: str, lines: dict[Kind, Lines]) -> dict[Kind, tuple[Cell, ...]]:

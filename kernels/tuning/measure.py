@@ -5,6 +5,7 @@ Each shape is stored as soon as it was timed, and another start goes on behind t
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -153,11 +154,23 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
     """`softbench tune`. Without an output, only a table of all kinds of rows that is faster on held-out shapes replaces this card's."""
     if not torch.cuda.is_available():
         sys.exit("softbench: tune needs a CUDA GPU; torch sees none here")
-    capability, card = torch.cuda.get_device_capability(), torch.cuda.get_device_name()
-    code = 10 * capability[0] + capability[1]
-    out = output or tuned_file(card)
-    for folder in (out.parent, tuned_file(card).parent):
-        folder.mkdir(parents=True, exist_ok=True)
+    card = torch.cuda.get_device_name()
+    try:
+        for folder in ((output or tuned_file(card)).parent, tuned_file(card).parent):
+            folder.mkdir(parents=True, exist_ok=True)
+        with tuned_file(card).with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _tune(card, seconds, output, told=not quiet and sys.stderr.isatty())
+    except BlockingIOError:
+        sys.exit("softbench: tune: another softbench tune measures this card; wait until it ends")
+    except OSError as error:
+        sys.exit(f"softbench: tune: {error}; name another folder in $SOFTBENCH_CACHE, or another --output")
+    except (BuildError, TableError) as error:
+        sys.exit(f"softbench: tune: {error}")
+
+
+def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
+    major, minor = torch.cuda.get_device_capability()
     lines: dict[str, dict[Kind, Lines]] = {}
     counts, better = [], False
     languages: tuple[Language, ...] = Cuda(), Triton()
@@ -166,20 +179,19 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
         for language, records in zip(languages, stored, strict=True):
             language.expect(len(read(records, language.name)))
         for language, records in zip(languages, stored, strict=True):
-            now = table(language.name, card, code).cells
-            every = measure(records, language, seconds / len(languages), not quiet and sys.stderr.isatty())
+            now = table(language.name, card, 10 * major + minor).cells
+            every = measure(records, language, seconds / len(languages), told)
             found = tuned(language, every, now, keep=output is None)
             lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
             better |= bool(found)
             counts.append(f"{len(every)} shapes of {language.name}")
-    except (BuildError, TableError) as error:
-        sys.exit(f"softbench: tune: {error}")
     finally:
         for language in languages:
             language.close()
+    out = output or tuned_file(card)
     if better:
         part = out.with_name(f"{out.name}.part")  # a launch that begins meanwhile reads the whole table
-        part.write_text(written(card, code, lines, f"{date.today()}: {' and '.join(counts)}, softmax in float32 and bfloat16"))
+        part.write_text(written(card, 10 * major + minor, lines, f"{date.today()}: {' and '.join(counts)}, all in float32 and bfloat16"))
         part.replace(out)
     print(f"{out}: {'' if better else 'not '}written")
 

@@ -1,5 +1,6 @@
 """Tuning: the shapes, the table that is fitted to times, and records that a later start continues."""
 
+import fcntl
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -138,6 +139,18 @@ def test_few_shapes_replace_no_table(tune, capsys):
     assert "cuda: 1 lines of 12 shapes, not taken, because it lacks 17 kinds of rows: tune for longer" in told
     assert "not written" in told and not tables.tuned_file("a card").exists()
     with pytest.raises(SystemExit, match="too short to time shapes of cuda"):
+        tune([], [])
+
+
+def test_two_tunings_of_a_card_and_a_folder_that_cannot_be_written_end_with_one_line(tune, tmp_path, monkeypatch):
+    tables.tuned_file("a card").parent.mkdir()
+    with tables.tuned_file("a card").with_suffix(".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="another softbench tune measures this card"):
+            tune([], [])
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "file"))
+    with pytest.raises(SystemExit, match=r"file/plans'; name another folder in \$SOFTBENCH_CACHE"):
         tune([], [])
 
 
