@@ -9,8 +9,8 @@ nothing.
 
 On the host, processes differ by more than both sides do. So each process times both, in turns of a few steps: a round has one turn of each,
 in the orders AB BA BA AB. A process then is what a process pair is for `softbench gate`, and its looks and tests decide, with its margin
-and its exit code: 0 no step is slower, 1 one is, 3 that is not known. Undecided ones are measured in more processes, as long as they end
-within `--seconds`.
+and its exit code: 0 no step is slower, 1 one is, 3 that is not known. Undecided ones are measured in more processes, until `--seconds` have
+passed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from softbench.core.case import parse_op
 from softbench.core.outcome import Status
 from softbench.gate import fresh_pairs, paired
 from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
-from softbench.gate.verdicts import GateReport, Rules
+from softbench.gate.verdicts import Rules
 from softbench.report import gate_report
 
 REFERENCE, BATCHES, LENGTH, LAYERS = "torch", (1, 32), 128, 4
@@ -140,9 +140,9 @@ def work(candidate: str, device: str) -> None:
 class Processes:
     """Measures in one new process after the other. The next one imports while one measures, as in `softbench gate`."""
 
-    def __init__(self, candidate: str, device: str) -> None:
+    def __init__(self, candidate: str, device: str, seconds: float) -> None:
         self.candidate, self.device, self.used = candidate, device, 0
-        self.began, self.longest = time.monotonic(), 0.0
+        self.end, self.longest = time.monotonic() + seconds, 0.0
         self.next = self._start()
 
     def _start(self) -> subprocess.Popen[str]:
@@ -154,10 +154,12 @@ class Processes:
         self.next.communicate()
 
     def measure(self, cells: Sequence[CellKey], count: int) -> RunSamples:
-        """The samples of cells of the candidate, and of the reference, in so many processes."""
+        """The samples of cells of the candidate, and of the reference, in so many processes, or in those that end in time."""
         found = {key.with_backend(side): CellSamples(Status.OK, "", "") for key in cells for side in (self.candidate, REFERENCE)}
         run = f"process {self.used} and {count - 1} more"
         for _ in range(count):
+            if self.used >= paired.MIN_PAIRS and time.monotonic() + max(IMPORTS, self.longest * len(cells)) > self.end:
+                break
             begin, now, self.next = time.monotonic(), self.next, self._start()
             out, _ = now.communicate(json.dumps([self.used, cells]))
             answers = [json.loads(line) for line in out.splitlines()]
@@ -175,30 +177,12 @@ class Processes:
         return RunSamples(run, (run,), 0, "", {"device": self.device}, {}, "", found, count)
 
 
-def judge(processes: Processes, cells: Sequence[CellKey], count: int, seconds: float, rules: Rules) -> GateReport:
-    """The verdicts after the last look that ends in time."""
-    plan, later = fresh_pairs.looks(count), []
-
-    def fresh(undecided: Sequence[CellKey], more: int) -> RunSamples:
-        if time.monotonic() - processes.began + more * max(IMPORTS, processes.longest * len(undecided)) > seconds:
-            raise TimeoutError
-        later.append(processes.measure(undecided, more))
-        return later[-1]
-
-    first = processes.measure(cells, count)
-    try:
-        return fresh_pairs.compare(first, fresh, processes.candidate, REFERENCE, rules, plan)
-    except TimeoutError:
-        measured = iter(later)
-        return fresh_pairs.compare(first, lambda *_: next(measured), processes.candidate, REFERENCE, rules, plan[: 1 + len(later)])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("candidate", nargs="?", default="library", choices=[name for name in SIDES if name != REFERENCE])
     parser.add_argument("--models", default=",".join(MODELS), help="of gpt2, bert and llama, with commas")
     parser.add_argument("--processes", type=int, default=fresh_pairs.PAIRS, help="of the first look; the second has twice as many")
-    parser.add_argument("--seconds", type=float, default=900, help="no later look begins that would end after so many seconds")
+    parser.add_argument("--seconds", type=float, default=900, help="after five processes, none begins that would end later")
     parser.add_argument("--margin", type=float, default=100 * paired.MARGIN, help="the slowdown that passes, in percent")
     parser.add_argument("--json", type=Path, help="writes the verdicts, as softbench gate --json")
     parser.add_argument("--device", default="cuda" if torch.version.cuda else "cpu")
@@ -213,9 +197,10 @@ def main() -> int:
         parser.error(f"--models {','.join(unknown)}: is none of {', '.join(MODELS)}")
     cases = itertools.product(given.models.split(","), BATCHES)
     cells = [CellKey(given.candidate, "both", "bf16", b, LENGTH, f"training_step(model={m},batch={b})") for m, b in cases]
-    processes = Processes(given.candidate, given.device)
+    processes, plan = Processes(given.candidate, given.device, given.seconds), fresh_pairs.looks(given.processes)
     try:
-        report = judge(processes, cells, given.processes, given.seconds, Rules(given.margin / 100))
+        first = processes.measure(cells, given.processes)
+        report = fresh_pairs.compare(first, processes.measure, given.candidate, REFERENCE, Rules(given.margin / 100), plan)
     finally:
         processes.close()
     Console().print(gate_report.text(report, long=True))

@@ -5,9 +5,10 @@ import json
 import pytest
 import training_step
 from torch.nn import functional
-from training_step import Processes, judge, library
+from training_step import Processes, library
 
 from softbench import kernels
+from softbench.gate import fresh_pairs
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import Rules, State
 
@@ -22,10 +23,10 @@ def told(ratio, number):
 
 
 @pytest.fixture
-def processes(monkeypatch):
-    """Processes that answer as they are told, by their number."""
+def judged(monkeypatch):
+    """The verdict on a cell, the exit code and the number of processes, which answer as they are told, by their number."""
 
-    def make(answer):
+    def judge(answer, seconds=900.0):
         class Told:
             returncode = -9
 
@@ -34,33 +35,34 @@ def processes(monkeypatch):
                 return "\n".join(json.dumps(one) for _ in cells if (one := answer(number)) is not None), None
 
         monkeypatch.setattr(Processes, "_start", lambda self: Told())
-        return Processes("library", "cpu")
+        processes = Processes("library", "cpu", seconds)
+        report = fresh_pairs.compare(processes.measure([CELL], 6), processes.measure, "library", "torch", Rules(0.03), fresh_pairs.looks(6))
+        return report.verdicts[0], report.exit_code, processes.used
 
-    return make
+    return judge
 
 
 @pytest.mark.parametrize(("ratio", "state", "code"), [(1.0, State.SAME, 0), (0.9, State.FASTER, 0), (1.1, State.SLOWER, 1)])
-def test_the_gate_judges_what_processes_measured(processes, ratio, state, code):
-    report = judge(processes(lambda number: told(ratio, number)), [CELL], 6, 900, Rules(0.03))
+def test_the_gate_judges_what_processes_measured(judged, ratio, state, code):
+    verdict, *rest = judged(lambda number: told(ratio, number))
 
-    assert (report.verdicts[0].state, report.exit_code) == (state, code)
-    assert report.verdicts[0].ratio == pytest.approx(ratio, rel=0.01)
-
-
-def test_undecided_cells_are_measured_again_until_the_time_is_over(processes):
-    undecided = [processes(lambda number: told(1.03, number)) for _ in range(3)]
-    reports = [judge(one, [CELL], 6, seconds, Rules(0.03)) for one, seconds in zip(undecided, (900, 70, 0), strict=True)]
-
-    assert [one.used for one in undecided] == [24, 12, 6]
-    assert [report.exit_code for report in reports] == [3, 3, 3]
+    assert (verdict.state, *rest) == (state, code, 6)
+    assert verdict.ratio == pytest.approx(ratio, rel=0.01)
 
 
-def test_a_step_with_other_results_fails_and_a_lost_process_decides_nothing(processes):
-    wrong = judge(processes(lambda number: {"wrong": "loss is nan"}), [CELL], 6, 900, Rules(0.03))
-    lost = judge(processes(lambda number: told(1.0, number) if number < 3 else None), [CELL], 6, 900, Rules(0.03))
+@pytest.mark.parametrize(("seconds", "processes"), [(900, 24), (0, 5)])
+def test_undecided_cells_are_measured_again_until_the_time_is_over(judged, seconds, processes):
+    verdict, *rest = judged(lambda number: told(1.03, number), seconds)
 
-    assert (wrong.verdicts[0].state, wrong.exit_code) == (State.BROKEN, 1)
-    assert (lost.verdicts[0].state, lost.exit_code) == (State.FAILED, 3)
+    assert (verdict.n, *rest) == (f"{processes} process pairs", 3, processes)
+
+
+def test_a_step_with_other_results_fails_and_a_lost_process_decides_nothing(judged):
+    wrong, *of_wrong = judged(lambda number: {"wrong": "loss is nan"})
+    lost, *of_lost = judged(lambda number: told(1.0, number) if number < 3 else None)
+
+    assert (wrong.state, *of_wrong) == (State.BROKEN, 1, 6)
+    assert (lost.state, *of_lost) == (State.FAILED, 3, 6)
 
 
 def test_torchs_functions_come_back_after_an_exception():
