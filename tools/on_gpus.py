@@ -101,9 +101,6 @@ STEPS = (
     Step("tests-use", 30, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
     *(Step(f"use-ab-{l2}", 420, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
     Step("short", 55, SHORT),
-    *(Step(f"random-{part}", 235, f"python3 tools/random_shapes.py {part}/10 -o {{out}}/shapes.toml &&"
-           f" softbench run --config {{out}}/shapes.toml --output {{out}}")
-      for part in range(1, 11)),
     Step("sanitizers", 600, f"{PYTEST} gpu -n 16 tests/gpu/test_tools_gpu.py -k sanitizers"),
     Step("cards", 900, "python3 tools/cards.py plans && python3 tools/cards.py triton && python3 tools/cards.py cuda"),
 )  # fmt: skip
