@@ -30,11 +30,12 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch.nn import functional
 
 import softbench
 from softbench import kernels
+from softbench.cli import output
+from softbench.cli.gate_outputs import LOG_WIDTH
 from softbench.core.case import parse_op
 from softbench.core.outcome import Status
 from softbench.gate import fresh_pairs, paired
@@ -173,7 +174,7 @@ class Processes:
                         found[key.with_backend(side)] = CellSamples(status, answer.get("wrong") or answer["reason"], "")
             self.used += 1
             self.longest = max(self.longest, (time.monotonic() - begin) / len(cells))
-            print(f"process {self.used}: {len(cells)} cells in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+            print(f"process {self.used}: {len(cells)} steps in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         return RunSamples(run, (run,), 0, "", {"device": self.device}, {}, "", found, count)
 
 
@@ -203,7 +204,7 @@ def main() -> int:
         report = fresh_pairs.compare(first, processes.measure, given.candidate, REFERENCE, Rules(given.margin / 100), plan)
     finally:
         processes.close()
-    Console().print(gate_report.text(report, long=True))
+    output.show(gate_report.text(report, long=True), output.console(log_width=LOG_WIDTH))
     if given.json:
         given.json.write_text(json.dumps(report.document(), indent=1) + "\n")
     return report.exit_code
