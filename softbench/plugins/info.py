@@ -61,7 +61,7 @@ def lacking(operations: Sequence[str], op: str) -> str:
         taken.setdefault(name, set()).update(part.strip() for part in inner.split(","))
     name, parameters = parse_op(op)
     if name not in taken:
-        return f"it has no {name}, only {few(list(operations))}"
+        return f"it has no {name}" + (f", only {few(list(operations))}" if operations else "")
     missing = [parameter for parameter in parameters if parameter not in taken[name]]
     return f"its {name} has no parameter {missing[0]}" if missing else ""
 

@@ -1,4 +1,4 @@
-"""The backends of every problem: its reference, and torch.compile of it."""
+"""The backends of every problem: its reference, torch.compile of it, and softbench's own kernel for it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from softbench.core.case import Case
 from softbench.core.toolchain import missing_compiler
 from softbench.ops import registry
 from softbench.plugins.backend import Call
+from softbench.problems import own_kernel
 from softbench.problems.values import ProblemValues
 
 # Without this, Inductor starts a pool of compile processes in every worker; one shape at a time needs no pool.
@@ -37,9 +38,7 @@ class Reference:
 
     def prepare(self, case: Case) -> Call:
         """The reference on the case's device."""
-        values = registry.numerics(case.op)
-        assert isinstance(values, ProblemValues)
-        return values.callable(case.device)
+        return _values(case.op).callable(case.device)
 
 
 class Compiled(Reference):
@@ -62,8 +61,42 @@ class Compiled(Reference):
         return found
 
 
+class OwnKernel(Reference):
+    """The function of softbench.kernels that computes what the reference computes."""
+
+    name, summary = "reference:softbench", "softbench's own kernel, if it has one for the reference"
+    compiles = True
+
+    def __init__(self) -> None:
+        self.extra = not torch.cuda.is_available()  # there it is torch's
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """The problems of such a reference, with all their parameters."""
+        return tuple(one for one in super().operations if any(layout.own for layout in _values(one.partition("(")[0]).layouts.values()))
+
+    def supports(self, case: Case) -> str | None:
+        """None, or that the reference of the case is another."""
+        return None if _own(case) else "the reference calls other operators than softbench has kernels for"
+
+    def prepare(self, case: Case) -> Call:
+        """The function."""
+        return own_kernel.function(_own(case))
+
+
+def _own(case: Case) -> str:
+    return _values(case.op).layout((case.op, case.M, case.N, case.shape)).own
+
+
+def _values(op: str) -> ProblemValues:
+    values = registry.numerics(op)
+    assert isinstance(values, ProblemValues)
+    return values
+
+
 backends = [
     Reference(),
     Compiled("reference:compile", "torch.compile of the problem's reference, for each shape"),
     Compiled("reference:max-autotune", "the same, mode max-autotune-no-cudagraphs", gpu=True, mode="max-autotune-no-cudagraphs"),
+    OwnKernel(),
 ]

@@ -36,6 +36,7 @@ from softbench.core.toolchain import BY_NVML
 from softbench.ops.declaration import case_from_json
 from softbench.ops.dtypes import TENSOR_DTYPES
 from softbench.ops.operation import CASE_DTYPE, Extent, Pass, TensorSpec, WholeCase
+from softbench.problems.own_kernel import Operators
 from softbench.problems.problem import SIZES, Arguments, Problem, drawn
 
 NAMES = {dtype: name for name, dtype in TENSOR_DTYPES.items()}
@@ -76,6 +77,8 @@ class Layout:
     outputs: tuple[str, ...]
     """The names of what it returns, and of what its changed inputs become."""
     case: WholeCase
+    own: str = ""
+    """The function of softbench.kernels that is the reference (`softbench.problems.own_kernel`), if one is."""
 
     def tensors(self, tree: Any) -> Tensors:
         """The tensors of inputs.
@@ -172,7 +175,8 @@ def _packed(layout: Layout) -> JsonObject:
         raise TypeError  # such as a dict by tuples, which JSON has as lists
     leaves = [[_packed_leaf(leaf) for leaf in of] for of in (layout.leaves, layout.kinds)]
     case = asdict(replace(layout.case, tensors=dict(layout.case.tensors)))
-    return {"trees": trees, "leaves": leaves, "in_place": layout.in_place, "inputs": layout.inputs, "outputs": layout.outputs, "case": case}
+    return {"trees": trees, "leaves": leaves, "in_place": layout.in_place, "inputs": layout.inputs, "outputs": layout.outputs, "case": case,
+            "own": layout.own}  # fmt: skip
 
 
 def _packed_leaf(leaf: object) -> Any:
@@ -190,7 +194,7 @@ def _unpacked(data: JsonObject) -> Layout:
         raise ValueError
     (given, returned), (leaves, kinds) = map(treespec_loads, data["trees"]), [tuple(map(_unpacked_leaf, of)) for of in data["leaves"]]
     in_place, inputs, outputs = (tuple(data[name]) for name in ("in_place", "inputs", "outputs"))
-    return Layout(given, leaves, returned, kinds, in_place, inputs, outputs, case_from_json(data["case"]))
+    return Layout(given, leaves, returned, kinds, in_place, inputs, outputs, case_from_json(data["case"]), data["own"])
 
 
 def _imports(node: Any) -> bool:
@@ -241,7 +245,7 @@ def layout_of(problem: Problem, op: str, values: Mapping[str, Value]) -> Layout:
     M, N, shape = _extent(values, next(iter(found.named.values())).shape)
     call = Pass(found.inputs, found.outputs, (*found.inputs, *found.state), (), tuple(found.inputs[place] for place in found.in_place))
     case = WholeCase((op, M, N, shape), specs, call, found.flops, "" if problem.takes_dtype else dtype, problem.spec(values))
-    return Layout(found.given, found.leaves, found.returned, found.kinds, found.in_place, found.inputs, found.outputs, case)
+    return Layout(found.given, found.leaves, found.returned, found.kinds, found.in_place, found.inputs, found.outputs, case, found.own)
 
 
 def moved(tree: Any, device: torch.device) -> Any:
@@ -261,6 +265,7 @@ class _Traced:
     state: tuple[str, ...]
     named: dict[str, torch.Tensor]
     flops: int
+    own: str
 
 
 def _traced(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype) -> _Traced:
@@ -371,8 +376,8 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
         versions = [tensor._version for tensor in tensors]
         before = [tensor.clone() for tensor in tensors] if problem.recorded else []  # a kernel of another language counts no version
         args, named = tree_unflatten([leaf for _, leaf in paths], given)
-        counter = FlopCounterMode(display=False)
-        with counter, torch.no_grad():
+        counter, operators = FlopCounterMode(display=False), Operators()
+        with counter, operators, torch.no_grad():
             out = reference(*args, **named)
         written = {place for place, version in enumerate(versions) if tensors[place]._version != version}
         written |= {place for place, kept in enumerate(before) if not _equal_bits(kept, tensors[place])}
@@ -395,7 +400,17 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
         tables = [*zip(inputs, tensors, strict=True), *zip(outputs, found, strict=True)]
         tables += [*((name, tensors[place]) for name, place in zip(changed, in_place, strict=True)), *state.items()]
         return _Traced(
-            given, leaves, returned, kinds, in_place, inputs, outputs + changed, tuple(state), dict(tables), counter.get_total_flops()
+            given,
+            leaves,
+            returned,
+            kinds,
+            in_place,
+            inputs,
+            outputs + changed,
+            tuple(state),
+            dict(tables),
+            counter.get_total_flops(),
+            operators.own(args, out),
         )
 
 

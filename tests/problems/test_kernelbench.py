@@ -11,6 +11,7 @@ from softbench.core.errors import UsageError
 from softbench.ops import registry
 from softbench.plugins.load import load
 from softbench.plugins.source import source_of
+from softbench.problems import baselines
 
 FORM = """
 from torch import nn
@@ -198,3 +199,27 @@ BAD = {
 def test_a_bad_file_is_one_line(tmp_path, why):
     with pytest.raises(UsageError, match=why):
         problem(tmp_path, BAD[why])
+
+
+@pytest.mark.parametrize(
+    ("forward", "own"),
+    [
+        ("torch.softmax(x, dim=1)", "softmax 1"),
+        ("F.log_softmax(x, -1)", "log_softmax -1"),
+        ("F.cross_entropy(x, t)", "cross_entropy 1"),
+        ("torch.softmax(x * 2, dim=1)", ""),
+        ("torch.softmax(x, dim=1) * 2", ""),
+        ("torch.softmax(x, 1, torch.float64)", ""),
+        ("F.cross_entropy(x, t, label_smoothing=.1)", ""),
+        ("F.cross_entropy(x, t, reduction='sum')", ""),
+        ("F.cross_entropy(x, 1 - t)", ""),
+    ],
+)
+def test_softbenchs_own_kernel_is_a_baseline_of_the_same_function(tmp_path, forward, own):
+    operation = problem(tmp_path, model(forward, "torch.rand(8, 30), torch.randint(0, 2, (8,))", "x, t"))
+    (case,) = cases(operation)
+    known = baselines.OwnKernel()
+    assert registry.numerics(case.op).layout((case.op, case.M, case.N, case.shape)).own == own
+    assert any(one.startswith(operation.name) for one in known.operations) == (known.supports(case) is None) == bool(own)
+    if own:
+        assert judged(operation, known.prepare(case))[0] == "sampled"
