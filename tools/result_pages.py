@@ -109,15 +109,19 @@ def averages(names: Sequence[str], backends: Sequence[str], by: Sequence[str]) -
 
 
 def speedups(name: str, ours: Sequence[str], others: Sequence[str], by: Sequence[str]) -> str:
-    """For each group of cells: how many times as fast the faster of our backends is as each other one, a geometric mean, and the least."""
+    """For each group of cells, and all: what the faster of our backends reaches of copy, and how many times as fast it is as each other one.
+
+    A geometric mean, and the least.
+    """
     times = with_shares(name).pivot_table(index=CASE, columns="backend", values="share", observed=True)
     best = times[[one for one in ours if one in times]].max(axis=1)
     lines = []
-    for keys, group in times.groupby(level=list(by), sort=False):
-        ratios = {one: (best[group.index] / group[one]).dropna() for one in others if one in group}
+    for keys, group in [*times.groupby(level=list(by), sort=False), (("all", *[""] * (len(by) - 1)), times)]:
+        ours_of = best[group.index].dropna()
+        ratios = {one: (ours_of / group[one]).dropna() for one in others if one in group}
         cells = [f"{geometric_mean(ratio):.2f} ({ratio.min():.2f})" if len(ratio) else "" for ratio in ratios.values()]
-        lines.append((*map(str, keys), *cells))
-    return table((*by, *(f"times `{one}`" for one in others)), lines, "l" * len(by) + "r" * len(others))
+        lines.append((*map(str, keys), f"{geometric_mean(ours_of):.1%} ({ours_of.min():.1%})", *cells))
+    return table((*by, "of `copy`", *(f"times `{one}`" for one in others)), lines, "l" * len(by) + "r" * (1 + len(others)))
 
 
 def other_dimensions() -> list[str]:
