@@ -109,7 +109,7 @@ def averages(names: Sequence[str], backends: Sequence[str], by: Sequence[str]) -
 
 
 def speedups(name: str, ours: Sequence[str], others: Sequence[str], by: Sequence[str]) -> str:
-    """For each group of cells, and all: what the faster of our backends reaches of copy, and how many times as fast it is as each other one.
+    """For each group of cells, and all: what the faster of ours reaches of copy, and how many times as fast it is as each other backend.
 
     A geometric mean, and the least.
     """
@@ -223,7 +223,7 @@ def use_verdicts() -> str:
 
 
 def training_steps() -> list[str]:
-    """The gate's verdicts on training steps; before there are some, those outside and inside `softbench.use()`."""
+    """The gate's verdicts on training steps, if there are some."""
     reports = {name: RESULTS / "h200" / f"training-{name}.json" for name in ("library", "inside_use")}
     lines = []
     for name, path in reports.items():
@@ -236,21 +236,14 @@ def training_steps() -> list[str]:
             lines.append(
                 (file, *(str(case[name]) for name in ("model", "batch", "length")), one["state"], faster, str(report["exit_code"]))
             )
-    if lines:
-        said = "Steps of models with 4 layers in bf16, by `python tools/training_step.py`:"
-        return [
-            said,
-            table(("candidate", "model", "batch", "tokens", "verdict", "times as fast (95 % interval)", "exit code"), lines, "llrrlrr"),
-        ]
-    for one in json.loads((RESULTS / "h200" / "use-models.json").read_text())["lines"]:
-        step = one["step_ms"]
-        faster = "{:.3f} ({:.3f} to {:.3f})".format(step["faster"], *step["interval"])
-        lines.append((one["model"], one["dtype"], f"{step['outside']:.1f} ms", f"{step['inside']:.1f} ms", faster))
-    said = (
-        "Steps of three models, by `git show 3d703052:tools/use_models.py` with `--dtype bf16`, `fp32` and `autocast`\n"
-        "([use-models.json](../../results/h200/use-models.json)):"
-    )
-    return [said, table(("model", "dtype", "step with torch", "inside `use()`", "times as fast (95 % interval)"), lines, "llrrr")]
+    if not lines:
+        return []
+    heads = ("candidate", "model", "batch", "tokens", "verdict", "times as fast (95 % interval)", "exit code")
+    return [
+        "## Training steps",
+        "Steps of models with 4 layers in bf16, by `python tools/training_step.py`:",
+        table(heads, lines, "llrrlrr"),
+    ]
 
 
 def host_times() -> list[str]:
@@ -327,8 +320,8 @@ def h200() -> str:
         "[Backends](../backends.md#costs) says how to see the costs of all backends. It also has\n"
         "[softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.png).",
         measured_by("h200/judged", "h200/strategies", "h200/gallery"),
-        "## Training steps",
-        "Is any call slower inside `softbench.use()`? The gate's verdicts:",
+        "## Inside `softbench.use()`",
+        "Is any call slower there? The gate's verdicts:",
         use_verdicts(),
         *training_steps(),
         *host_times(),
