@@ -181,9 +181,13 @@ def _same(mesh, call, given, places, expected):
 
 
 def _functions_of_dtensor(mesh):
-    """Cross entropy and log-probability of logits whose rows or classes are sharded, with a mean of both ranks."""
+    """The functions of tensors whose rows or classes are sharded, and the mean of the losses of both ranks."""
     x, target = torch.randn(6, 5, device=DEVICE), torch.tensor([0, 3, -100, 1, 4, 3], device=DEVICE)
     for place in (Shard(0), Shard(1), Replicate()):
+        stays = None if place == Shard(1) else place
+        for call in (kernels.softmax, kernels.log_softmax):
+            _same(mesh, call, (x,), [place], stays)
+        _same(mesh, partial(kernels.masked_softmax, scale=0.5, causal=True), (torch.stack([x, -x]),), [place], stays)
         of_target = Shard(0) if place == Shard(0) else Replicate()
         for reduction in ("mean", "none"):
             call = partial(kernels.cross_entropy, reduction=reduction, label_smoothing=0.1, z_loss=0.01)
