@@ -100,6 +100,7 @@ STEPS = (
     Step("tests-api", 90, f"{PYTEST} gpu tests/gpu/test_api_gpu.py"),
     Step("tests-use", 30, f"{PYTEST} gpu -n 4 tests/gpu/test_use_gpu.py"),
     *(Step(f"use-ab-{l2}", 420, f"python3 tools/use_ab.py --l2 {l2} --output {{out}}") for l2 in ("cold", "warm")),
+    Step("training", 400, "python3 tools/training_step.py --seconds 380 --json {out}/training-library.json"),
     Step("short", 55, SHORT),
     Step("sanitizers", 600, f"{PYTEST} gpu -n 16 tests/gpu/test_tools_gpu.py -k sanitizers"),
     Step("cards", 900, "python3 tools/cards.py plans && python3 tools/cards.py triton && python3 tools/cards.py cuda"),

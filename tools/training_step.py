@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
+import importlib.util
 import itertools
 import json
 import subprocess
@@ -192,6 +192,8 @@ def main() -> int:
     if given.work:
         work(given.candidate, given.device)
         return 0
+    if importlib.util.find_spec("transformers") is None:
+        parser.error("the models are those of transformers, which is not installed; pip install transformers")
     if given.processes < paired.MIN_PAIRS:
         parser.error(f"--processes {given.processes}: fewer than {paired.MIN_PAIRS} decide nothing")
     if unknown := set(given.models.split(",")) - set(MODELS):
