@@ -115,6 +115,7 @@ def measure(candidate: str, cell: CellKey, process: int, device: str) -> dict[st
             results[side] = [step() for _ in range(WARMUP)][-1]
     if any(abs(a - b) > LARGEST_ERROR * abs(b) for a, b in zip(results[candidate], results[REFERENCE], strict=True)):
         return {"wrong": "loss and norm are {} and {}, with torch {} and {}".format(*results[candidate], *results[REFERENCE])}
+    gc.unfreeze()
     gc.collect()
     gc.freeze()  # what a collection finds would else be the modules of transformers
     rounds: dict[str, list[RoundMedian]] = {side: [] for side in sides}
