@@ -113,7 +113,7 @@ def measure(candidate: str, cell: CellKey, process: int, device: str) -> dict[st
     for side in sides:
         with SIDES[side]():
             results[side] = [step() for _ in range(WARMUP)][-1]
-    if any(abs(a - b) > LARGEST_ERROR * abs(b) for a, b in zip(results[candidate], results[REFERENCE], strict=True)):
+    if not all(abs(a - b) <= LARGEST_ERROR * abs(b) for a, b in zip(results[candidate], results[REFERENCE], strict=True)):
         return {"wrong": "loss and norm are {} and {}, with torch {} and {}".format(*results[candidate], *results[REFERENCE])}
     gc.unfreeze()
     gc.collect()
