@@ -12,11 +12,11 @@ from softbench.cli import options
 from softbench.cli.actions import interruptible, note, printed, try_file
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, PanelCommand
+from softbench.core.case import safe_name
 from softbench.core.errors import UsageError
 from softbench.plan.declare import RARE, WHAT
 
 if TYPE_CHECKING:
-    from softbench.core.case import safe_name
     from softbench.core.json import JsonObject
 
 EPILOG = "Exit codes: 0 right and timed; 1 wrong, failed or not judged, or a wrong signature; 2 usage; 130 interrupted (143 by SIGTERM)."

@@ -157,34 +157,33 @@ def problems(ops: Sequence[str]) -> list[Operation]:
 
 
 def with_solutions(given: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The operations and problems among words, and the solutions: what follows `FORMAT:FILE` up to the next one, and those of its folder.
+    """The operations and problems of texts, and the solutions: what follows `FORMAT:FILE` up to the next one, and those of its folder.
 
     A folder of BackendBench becomes its operators; a file of traces may follow it. Raises UsageError for a folder without operators.
     A solution is for the problems that it follows.
     """
     found: tuple[list[str], list[Path]] = [], []
-    after = problem = ""
     solves: dict[str, list[str]] = {}
-    words = [word for text in given for word in split(text)]
-    for place, word in enumerate(words):
-        if after and not (named := _format(word, "--problem")):
-            if after == "backendbench" and word.endswith(TRACES):
+    for words in map(split, given):
+        after = problem = ""
+        for place, word in enumerate(words):
+            named = _format(word, "--problem")
+            if after and not named:
+                if after != "backendbench":
+                    solves.setdefault(source_of(Path(word)).target, []).append(problem)
+                if after != "backendbench" or not word.endswith(TRACES):
+                    found[1].append(Path(word))
                 continue
-            found[1].append(Path(word))
-            if after != "backendbench":
-                solves.setdefault(source_of(Path(word)).target, []).append(problem)
-            continue
-        problem = str(Path(_file(word, "--problem")).resolve())
-        after = after or named if (named := _format(word, "--problem")) else after
-        if named == "backendbench":
-            traces = next((one for one in words[place:] if one.endswith(TRACES) and not _format(one, "--problem")), "")
-            ops = _operators(word, "--problem", traces)
-            found[0].extend(ops)
-            places = [_folder(op)[0] for op in ops]
-            found[1].extend({one.parent: None for one in places if _implementations(one)})
-            continue
-        found[0].append(word)
-        found[1].extend(_beside(Path(word.partition(":")[2])) if named == "flashinfer" else ())
+            after, problem = named, str(Path(_file(word, "--problem")).resolve())
+            if named == "backendbench":
+                traces = next((one for one in words[place:] if one.endswith(TRACES) and not _format(one, "--problem")), "")
+                ops = _operators(word, "--problem", traces)
+                found[0].extend(ops)
+                places = [_folder(op)[0] for op in ops]
+                found[1].extend({one.parent: None for one in places if _implementations(one)})
+                continue
+            found[0].append(word)
+            found[1].extend(_beside(Path(word.partition(":")[2])) if named == "flashinfer" else ())
     registry.solve(solves)
     return found
 

@@ -98,6 +98,17 @@ def test_a_backend_of_a_users_operation_is_judged(cli, tmp_path, plugins):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_solution_beside_its_definition_is_named_by_its_file(main, tmp_path):
+    definition, solution = tmp_path / "definitions" / "norm" / "rms.json", tmp_path / "solutions" / "me" / "norm" / "rms" / "mine.json"
+    for file in (definition, solution):
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    code, _, err = main("judge", "--problem", f"flashinfer:{definition}", "--backend", "yours", "--key", tmp_path / "key")
+    assert (code, "no installed backend of that name" in err) == (2, True), err
+    code, _, err = main("judge", "--problem", f"flashinfer:{definition}", "--backend", "mine", "--key", tmp_path / "key", "--device", "cpu")
+    assert (code, "lacks name, axes" in err) == (2, True), err
+
+
 def test_a_file_without_a_key_is_refused(tmp_path):
     (tmp_path / "key").write_text("00ff")
     with pytest.raises(UsageError, match="needs 64 hexadecimal digits"):

@@ -237,3 +237,11 @@ def test_a_solution_is_for_the_problems_that_it_follows(tmp_path, monkeypatch):
     assert with_solutions(words) == ([f"kernelbench:{one}" for one in problems], [*map(Path, solutions), Path(solutions[1])])
     assert [registry.solved_by(one) for one in solutions] == [(problems[0],), tuple(problems)]
     assert registry.solved_by(problems[0]) == ()
+    (traces := tmp_path / "traces.txt").touch()
+    folder = tmp_path / "kernels" / "relu__default"
+    folder.mkdir(parents=True)
+    (folder / "relu__default_implementation_v1.py").touch()
+    words = [words[0], f"backendbench:{folder.parent},{traces}", problems[1]]
+    ops, plugins = with_solutions(words)
+    assert ops == [f"kernelbench:{problems[0]}", f"backendbench:{folder}:{traces}", problems[1]], "each option begins anew"
+    assert plugins == [*map(Path, solutions), folder.parent]
