@@ -123,7 +123,8 @@ def _large(runs: Runs, what: Slice, quantities: Quantities) -> Figure:
         top += height + BETWEEN
     panels[-1].set_xlabel(MEANING[what.axis])
     key = _beside(panels[0], curves, what, shown[0], far)
-    style.head(made, f"{_title(what)}, {style.devices(rows)}", _answer(runs, rows))
+    answered = _answer(runs, rows)
+    style.head(made, f"{_title(what)}, {style.devices(rows)}", answered, up=0.0 if answered else 0.12)  # above the word median
     _below(made, top + (0.45 if what.axis else 0.8), runs, [what], shown[0], key)
     return made
 
@@ -137,11 +138,13 @@ def _sheet(runs: Runs, panels: Sequence[Slice], quantities: Quantities) -> Figur
     title = LINE * (max(map(len, titles)) - 1)
     longest = max((len(name) for what in panels if not what.axis for name in _names(what)), default=0)
     step = SMALL[1] + GAP_DOWN + title + LETTER * longest
+    without = 0
     for number, what in enumerate(panels):
         line, column = divmod(number, across)
         rows = runs.of(what)
         (quantity, *_) = quantities(rows)
         yardstick |= not quantity.linear and quantity.over != YARDSTICK
+        without += sum(bool(row.gbps) and not quantity.value(row) and row.grade != Grade.YARDSTICK for row in rows if quantity.linear)
         panel = style.panel(made, column * (SMALL[0] + GAP_ACROSS), title + line * step, *SMALL)
         _draw(panel, runs.curves(what), what, quantity)
         panel.set_ylabel(quantity.label, fontsize=7.5)
@@ -165,7 +168,7 @@ def _sheet(runs: Runs, panels: Sequence[Slice], quantities: Quantities) -> Figur
     curves = [curve for curve in curves if curve.backend != shown.over or curve.yardstick]
     curves.sort(key=lambda curve: best.index(curve.backend) if curve.backend in best else len(best))
     key = [axes.sign(one.label, color=one.style.colour, marker=one.style.marker, linestyle=one.style.dash) for one in curves]
-    _below(made, -(-len(panels) // across) * step - 0.25, runs, panels, shown, key)
+    _below(made, -(-len(panels) // across) * step - 0.25, runs, panels, shown, key, without)
     return made
 
 
@@ -262,7 +265,7 @@ def _places(what: Slice) -> Callable[[Row], float]:
 def _axis(panel: Axes, what: Slice, places: Sequence[float]) -> None:
     if what.axis:
         axes.places(panel, [int(place) for place in places], scale=WIDE / panel.get_window_extent().width * panel.figure.dpi)
-        first, last = places[0], places[-1]
+        first, last = (places[0], places[-1]) if len(places) > 1 else (places[0] / 2, places[0] * 2)
         room = (last / first) ** 0.03 if panel.get_xscale() == "log" else 0.03 * (last - first)
         panel.set_xlim(*((first / room, last * room) if panel.get_xscale() == "log" else (first - room, last + room)))
         return
@@ -372,8 +375,8 @@ def _answer(runs: Runs, rows: Sequence[Row]) -> str:
     )
 
 
-def _below(made: Figure, top: float, runs: Runs, panels: Sequence[Slice], shown: Quantity, key: Sequence[Any]) -> None:
-    """The key of the colours, the signs, and what has no line."""
+def _below(made: Figure, top: float, runs: Runs, panels: Sequence[Slice], shown: Quantity, key: Sequence[Any], without: int = 0) -> None:
+    """The key of the colours, the signs, and what has no line. `without`: cells that have a result, and no fraction of copy."""
     rows = runs.of(*panels)
     others = {curve.backend for curve in runs.curves(*panels) if not curve.style.named and any(map(shown.value, curve.rows))}
     handles = list(key)
@@ -391,6 +394,10 @@ def _below(made: Figure, top: float, runs: Runs, panels: Sequence[Slice], shown:
             handles.append(axes.sign(f"N: {kind}", linestyle=LINES[kind][1], linewidth=LINES[kind][0]))
     lost = [f"{name}{_lost(some)}" for name, some in grouped(rows, lambda row: row.backend).items() if _lost(some)]
     texts = [f"No result: {', '.join(lost)}"] if lost else []
+    if without:
+        texts.append(
+            f"Without a fraction of copy: {count(without, 'cell')}, where copy is doubtful or slower. --kind bandwidth shows them."
+        )
     style.foot(made, top, handles, texts)
 
 

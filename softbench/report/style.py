@@ -40,6 +40,7 @@ KEY_COLUMNS, TEXT_LENGTH = 4, 110
 LETTERS_PER_INCH, SHORTEST = 17, 90
 """Letters of the text above the panels, and the least that a line of it holds."""
 LINE_INCHES = 0.17
+DPI = 150
 LOOK: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "savefig.edgecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color"), INK),
@@ -120,8 +121,9 @@ def saved(figure: Figure, file: Path, flag: str) -> Path:
         try:
             if figure.get_layout_engine():
                 figure.draw_without_rendering()  # places the panels
+            figure.set_dpi(DPI)  # letters are wider or narrower at another resolution
             box = figure.get_tightbbox().padded(0.12)  # "tight" would draw the figure twice
-            figure.savefig(file, dpi=150, bbox_inches=box, facecolor="white")
+            figure.savefig(file, dpi=DPI, bbox_inches=box, facecolor="white")
         except OSError as error:
             raise not_written(f"{flag} {file}", error) from None
     return file

@@ -182,3 +182,12 @@ def test_names_without_room_are_in_the_key(rows):
     beside = [text for text in (text.get_text() for text in figure.axes[0].texts) if ", run " in text]
     assert len(beside) == int(curves.HIGH / axes.LABEL) + 1
     assert len(beside) + len([text for text in keys(figure) if ", run " in text.get_text()]) == 30
+
+
+def test_cells_without_a_fraction_are_counted_below_a_sheet(rows, recwarn):
+    """A panel with one place has an axis too."""
+    some = [replace(row, of_copy=None) if row.N != 512 else row for row in rows]
+    figure = draw([*some, *(replace(row, direction="backward") for row in rows)])
+    assert "Without a fraction of copy: 6 cells, where copy is doubtful or slower." in "\n".join(text.get_text() for text in figure.texts)
+    low, high = figure.axes[0].get_xlim()
+    assert low < 512 < high and not recwarn.list
