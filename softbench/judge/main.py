@@ -123,7 +123,15 @@ def readable_folders() -> list[str]:
         found += spec.submodule_search_locations or () if spec else ()
     found += [str(Path(path).parent) for path in found if Path(path).parent.name == "kernels"]  # a checkout's sources are elsewhere
     found += [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    found += [str(place) for path in found if path.endswith("-packages") for place in _linked(Path(path))]
     return sorted({str(Path(path).resolve()) for path in found})
+
+
+def _linked(packages: Path) -> list[Path]:
+    """Where packages lie that are links in this folder: whole ones, or each file, as by `uv pip install --link-mode symlink`."""
+    entries = list(packages.iterdir()) if packages.is_dir() else []
+    facts = [entry / "METADATA" for entry in entries if entry.suffix == ".dist-info"]
+    return [entry.resolve() for entry in entries if entry.is_symlink()] + [one.resolve().parents[1] for one in facts if one.is_symlink()]
 
 
 def require_unreadable(files: Sequence[Path], folders: Sequence[str]) -> None:

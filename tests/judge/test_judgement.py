@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from softbench.core.outcome import Accuracy, Grade
 from softbench.judge import challenge, judgement, plugin_process
 from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judge, Judgement, calls_of
+from softbench.judge.main import readable_folders
 from softbench.judge.plugin_process import PluginProcess
 from softbench.ops import registry
 from softbench.plugins.source import FILE, PluginSource, origins
@@ -96,6 +98,18 @@ def test_a_plugin_may_read_built_libraries_and_nothing_else_there(judge, tmp_pat
     there = {"cuda-sm_80-0", "cuda-sm_80-0/softmax.so", "cuda-sm_90a-0", "cuda-sm_90a-0/softmax.so", "cuda-sm_90a-0/lock"}
     assert {str(file.relative_to(cache)) for file in cache.rglob("*")} == {*there, "infos", "infos/some.json"}
     assert library.read_text() == "built"
+
+
+def test_a_plugin_may_read_packages_that_are_links(tmp_path, monkeypatch):
+    cache, packages = tmp_path / "cache", tmp_path / "venv" / "site-packages"
+    for file in ("whole/__init__.py", "one/__init__.py", "one-1.dist-info/METADATA"):
+        (cache / file).parent.mkdir(parents=True, exist_ok=True)
+        (cache / file).touch()
+    (packages / "one-1.dist-info").mkdir(parents=True)
+    (packages / "whole").symlink_to(cache / "whole")
+    (packages / "one-1.dist-info" / "METADATA").symlink_to(cache / "one-1.dist-info" / "METADATA")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(packages)])
+    assert {str(packages), str(cache / "whole"), str(cache)} <= {*readable_folders()}
 
 
 def test_memory_is_freed_if_no_challenge_can_be_drawn(monkeypatch):
