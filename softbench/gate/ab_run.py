@@ -98,7 +98,7 @@ def plan_text(plan: Plan, rules: Rules) -> str:
 
 def times(plan: Plan, more: int) -> str:
     """The time of a plan, and the most that this many more process sets add."""
-    first = estimate.run_seconds(plan, loaded=True)
+    first = estimate.run_seconds(plan)
     last = first * (1 + more / plan.settings.processes)
     idle = "on an idle CPU " if plan.device == "cpu" else ""
     return f"{idle}about {text.duration(first)}, and up to {text.duration(last)} if all cells are undecided"

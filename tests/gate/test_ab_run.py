@@ -150,7 +150,7 @@ def test_without_undecided_cells_there_is_one_measurement(tmp_path):
 
 def test_the_plan_says_what_it_finds_and_its_time():
     first = make(("new", "old"), cases=300, rounds=8, processes=6)
-    plan, seconds = ab_run.plan_text(first, RULES), estimate.run_seconds(first, loaded=True)
+    plan, seconds = ab_run.plan_text(first, RULES), estimate.run_seconds(first)
     assert "all cells in 6 process pairs of 8 rounds, then undecided ones again until they have 12 and 24 pairs; " in plan
     assert f"; about {duration(seconds)}, and up to {duration(4 * seconds)} if all cells are undecided; margin 3%; finds a slow" in plan
     assert "finds a slowdown of 3.5% if" in plan
