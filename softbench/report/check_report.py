@@ -30,6 +30,8 @@ SIGNS = {
     "unverified": "?",
     "skipped": "-",
 }
+PLAIN = (".", "-")
+"""The signs that make no row by themselves."""
 OF_PROBLEMS = ("sampled", "tolerance")
 """The verdicts that only problems have."""
 STYLES = {"low-precision": "yellow", "tolerance": "yellow", "wrong": "bold red", "failed": "bold red", "skipped": "dim"}
@@ -38,17 +40,17 @@ STYLES = {"low-precision": "yellow", "tolerance": "yellow", "wrong": "bold red",
 def table(findings: Sequence[Finding]) -> RenderableType:
     """A table per direction with a row per check case, a column per backend and a sign per dtype; below it counts and reasons.
 
-    A case that is skipped throughout has no row: the reason below the tables has it.
+    A case that passes or is skipped throughout has no row: counts and reasons below the tables have it.
     """
     parts: list[RenderableType] = []
-    skipped = 0
+    plain = 0
     names = list(dict.fromkeys(finding.backend for finding in findings))
     dtypes = list(dict.fromkeys(finding.dtype for finding in findings))
     for direction in dict.fromkeys(finding.direction for finding in findings):
         section = [finding for finding in findings if finding.direction == direction]
         by_cell = {(finding.item, finding.backend, finding.dtype): finding for finding in section}
-        items = dict.fromkeys(finding.item for finding in section if finding.verdict != SKIPPED)
-        skipped += len({finding.item for finding in section}) - len(items)
+        items = dict.fromkeys(finding.item for finding in section if SIGNS[finding.verdict] not in PLAIN)
+        plain += len({finding.item for finding in section}) - len(items)
         if not items:
             continue
         grid = rich_tables.table(("case", *names))
@@ -57,11 +59,14 @@ def table(findings: Sequence[Finding]) -> RenderableType:
         for item in items:
             grid.add_row(item, *(_signs([by_cell.get((item, name, dtype)) for dtype in dtypes]) for name in names))
         parts += [Text(f"{section[0].of_pass}: {', '.join(dtypes)}", style="bold"), grid, Text()]
-    found = {finding.verdict for finding in findings}
-    shown = grouped((verdict for verdict in SIGNS if verdict in found or verdict not in OF_PROBLEMS), SIGNS.__getitem__)
-    legend = "; ".join(f"{sign} {' or '.join(verdicts)}" for sign, verdicts in shown.items())
-    if skipped:
-        legend += f"; not shown: {count(skipped, 'row')} of - alone"
+    if not parts:
+        legend = "every case passes or is skipped: --long lists them"
+    else:
+        found = {finding.verdict for finding in findings}
+        shown = grouped((verdict for verdict in SIGNS if verdict in found or verdict not in OF_PROBLEMS), SIGNS.__getitem__)
+        legend = "; ".join(f"{sign} {' or '.join(verdicts)}" for sign, verdicts in shown.items())
+        if plain:
+            legend += f"; not shown: {count(plain, 'row')} of {' and '.join(PLAIN)} alone, which --long lists"
     return Group(*parts, Text(legend, style="dim"), *_counts(findings, names), *_reasons(findings))
 
 

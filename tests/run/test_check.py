@@ -46,17 +46,26 @@ def test_a_problem_has_the_frobenius_norm_alone(verdict, ulp):
     assert str(line) == f"a: 1 {verdict}; passes have at most 0.25 of the bound (medians: {ulp}1e-07 in the Frobenius norm)"
 
 
-def test_a_case_that_is_skipped_throughout_has_no_row():
+def test_a_case_that_passes_or_is_skipped_throughout_has_no_row():
     def finding(name, item, direction, verdict):
         return Finding(name, item, direction, "fp32", verdict, None, "no GPU" if verdict == "skipped" else "")
 
-    given = [("a", "one", "forward", "pass"), ("b", "one", "forward", "skipped"), ("a", "two", "forward", "skipped")]
-    out = StringIO()
-    Console(file=out, width=200).print(check_report.table([finding(*one) for one in (*given, ("a", "one", "backward", "skipped"))]))
-    text = out.getvalue()
+    def printed(*given):
+        out = StringIO()
+        Console(file=out, width=200).print(check_report.table([finding(*one) for one in given]))
+        return out.getvalue()
+
+    given = [
+        ("a", "one", "forward", "wrong"),
+        ("b", "one", "forward", "skipped"),
+        ("a", "two", "forward", "skipped"),
+        ("b", "two", "forward", "pass"),
+    ]
+    text = printed(*given, ("a", "one", "backward", "skipped"))
     assert "forward: fp32" in text and "backward" not in text and "two" not in text
-    assert [line.split() for line in text.splitlines() if line.startswith("one")] == [["one", "│", ".", "│", "-"]]
-    assert "- skipped; not shown: 2 rows of - alone\n" in text and "skipped: no GPU (3 cases of b, a)" in text
+    assert [line.split() for line in text.splitlines() if line.startswith("one")] == [["one", "│", "X", "│", "-"]]
+    assert "- skipped; not shown: 2 rows of . and - alone, which --long lists\n" in text and "skipped: no GPU (3 cases of b, a)" in text
+    assert printed(*given[1:]).startswith("every case passes or is skipped: --long lists them\nb: 1 pass, 1 skipped\na: 1 skipped\n")
 
 
 def findings(done, code=0):
