@@ -28,10 +28,11 @@ from softbench.core.text import one_line, size
 from softbench.judge import challenge
 from softbench.judge.challenge import SECRET, Challenge
 from softbench.judge.plugin_process import FLUSH_BYTES, EndedError, PluginProcess, plugin_folder
-from softbench.ops.registry import is_whole, layouts, operation, path_of
+from softbench.ops.registry import is_whole, layouts, numerics, operation, path_of
 from softbench.plugins.source import PluginSource
 from softbench.processes.worker_pool import Pool
 from softbench.worker.checking import output_checks
+from softbench.worker.checking.pre_check import vacuous_bound
 from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged import shared_memory
 from softbench.worker.judged.memory import input_layout, output_bytes, output_layout
@@ -141,7 +142,9 @@ class Judge:
                 plain, plugin = self._started(stack, case, found, files, operations)
                 inputs = stack.enter_context(_Inputs(case, found.calls))
                 self._share(stack, (plain, plugin))
-                found.before_us, gpu_us = plain.empties(inputs.draw(), self.challenges)
+                if reason := numerics(case.op).accepted(case, (drawn := inputs.draw()).whole) or vacuous_bound(case, drawn.whole):
+                    raise EndedError(Status.UNVERIFIED, reason)
+                found.before_us, gpu_us = plain.empties(drawn, self.challenges)
                 if case.device == "cuda":
                     found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
                 self._build(plugin, found, source, name)

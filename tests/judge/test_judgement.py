@@ -401,6 +401,17 @@ def test_a_problems_solution_that_skips_few_calls_is_wrong(judge, tmp_path, monk
         assert (found.status, found.calls) == (status, 64), found
 
 
+def test_a_problem_whose_bound_accepts_zeros_is_unverified(judge, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "_added", {})
+    lossy = "def inputs(M=64, N=128):\n return torch.randn(M, N)\n\ndef reference(x):\n return x.to(torch.float8_e5m2).float() ** 3\n"
+    operation, plugin = problem(tmp_path, lossy), tmp_path / "plugin" / "zeros.py"
+    plugin.parent.mkdir()
+    plugin.write_text("import torch\n\ndef solution(x):\n    return torch.zeros_like(x)\n")
+    source = PluginSource(FILE, "zeros", str(plugin), plugin.name)
+    found = judge.judge(source, cases(operation)[0], None, [str(tmp_path / f"{operation.name}.py")])
+    assert (found.status, found.reason) == ("unverified", "the bound of y accepts zeros, so it cannot tell right from wrong")
+
+
 def test_inputs_and_outputs_of_fp8_bools_and_integers_are_judged(judge, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(judgement, "WHOLE_CALLS", {"cpu": 12})
