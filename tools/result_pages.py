@@ -178,7 +178,7 @@ def invariance() -> list[str]:
     return [
         "## Batch invariance",
         "`softbench check --invariance --csv FILE`: what bits depend on, in how many lengths, dtypes and passes\n"
-        f"([CSV](../../results/{INVARIANCE})).",
+        f"([CSV](../../results/{INVARIANCE})). Of others with `--quick`, in fp32 and bf16.",
         table(("backend", *(f"`{op}`" for op in ops)), lines),
         f"`cuda-invariant` and `triton-invariant` agree to the bit in {sum(both)} of {len(both)}.",
     ]
