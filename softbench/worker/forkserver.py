@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -81,6 +82,7 @@ def main(descriptor: int) -> None:
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
+    gc.freeze()  # else the first collections of each worker visit and copy what all share
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # inherit what a plugin started in its own session
     _send(control, {"ready": True})
     wake_read, wake_write = os.pipe()
@@ -93,6 +95,7 @@ def main(descriptor: int) -> None:
         if not readable:
             with seldom():
                 waiting = not _preload()
+            gc.freeze()
         if wake_read in readable:
             os.read(wake_read, MESSAGE_BYTES)
             _reap(control)
@@ -125,6 +128,8 @@ def _preload() -> bool:
             with suppress(Exception):
                 if name.partition(".")[0] in PRELOADED:
                     importlib.import_module(name)
+        with suppress(Exception):  # a hash of Triton's own files, of which one has 400 MB, before the first kernel of a process
+            sys.modules["triton.runtime.cache"].triton_key()
         return True
     finally:
         del os.environ[BY_NVML]

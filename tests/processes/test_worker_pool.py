@@ -97,6 +97,12 @@ def test_a_forkserver_waits_for_what_workers_tell(tmp_path, monkeypatch):
         pool.preload(wait=False)
 
 
+def test_workers_do_not_collect_what_they_share(pool, tmp_path):
+    """A collection of all modules takes a quarter of a second and copies their memory."""
+    code = "import gc\nraise RuntimeError(gc.get_freeze_count() > 10_000)"
+    assert "RuntimeError: True" in pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import").reason
+
+
 def test_packages_of_pth_files_are_lent_and_editable_installs_are_not(tmp_path, monkeypatch):
     """CuTe DSL comes by such a file. An environment without the package that is compared must not take softbench's editable one."""
     lent = tmp_path / "site-packages"
