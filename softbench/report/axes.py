@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 SHORT = 8  # points; the axis of a sweep with so few has a tick at each
 CROWDED = 30
 """If half of the values are less than the largest one over this, a linear axis would hide them."""
-RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**4, 10**5)
+MIDDLE = (0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.2, 1.5, 2, 2.5, 3, 4, 5)
 NARROW = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 1.75, 2)
-"""Ticks of a ratio, and those of ratios from 0.5 to 2."""
+"""Ticks of a ratio, those of ratios of which RATIOS has FEWEST or fewer, and those of ratios from 0.5 to 2."""
 DIGIT, BLANK = 0.0165, 0.02
 """Parts of the axis of N: the width of a tick's digit, and the space between two ticks."""
 FEWEST, MOST = 2, 7
@@ -76,6 +77,8 @@ def ratios(axis: Any, set_limits: Any, values: Sequence[float]) -> None:
     low, high = low / room, high * room
     set_limits(low, high)
     inside = [tick for tick in (NARROW if low > NARROW[0] and high < NARROW[-1] else RATIOS) if low <= tick <= high]
+    if len(inside) <= FEWEST:
+        inside = [tick for tick in MIDDLE if low <= tick <= high]
     if len(inside) > MOST:
         inside = [tick for tick in inside if log10(tick).is_integer()]
     axis.set_major_locator(FixedLocator(inside) if len(inside) > FEWEST else MaxNLocator(5))

@@ -36,7 +36,7 @@ GAP_ACROSS, GAP_DOWN = 0.72, 0.9
 """Inches between small panels: for the numbers of an axis, and for a title and an axis."""
 TITLE = 46  # characters in a line of a small panel's title
 LINE, LETTER = 0.15, 0.025  # inches of a title's line, and of a letter of a shape's name, which is oblique
-BETWEEN = 0.1  # inches between the panels of a large figure
+BETWEEN = 0.17  # inches between the panels of a large figure
 MEANING = {"N": "N, columns of a row", "M": "M, rows", "": ""}
 LINES = {"": (1.8, "-"), POWER: (1.8, "-"), WHOLE: (0.8, "-"), ANY: (0.8, ":")}
 """Width and dash of the line of each kind of length. Where runs are overlaid, the dash is that of the run."""

@@ -47,12 +47,14 @@ def figure(rows: Sequence[Row], groups: Sequence[Group]) -> Figure:
     a number. Backends within noise of the fastest tie with it.
 
     Raises:
-        ResultsError: an axis has more than MOST values, which would be no legible picture.
+        ResultsError: an axis has more than MOST values, which would be no legible picture, or only the yardstick has a time.
     """
     maps = [(group, part) for group, some in by_group(groups, rows) for part in _map(group, some).parts()]
     every = [found for _, one in maps for found in one.standings.values()]
     first = dict.fromkeys(row.backend for found in every if found.rows for row in found.tied)
     looks = {row.backend: style.own(row.backend) for row in rows if row.backend in first}
+    if not looks:
+        raise ResultsError("plot --kind heatmap: no backend but the yardstick has a time, so there is nothing to draw")
     made = style.canvas()
     several = len({group.op for group in groups}) > 1
     right = top = low = 0.0
@@ -73,6 +75,8 @@ def figure(rows: Sequence[Row], groups: Sequence[Group]) -> Figure:
     best = max(wins, key=lambda name: wins[name])
     ties = sum(len(one.tied) > 1 for one in every if one.rows)
     answer = f"{best} is ahead of all others in {wins[best]} of {count(len(every), 'case')}; {ties} tie"
+    if not wins[best]:
+        answer = f"no backend is ahead of all others in any of {count(len(every), 'case')}; {ties} tie"
     style.head(made, f"{ops}: the fastest backend, {style.devices(rows)}", answer, up=0.2)
     style.foot(made, low - GAP_INCHES[1] + 0.5, *_key(every, looks, wins))
     return made

@@ -45,6 +45,7 @@ def test_overlapping_intervals_tie_and_make_no_crossover(cell):
     assert texts(drawing)[:2] == ["+20%", "tie"]
     assert edges(drawing) == []
     assert "a is ahead of all others in 1 of 2 cases; 1 tie" in below(drawing)
+    assert "no backend is ahead of all others in any of 1 case; 1 tie" in below(draw([cell("a", 256, 10), cell("b", 256, 10.05)]))
     many = heatmap.standing([cell(name, 256, us) for name, us in (("a", 10), ("b", 10.1), ("c", 10.13), ("d", 11))])
     assert [row.backend for row in many.tied] == ["a", "b", "c"]
 
@@ -106,6 +107,8 @@ def test_a_fastest_backend_is_never_grey(cell):
 def test_a_picture_of_too_many_shapes_is_refused(cell):
     with pytest.raises(ResultsError, match=r"201 shapes in a line, at most 200; select some: softbench plot FILE"):
         draw([replace(cell("a", 256, 1), N=N) for N in range(1, 202)])
+    with pytest.raises(ResultsError, match="no backend but the yardstick has a time"):
+        draw([cell("copy", 256, 1)])
 
 
 def test_a_tie_with_a_third_backend_hides_no_crossover(cell):

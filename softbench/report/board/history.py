@@ -161,9 +161,11 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
         copies = {row.case: row for row in rows if row.grade == Grade.YARDSTICK and row.timed and not row.doubtful}
         pairs: dict[tuple[str, CaseKey], dict[str, Ratio]] | None = None
         for row in rows:
+            if not row.timed or row.grade == Grade.YARDSTICK:
+                continue
             names = _names(row, header)
             known |= names
-            if not row.timed or row.grade == Grade.YARDSTICK or not any(fnmatchcase(name, target) for name in names):
+            if not any(fnmatchcase(name, target) for name in names):
                 continue
             pairs = _pairs(run, list(header.get("commits") or {})) if pairs is None else pairs
             own = row.backend if fnmatchcase(row.backend, target) else row.backend.partition(".")[2]
