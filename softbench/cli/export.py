@@ -45,7 +45,9 @@ def export(
     for file in map(results_file, files):
         rows = read(file)
         chosen = select(rows, wanted)
-        found[file] = chosen if tracker else [*chosen, *(row for row in rows if row.backend == REFERENCE and row not in chosen)]
+        found[file] = (
+            chosen if tracker else [*chosen, *(row for row in rows if row.backend.partition(":")[0] == REFERENCE and row not in chosen)]
+        )
     if tracker:
         printed(trackers.text([row for rows in found.values() for row in rows], to.value), out, "-o")
         return

@@ -25,14 +25,17 @@ from softbench.results.records import records_of
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0)
 """The p of `fast_p`: the share of problems that are right and more than p times as fast as the reference."""
 LIBRARIES = ("torch", "triton", "cuda")
+Speed = tuple[float, float, float]
+"""A speed-up, and the least and largest that intervals allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """A cell of a solution, with the reference's cell of its case."""
+    """A cell of a solution, with the reference's cells of its case."""
 
     row: Row
-    reference: Row | None
+    references: Mapping[str, Row]
+    """Those of the reference, eager and compiled, by backend."""
     us: tuple[float, ...]
     """All samples, microseconds a call."""
     reference_us: tuple[float, ...]
@@ -45,9 +48,9 @@ class Solved:
     def right(self) -> bool:
         return self.row.status in (Status.OK, Status.CHECKED)
 
-    def speedup(self) -> tuple[float, float, float] | None:
-        """Speed-up over the reference, and the least and largest that the 95 % intervals of both times allow."""
-        row, other = self.row, self.reference
+    def speedup(self, over: str = REFERENCE) -> Speed | None:
+        """Speed-up over a backend of the reference, and the least and largest that the 95 % intervals of both times allow."""
+        row, other = self.row, self.references.get(over)
         if other is None or not (row.median_us and other.median_us):
             return None
         low, high = row.low_us or row.median_us, row.high_us or row.median_us
@@ -76,16 +79,19 @@ def solved(file: Path, rows: Sequence[Row], to: str) -> list[Solved]:
         for record in records_of(document, path)
         if isinstance(outcome := record.outcome, Measured)
     }
-    references = {(row.case, row.unit): row for row in rows if row.backend == REFERENCE}
+    references: dict[tuple[CaseKey, str], dict[str, Row]] = {}
+    for row in rows:
+        if row.backend.partition(":")[0] == REFERENCE:
+            references.setdefault((row.case, row.unit), {})[row.backend] = row
     found = []
     for row in rows:
         if row.backend == YARDSTICK or row.backend.partition(":")[0] == REFERENCE:
             continue
-        other = references.get((row.case, row.unit))
+        others = references.get((row.case, row.unit), {})
         name, given = parse_op(row.op)
         values = {**((document.get("problems") or {}).get(name) or {}), **given} or {"M": row.M, "N": row.N}
         specs = tuple((document.get("specs") or {}).get(str(row.case)) or ["; ".join(f"{key}: {value}" for key, value in values.items())])
-        found.append(Solved(row, other, _samples(samples, row), _samples(samples, other), values, specs))
+        found.append(Solved(row, others, _samples(samples, row), _samples(samples, others.get(REFERENCE)), values, specs))
     return found
 
 
@@ -97,9 +103,10 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
     """JSON: a `KernelExecResult` for each case and solution, and `fast_p` of each solution over all cases of all files.
 
     Times are milliseconds. Beside each share of `fast_p` stand the least and the largest that the intervals of the times allow.
+    `fast_p_over` has the same over the other backends of the reference, such as torch.compile of it.
     """
     results: dict[str, dict[str, JsonObject]] = {}
-    speeds: dict[str, list[tuple[float, float, float] | None]] = {}
+    speeds: dict[str, dict[str, list[Speed | None]]] = {REFERENCE: {}}
     for file, rows in files.items():
         cells = solved(file, rows, "kernelbench")
         device = load_header(beside(file)).get("device_name", "")
@@ -115,15 +122,19 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
                 "ref_runtime_stats": _statistics(one.reference_us),
                 "speedup": list(speed) if speed else None,
             }
-            speeds.setdefault(one.row.backend, []).append(speed if one.right else None)
-    shares = {
-        backend: {f"{p:g}": {name: _share(found, p, place) for place, name in enumerate(("share", "least", "most"))} for p in THRESHOLDS}
-        for backend, found in speeds.items()
-    }
-    return json.dumps({"results": results, "fast_p": shares}, indent=1, allow_nan=False) + "\n"
+            for over in {REFERENCE: None, **{name: row for name, row in one.references.items() if row.median_us}}:
+                found = speeds.setdefault(over, {}).setdefault(one.row.backend, [])
+                found.append(one.speedup(over) if one.right else None)
+    shares = {over: {backend: _shares(found) for backend, found in of.items()} for over, of in speeds.items()}
+    return json.dumps({"results": results, "fast_p": shares.pop(REFERENCE), "fast_p_over": shares}, indent=1, allow_nan=False) + "\n"
 
 
-def _share(found: Sequence[tuple[float, float, float] | None], p: float, place: int) -> float:
+def _shares(found: Sequence[Speed | None]) -> JsonObject:
+    """`fast_p` of each threshold."""
+    return {f"{p:g}": {name: _share(found, p, place) for place, name in enumerate(("share", "least", "most"))} for p in THRESHOLDS}
+
+
+def _share(found: Sequence[Speed | None], p: float, place: int) -> float:
     return sum(speed is not None and speed[place] > p for speed in found) / len(found)
 
 
@@ -188,7 +199,7 @@ def flashinfer(files: Mapping[Path, Sequence[Row]], workloads: Path | None = Non
                 "log": one.row.reason,
             }
             if evaluation["status"] == "PASSED":
-                speed, reference = one.speedup(), one.reference
+                speed, reference = one.speedup(), one.references.get(REFERENCE)
                 evaluation["correctness"] = {"extra": {"error_over_bound": one.row.error_over_bound, "class": one.row.grade}}
                 evaluation["performance"] = {
                     "latency_ms": (one.row.median_us or 0.0) / 1e3,

@@ -3,8 +3,12 @@
 import csv
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
+
+from softbench.report import exports
+from softbench.report.exports import Solved
 
 PROBLEM = """
 import torch
@@ -47,6 +51,26 @@ def test_kernelbench_gets_times_and_shares(measured, main):
     assert "1.01" in results["wrong"]["metadata"]["reason"] or "bound" in results["wrong"]["metadata"]["reason"]
     assert found["fast_p"]["right"]["0"] == {"share": 1.0, "least": 1.0, "most": 1.0}
     assert found["fast_p"]["wrong"]["0"]["most"] == 0.0
+
+
+def test_shares_are_over_the_compiled_reference_too(monkeypatch, tmp_path):
+    def row(backend, us):
+        return SimpleNamespace(
+            backend=backend, case="c", unit="", median_us=us, low_us=us * 0.9, high_us=us * 1.1, status="ok", reason="", grade="", run="r"
+        )
+
+    references = {
+        "reference": row("reference", 30.0),
+        "reference:compile": row("reference:compile", 12.5),
+        "reference:slow": row("reference:slow", 0),
+    }
+    cells = [Solved(row("mine", us), references, (us,), (30.0,), {}, ()) for us in (10.0, 20.0)]
+    monkeypatch.setattr(exports, "solved", lambda *_: cells)
+    monkeypatch.setattr(exports, "load_header", lambda _: {})
+    found = json.loads(exports.kernelbench({tmp_path / "a.csv": []}))
+    assert found["fast_p"]["mine"]["1"] == {"share": 1.0, "least": 1.0, "most": 1.0}
+    assert found["fast_p_over"] == {"reference:compile": {"mine": found["fast_p_over"]["reference:compile"]["mine"]}}
+    assert found["fast_p_over"]["reference:compile"]["mine"]["1"] == {"share": 0.5, "least": 0.5, "most": 0.5}
 
 
 def test_kernelbot_gets_lines_of_one_solution(measured, main):
