@@ -63,7 +63,8 @@ def after_packages(report: GateReport, command: str, processes: int) -> str:
     command = _without_outputs(command)
     states = {verdict.state for verdict in report.verdicts}
     if states & {State.BROKEN, State.FAILED, State.MISSING} and report.exit_code:
-        return "column why says what is wrong; key tolerance of a target, or --tolerance RTOL,ATOL of MODULE:NAME, accepts other roundings"
+        wider = "tolerance = [RTOL, ATOL] of the target in softbench.toml, or --tolerance RTOL,ATOL with MODULE:NAME"
+        return f"the column why says what is wrong; if only the rounding differs, give a wider tolerance: {wider}"
     if slower := [verdict.cell for verdict in report.verdicts if verdict.fails and verdict.state is State.SLOWER]:
         of_cell = {**_extents(slower[0], []), "--dtype": slower[0].dtype, "--processes": MORE_PAIRS}
         named = any(":" in word for word in options(words_of(command), ("--candidate",)))
