@@ -135,7 +135,10 @@ def test_shapes_are_followed_without_dynamo(tmp_path):
     asks = "try:\n  import torch._dynamo.utils\n except ImportError:\n  return x, x.sum()\n return x"
     (tmp_path / "norm.py").write_text(NORM)
     (tmp_path / "asks.py").write_text(f"import torch\n\ndef inputs(M=4, N=8):\n return torch.randn(M, N)\n\ndef reference(x):\n {asks}\n")
-    files = [str(tmp_path / name) for name in ("norm.py", "asks.py")]
+    (tmp_path / "target.py").write_text("def function(x):\n return x @ x.T, x.sum()\n")
+    given = {"function": f"{tmp_path}/target.py:function", "inputs": "x[M,N]", "dtypes": ["fp32"], "recorder": "base"}
+    (tmp_path / "function.target").write_text(json.dumps({"name": "function", **given}))
+    files = [str(tmp_path / name) for name in ("norm.py", "asks.py", "function.target")]
     done = subprocess.run([sys.executable, "-c", READS, *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
