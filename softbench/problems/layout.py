@@ -377,7 +377,7 @@ def _trace(problem: Problem, values: Mapping[str, Value], dtype: torch.dtype, mo
         before = [tensor.clone() for tensor in tensors] if problem.recorded else []  # a kernel of another language counts no version
         args, named = tree_unflatten([leaf for _, leaf in paths], given)
         counter, operators = FlopCounterMode(display=False), Operators()
-        with counter, operators, torch.no_grad():
+        with counter, nullcontext() if problem.recorded else operators, torch.no_grad():
             out = reference(*args, **named)
         written = {place for place, version in enumerate(versions) if tensors[place]._version != version}
         written |= {place for place, kept in enumerate(before) if not _equal_bits(kept, tensors[place])}
