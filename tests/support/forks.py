@@ -277,7 +277,7 @@ def left_behind() -> list[str]:
         with suppress(OSError, ValueError, IndexError):
             if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
                 found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return found
+    return [*filter(None, found)]  # one that ends has no command line any more
 
 
 def become(order: dict, descriptors: list[int], others: list[int], orders: socket.socket) -> None:
