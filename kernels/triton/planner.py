@@ -42,6 +42,8 @@ SMEM_BYTES = 44 * 1024
 MAX_SPLIT_CTAS = 512
 MOST_SPLIT_TILES, MOST_SMEM_TILES = 16, 11
 """Vectors of an input that a thread of tier split has in registers, and in shared memory: more take ptxas many seconds."""
+MOST_WIDE_TILES = 16
+"""Of a cluster whose results have more bytes: PlanCTA of Triton 3.6 gives up at 19, of which each has two vectors of results."""
 MAX_THREADS, MAX_WORDS = 1024, 64
 """Of a program's threads, and of 4-byte words of inputs that a thread of tier rows has."""
 STAGED_ROW, MAX_BLOCK_BYTES, MAX_STAGED = 1024, 24 * 1024, 40
@@ -177,7 +179,7 @@ def _cluster(problem: Problem, threads: int, ctas: int, programs: int) -> Plan |
     layout = _layout(problem)
     chunk = chunk_vectors(vectors_in_row(problem, *layout[1:]), ctas)
     tiles = math.ceil(chunk / threads)
-    if chunk < LEAST_CHUNK:
+    if chunk < LEAST_CHUNK or (problem.wide and tiles > MOST_WIDE_TILES):
         return None
     if programs:
         registers = min(128, SM_REGISTERS // (programs * threads) // 8 * 8)
