@@ -8,7 +8,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Collection, Hashable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +36,9 @@ Plans = dict[Any, list[Family]]
 AHEAD = 4000
 """So many shapes ahead Triton's kernels are compiled, also while those of CUDA are timed: compiling takes longer than timing."""
 
+LOADED_AT_ONCE = 16
+"""Of Triton's kernels, by threads: the driver loads one at a time, and may be busy with other processes of the host in between."""
+
 
 class Language(Protocol):
     """What tuning asks."""
@@ -56,8 +59,8 @@ class Language(Protocol):
     def makes(self, shape: Shape) -> Collection[Family]:
         """The families that make a plan for a shape."""
 
-    def calls(self, shape: Shape, plan: Any, sets: Sequence[Operands]) -> list[Call]:
-        """A launch on each of several operands. None: of the plan that is used now. No calls: this card does not take the plan."""
+    def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
+        """For each plan a launch on each of several operands. None: of the plan that is used now. No calls: this card does not take it."""
 
     def close(self) -> None:
         """Ends what the language started."""
@@ -88,19 +91,20 @@ class Cuda:
     def makes(self, shape: Shape) -> Collection[Family]:
         return [family for families in self.plans(shape).values() for family in families]
 
-    def calls(self, shape: Shape, plan: Any, sets: Sequence[Operands]) -> list[Call]:
-        given = None if plan is None else launch.Plan(*plan)
+    def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
         run: Any = launch.launch_backward if shape.reads == 2 else launch.launch_forward
-        return [functools.partial(run, *operands, plan=given) for operands in sets]
+        given = (None if plan is None else launch.Plan(*plan) for plan in plans)
+        return [[functools.partial(run, *operands, plan=plan) for operands in sets] for plan in given]
 
 
 class Triton:
     """The kernels in Triton. Several processes compile them."""
 
-    name, each = "triton", 5
+    name, each = "triton", 3
 
     def __init__(self, processes: int | None = None) -> None:
         self.pool = ProcessPoolExecutor(processes or max(1, len(os.sched_getaffinity(0)) - 2), get_context("spawn"))
+        self.threads = ThreadPoolExecutor(LOADED_AT_ONCE)
         self.compiled: dict[Hashable, Future[None]] = {}
         self.expected = 0
 
@@ -110,7 +114,8 @@ class Triton:
         return hashlib.sha256(b"".join(map(Path.read_bytes, sources))).hexdigest()[:16]
 
     def close(self) -> None:
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.threads, self.pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def expect(self, number: int) -> None:
         for soon in range(max(number, self.expected), number + AHEAD):
@@ -125,7 +130,10 @@ class Triton:
     def makes(self, shape: Shape) -> Collection[Family]:
         return [family for families in _plans(shape).values() for family in families]
 
-    def calls(self, shape: Shape, plan: Any, sets: Sequence[Operands]) -> list[Call]:
+    def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
+        return list(self.threads.map(functools.partial(self._calls, shape, sets), plans))
+
+    def _calls(self, shape: Shape, sets: Sequence[Operands], plan: Any) -> list[Call]:
         ready, arguments = _ready(shape, _problem(shape), plan or _now(shape))
         if shape.which == "fused":
             target, loss = (torch.zeros(shape.M, dtype=dtype, device="cuda") for dtype in (torch.int64, torch.float32))

@@ -39,6 +39,8 @@ HOST_US = 24
 """That the host takes for a launch, at most. A kernel that sleeps lets it queue launches before they start."""
 CYCLES_OF_US = 1900
 BAR = 30  # columns of the progress
+ENOUGH_SHAPES = 3000
+"""Of a language: more gain nothing on held-out shapes. The time that is left is for the next one."""
 FINALISTS, ROUNDS = 4, 2
 """The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
 
@@ -90,8 +92,8 @@ def time_shape(timer: Timer, language: Language, shape: Shape) -> Timed | None:
         (lambda given=given: torch.add(*given[:2], out=given[2])) if shape.reads == 2 else (lambda given=given: given[1].copy_(given[0]))  # type: ignore[misc]
         for given in sets
     ]
-    every = {plan: calls for plan in plans if (calls := language.calls(shape, plan, sets))}
-    now = language.calls(shape, None, sets)
+    now, *found = language.calls(shape, [None, *plans], sets)
+    every = {plan: calls for plan, calls in zip(plans, found, strict=True) if calls}
     if not every or not now:
         return None
     for first in (copy, now, *every.values()):
@@ -136,7 +138,7 @@ def measure(records: Path, language: Language, seconds: float, told: bool) -> li
     with records.open("a") as file:
         for number in itertools.count(len(known)):
             passed = time.monotonic() - begin
-            if passed > seconds:
+            if passed > seconds or number >= ENOUGH_SHAPES:
                 return known
             if told and number % 10 == 0:
                 bar = "=" * int(BAR * passed / seconds)
@@ -151,7 +153,7 @@ def measure(records: Path, language: Language, seconds: float, told: bool) -> li
 
 
 def main(seconds: float, output: Path | None, quiet: bool) -> None:
-    """`softbench tune`. Without an output, only a table of all kinds of rows that is faster on held-out shapes replaces this card's."""
+    """`softbench tune`: of each language, only lines that are faster on held-out shapes replace those of now."""
     if not torch.cuda.is_available():
         sys.exit("softbench: tune needs a CUDA GPU; torch sees none here")
     card = torch.cuda.get_device_name()
@@ -178,13 +180,14 @@ def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
         stored = [tuned_file(card).with_suffix(f".{language.key()}.jsonl") for language in languages]
         for language, records in zip(languages, stored, strict=True):
             language.expect(len(read(records, language.name)))
-        for language, records in zip(languages, stored, strict=True):
+        end = time.monotonic() + seconds
+        for left, language, records in zip(range(len(languages), 0, -1), languages, stored, strict=True):
             now = table(language.name, card, 10 * major + minor).cells
-            every = measure(records, language, seconds / len(languages), told)
-            found = tuned(language, every, now, keep=output is None)
+            every = measure(records, language, (end - time.monotonic()) / left, told)
+            found = tuned(language, every, now)
             lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
             better |= bool(found)
-            counts.append(f"{len(every)} shapes of {language.name}")
+            counts.append(f"{len(every)} shapes of {language.name}" if found else f"{language.name} as before")
     finally:
         for language in languages:
             language.close()
@@ -196,23 +199,19 @@ def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
     print(f"{out}: {'' if better else 'not '}written")
 
 
-def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[Cell, ...]], keep: bool) -> dict[Kind, Lines]:
-    """The lines of a language, after what they gain was printed; none if those of now are kept.
-
-    `keep`: keep them where the new ones gain nothing, or lack a kind.
-    """
+def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[Cell, ...]]) -> dict[Kind, Lines]:
+    """The lines of a language, after what they gain was printed; none if they gain nothing. Kinds that were not timed keep theirs."""
     numbered = [(number // language.each % HELD_OUT, one) for number, one in enumerate(every) if one]
     held_out = [one for part, one in numbered if not part]
     known, families = [one for part, one in numbered if part], FAMILIES[language.name]
     if not held_out or not known:
         sys.exit(f"softbench: tune: the time is too short to time shapes of {language.name}; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    lines = table_of([*known, *imagined(language.name, known, families, sms, language.makes)], families, sms)
-    cells = parsed(language.name, lines)
-    found, missing = judge(held_out, cells, sms), now.keys() - lines.keys()  # `judge` takes the plans of now of these kinds
-    kept = keep and (found.gained <= 1 or bool(missing))
-    reason = f"it lacks {len(missing)} kinds of rows" if missing else "it gains nothing"
-    why = f", not taken, because {reason}: tune for longer, or keep the plans of now" if kept else ""
+    lines = {kind: lines_of(cells) for kind, cells in now.items()}
+    lines |= table_of([*known, *imagined(language.name, known, families, sms, language.makes)], families, sms)
+    found = judge(held_out, parsed(language.name, lines), sms)
+    kept = found.gained <= 1
+    why = ", not taken, because it gains nothing: tune for longer, or keep the plans of now" if kept else ""
     print(f"{language.name}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
     print(f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}")
     print(f"{found.of_copy:.3f} of copy; {found.slow:.1%} of the shapes are below .90 of it, {found.slow_now:.1%} before")

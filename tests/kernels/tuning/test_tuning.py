@@ -133,11 +133,15 @@ def tune(monkeypatch, tmp_path):
 ROWS = ("rows", 2, 1, 1, 16)
 
 
-def test_few_shapes_replace_no_table(tune, capsys):
-    tune([timed(1024, 10, {SHORT: 1.0})] * 12, [timed(1024, 10, {ROWS: 1.0})] * 12)
+def test_kinds_that_were_not_timed_keep_their_lines(tune, capsys, monkeypatch):
+    before = tables.table("cuda", "a card", 90).cells
+    tune([timed(1024, 10, {SHORT: 1.0})] * 12, [timed(1024, 10, {ROWS: 13.0})] * 12)
     told = capsys.readouterr().out
-    assert "cuda: 1 lines of 12 shapes, not taken, because it lacks 17 kinds of rows: tune for longer" in told
-    assert "not written" in told and not tables.tuned_file("a card").exists()
+    assert "triton: " in told and "not taken, because it gains nothing" in told
+    tables.table.cache_clear()
+    found = tables.table("cuda", "a card", 90).cells
+    assert found.keys() == before.keys() and {kind for kind in found if found[kind] != before[kind]} == {KIND}
+    assert '"measured": "20' in tables.tuned_file("a card").read_text() and "triton as before" in tables.tuned_file("a card").read_text()
     with pytest.raises(SystemExit, match="too short to time shapes of cuda"):
         tune([], [])
 
