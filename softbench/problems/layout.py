@@ -491,7 +491,9 @@ def _extent(values: Mapping[str, Value], shape: Sequence[int]) -> tuple[int, int
     """M, N and shape of a case: its parameters of these names, or the shape of its first tensor."""
     sizes = [max(1, int(size)) for size in shape]
     if named := [name for name in SIZES if name in values]:
-        known = {name: max(1, int(values[name])) for name in named}
+        known = {name: int(values[name]) for name in named}
+        if below := next((name for name, size in known.items() if size < 1), ""):
+            raise UsageError(f"{below}={known[below]}: M and N are sizes from 1 on; give another parameter another name")
         other = prod(sizes) // next(iter(known.values())) if prod(sizes) % next(iter(known.values())) == 0 else 1
         return known.get("M", other), known.get("N", other), ""
     M, N = prod(sizes[:-1]), sizes[-1] if sizes else 1

@@ -305,6 +305,7 @@ BAD = {
     "inputs returns no tensor": "def inputs():\n return 3\n\ndef reference(x):\n return x\n",
     "returns str": INPUTS + "def reference(x):\n return 'x'\n",
     "returns a sparse tensor; give dense ones": INPUTS + "def reference(x):\n return x.to_sparse()\n",
+    "M=0: M and N are sizes from 1 on": "def inputs(M=0, N=5):\n return torch.randn(M, N)\n\ndef reference(x):\n return x\n",
     "returns no tensor and changes none": INPUTS + "def reference(x):\n return None\n",
 }
 
