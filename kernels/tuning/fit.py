@@ -26,10 +26,8 @@ KIB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048
 LENGTHS = 80
 """Places where a kind may be cut, at quantiles of its lengths up to SHORT_ROW bytes, and of the others."""
 SHORT_ROW = 1024
-CELL_COST, FEW_SHAPES = 0.1, 5000
-"""Of a line, and of a cell: the sum of relative losses that it must save. From so many shapes on, it grows with them, and tables do not."""
-TAIL, TAIL_COST = 0.05, 3
-"""A loss beyond TAIL counts so many times more: a table shall have no slow cells."""
+CELL_COST = 0.1
+"""Of a line, and of a cell: the sum of relative losses that it must save, so that the noise of one shape makes none."""
 OTHER_PASS = 2
 """So many octaves of length or of KiB another pass is apart. Another element size and another alignment are one."""
 NEAR, FALL = 0.1, -3
@@ -57,8 +55,7 @@ def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> di
     kinds = defaultdict(list)
     for one in timed:
         kinds[one.shape.kind].append(one)
-    cell_cost = CELL_COST * max(1, len(timed) / FEW_SHAPES)
-    return {kind: _lines(found, families, sms, cell_cost) for kind, found in kinds.items()}
+    return {kind: _lines(found, families, sms) for kind, found in kinds.items()}
 
 
 def imagined(
@@ -99,11 +96,10 @@ def _loss(one: Timed, families: Sequence[Family]) -> Array:
     """What each family loses for a shape, where a family that makes no plan loses UNFIT."""
     import numpy as np
 
-    lost = np.nan_to_num(_lost(one, families), nan=UNFIT)
-    return np.minimum(UNFIT, lost + TAIL_COST * np.maximum(0, lost - TAIL))
+    return np.minimum(UNFIT, np.nan_to_num(_lost(one, families), nan=UNFIT))
 
 
-def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int, cell_cost: float) -> Lines:
+def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> Lines:
     import numpy as np
 
     cuts = _cuts([one.shape.row_bytes for one in timed])
@@ -114,9 +110,9 @@ def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int, cell_co
     best = [0.0]
     made: list[_Cells] = []
     for end in range(1, len(below)):
-        cells = _Cells(below[end] - below[:end], cell_cost)
+        cells = _Cells(below[end] - below[:end])
         cells.start = int((np.array(best) + cells.costs).argmin())
-        best.append(best[cells.start] + float(cells.costs[cells.start]) + cell_cost)
+        best.append(best[cells.start] + float(cells.costs[cells.start]) + CELL_COST)
         made.append(cells)
     lines: Lines = []
     end = len(made)
@@ -145,7 +141,7 @@ class _Cells:
 
     start = 0
 
-    def __init__(self, losses: Array, cell_cost: float) -> None:
+    def __init__(self, losses: Array) -> None:
         import numpy as np
 
         starts, sizes, families = losses.shape
@@ -155,7 +151,7 @@ class _Cells:
         for end in range(1, sizes + 1):
             lost = below[:, end, None] - below[:, :end]
             family = lost.argmin(2)
-            total = costs[:, :end] + np.take_along_axis(lost, family[..., None], 2)[..., 0] + cell_cost
+            total = costs[:, :end] + np.take_along_axis(lost, family[..., None], 2)[..., 0] + CELL_COST
             self.came[:, end] = at = total.argmin(1)
             each = np.arange(starts)
             costs[:, end], self.family[:, end] = total[each, at], family[each, at]
