@@ -172,7 +172,7 @@ def _of_direction(op: str, direction: Direction) -> Iterator[CheckCase]:
         yield replace(one, repeat=repeat, gpu_only="streams" if "stream" in repeat else "")
     huge = _case("over-2^31-elements", op, direction, HUGE)
     elements = math.prod(HUGE)
-    yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * elements)
+    yield replace(huge, repeat="sampled", gpu_only="gigabytes of memory", free_bytes=HUGE_TENSORS * 4 * elements)
 
 
 def _case(name: str, op: str, direction: Direction, shape: tuple[int, ...], change: RowsChange | None = None) -> CheckCase:

@@ -158,7 +158,7 @@ class NormalValues(Values):
             return
         M, N = BEYOND_INT32
         huge = self._normal(OVER_INT32, op, direction, M, N)
-        yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
+        yield replace(huge, repeat="sampled", gpu_only="gigabytes of memory", free_bytes=HUGE_TENSORS * 4 * M * N)
 
     def _normal(self, name: str, op: str, direction: Direction, M: int, N: int) -> CheckCase:
         def make(random: Draw) -> Tensors:
@@ -260,10 +260,10 @@ class RowwiseCases:
             yield self.shape(f"{M}x{N}", direction, M, N)
         for N in (781, 1000):
             yield unaligned(self.shape(f"12x{N}", direction, 12, N), f"12x{N}")
-        yield replace(self.shape(f"{2**24 + 3}x2", direction, 2**24 + 3, 2), gpu_only="its number of rows")
+        yield replace(self.shape(f"{2**24 + 3}x2", direction, 2**24 + 3, 2), gpu_only="millions of rows")
         M, N = 2**15 + 1, 2**16
         huge = self.shape(OVER_INT32, direction, M, N)
-        yield replace(huge, repeat="sampled", gpu_only="it is a matter of its memory", free_bytes=HUGE_TENSORS * 4 * M * N)
+        yield replace(huge, repeat="sampled", gpu_only="gigabytes of memory", free_bytes=HUGE_TENSORS * 4 * M * N)
 
     def shape(self, name: str, direction: Direction, M: int, N: int) -> CheckCase:
         """Normal values; long rows are uneven in turn."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-RAN = "Triton's interpreter ran it, which is no time of the kernel: unset TRITON_INTERPRET and knobs.runtime.interpret"
+RAN = (
+    "Triton's interpreter ran it, which is no time of the kernel: on a GPU unset TRITON_INTERPRET and knobs.runtime.interpret; "
+    "without a GPU softbench check examines its outputs"
+)
 
 
 def ran() -> bool:
