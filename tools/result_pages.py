@@ -265,10 +265,10 @@ def sweep(name: str, backends: Sequence[str], columns: Sequence[int]) -> str:
 
 
 HEAD = """\
-`python tools/generate_docs.py` writes this page from the files of `results/`. A commit with `+` had changes that the next commit has.
-softbench's kernels keep in L2 what they read rather than what they write, so they can be faster than `copy`. In tables with averages a
-percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells that a
-backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
+`python tools/generate_docs.py` writes this page from the files of `results/`. A commit with `+` had uncommitted changes, which the next
+one has. softbench's kernels keep in L2 what they read rather than what they write, so they can be faster than `copy`. In tables with
+averages a percentage of `copy` is by device time, or by do_bench if a run has no device times. Averages are geometric means of the cells
+that a backend measured, with the least one in parentheses. [How softbench measures](../measuring.md) describes the rest."""
 OWN = ("triton", "cuda")
 ODD, INVARIANCE = "h200/odd", "h200/invariance.txt"
 STRIDED = "h200/strided"
@@ -289,14 +289,13 @@ def h200() -> str:
         "## Frontier",
         measured_by("h200/frontier"),
         averages(["h200/frontier"], SHOWN_BACKENDS[1:], BY_PASS),
-        "`softbench show results/h200/frontier.csv` has each shape, and\n"
-        "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. Without `--M` and\n"
-        "with `--kind heatmap` it draws the second:",
+        "fp16 has powers of two alone. `softbench show results/h200/frontier.csv` has each shape, and\n"
+        "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. With\n"
+        "`--kind heatmap` and no `--M` it draws the second:",
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
         f"![The fastest backend of each shape, forward bf16]({FIGURE}-heatmap-forward-bf16.webp)",
         "## Inside compilers",
-        "The same cases in operators and compiled graphs, in the newest run of the kernels themselves. Packages of AOTInductor have\n"
-        "traced kernels there.",
+        "The same cases in operators and compiled graphs. AOTInductor's packages have traced kernels.",
         measured_by("h200/compiled"),
         spread("h200/compiled"),
         "## Other operations",
