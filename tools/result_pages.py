@@ -223,26 +223,23 @@ def use_verdicts() -> str:
 
 
 def training_steps() -> list[str]:
-    """The gate's verdicts on training steps, if there are some."""
-    reports = {name: RESULTS / "h200" / f"training-{name}.json" for name in ("library", "inside_use")}
-    lines = []
-    for name, path in reports.items():
-        report = json.loads(path.read_text()) if path.is_file() else {"verdicts": []}
-        for one in report["verdicts"]:
-            case = {"model": "gpt2", "batch": 1, "length": 128} | parse_op(one["op"])[1]
-            ends = [1 / end for end in (one["ratio"], *reversed(one["interval"]))] if one["ratio"] and one["interval"] else []
-            faster = "{:.3f} ({:.3f} to {:.3f})".format(*ends) if ends else ""
-            file = f"[{name}](../../results/h200/{path.name})"
-            lines.append(
-                (file, *(str(case[name]) for name in ("model", "batch", "length")), one["state"], faster, str(report["exit_code"]))
-            )
-    if not lines:
+    """The gate's verdicts on training steps, if they are stored: a line of each model, a column of each batch."""
+    path = RESULTS / "h200" / "training-library.json"
+    if not path.is_file():
         return []
-    heads = ("candidate", "model", "batch", "tokens", "verdict", "times as fast (95 % interval)", "exit code")
+    report, found = json.loads(path.read_text()), dict[str, dict[int, str]]()
+    for one in report["verdicts"]:
+        case = parse_op(one["op"])[1]
+        ends = [1 / end for end in (one["ratio"], *reversed(one["interval"]))] if one["ratio"] and one["interval"] else []
+        faster = "{:.3f} ({:.3f} to {:.3f})".format(*ends) if ends else ""
+        found.setdefault(str(case["model"]), {})[int(case["batch"])] = f"{one['state']}: {faster}"
+    batches = sorted({batch for of_model in found.values() for batch in of_model})
+    lines = [(model, *(of_model.get(batch, "") for batch in batches)) for model, of_model in sorted(found.items())]
+    command = f"`python tools/training_step.py`, [exit code {report['exit_code']}](../../results/h200/{path.name})"
     return [
         "## Training steps",
-        "Steps of models with 4 layers in bf16, by `python tools/training_step.py`:",
-        table(heads, lines, "llrrlrr"),
+        f"How many times as fast steps of models in bf16 are with the library as with PyTorch's functions (95 % interval), by {command}:",
+        table(("4 layers, 128 tokens", *(f"batch {batch}" for batch in batches)), lines, "l" + "l" * len(batches)),
     ]
 
 
