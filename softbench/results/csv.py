@@ -28,7 +28,7 @@ MAX_BYTES = MAX_CELLS * 2**15
 COLUMNS = tuple(FIELDS)
 REQUIRED = tuple(name for name, field in FIELDS.items() if field.default is MISSING)
 """Columns that a file must have. A column with a default may be younger than the file."""
-LATEST = "latest.csv"
+FOLDER, LATEST = Path("results"), "latest.csv"
 ATTEMPTS, RETRY_SECONDS = 3, 0.1  # a run may have replaced one of the two files of `latest`, and not yet the other
 LINES = 4096
 """Lines that are read together."""
@@ -81,10 +81,17 @@ def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = 
             rows, warnings = _read(path, text, keep, torn=torn)
         return rows, [*warnings, *(unvouched(path) if stored else ())]
     except OSError as error:
-        hint = "softbench run writes it" if path.name == LATEST else f"softbench runs {path.parent} lists what is there"
-        raise ResultsError(f"{path}: {error.strerror}{f'; {hint}' if isinstance(error, FileNotFoundError) else ''}") from None
+        raise ResultsError(f"{path}: {error.strerror}{f'; {_hint(path)}' if isinstance(error, FileNotFoundError) else ''}") from None
     except UnicodeDecodeError:
         raise ResultsError(f"{path}: is not text; give the .csv that softbench run wrote") from None
+
+
+def _hint(missing: Path) -> str:
+    """What to do where a results file is missing: `softbench runs` prints names without their folder."""
+    stored = FOLDER / missing.with_suffix(".csv").name
+    if missing.parent in (Path(), FOLDER) and stored.is_file():
+        return f"did you mean {stored}?"
+    return "softbench run writes it" if missing.name == LATEST else f"softbench runs {missing.parent} lists what is there"
 
 
 def digest_of(content: bytes) -> str:

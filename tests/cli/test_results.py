@@ -280,6 +280,7 @@ def test_show_and_plot_take_the_latest_results_by_default(main, tmp_path):
     (tmp_path / "results").mkdir()
     shutil.copy(ROOT / "results" / "h200" / "odd.csv", tmp_path / "results" / "latest.csv")
     assert main("show") == main("show", "results/latest.csv")
+    assert main("show", "latest") == (2, "", "softbench: latest: No such file or directory; did you mean results/latest.csv?\n")
     code, pictures, _ = main("plot")
     assert code == 0
     assert pictures == "results/latest.png\n"
