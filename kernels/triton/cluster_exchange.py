@@ -62,7 +62,7 @@ def _exchange(ctas: int, pairs: bool, factor: str = LOG2E_BITS) -> tl.constexpr:
 
 
 PAIRS_2, PAIRS_4, PAIRS_8, PAIRS_16 = (_exchange(ctas, True) for ctas in (2, 4, 8, 16))
-SCALED_2, SCALED_4, SCALED_8, SCALED_16 = (_exchange(ctas, True, "$4") for ctas in (2, 4, 8, 16))
+CLUSTER_SCALED_2, CLUSTER_SCALED_4, CLUSTER_SCALED_8, CLUSTER_SCALED_16 = (_exchange(ctas, True, "$4") for ctas in (2, 4, 8, 16))
 SUMS_2, SUMS_4, SUMS_8, SUMS_16 = (_exchange(ctas, False) for ctas in (2, 4, 8, 16))
 ARRIVE_2, ARRIVE_4, ARRIVE_8, ARRIVE_16 = (_arrive(ctas, True) for ctas in (2, 4, 8, 16))
 ARRIVE_SUM_2, ARRIVE_SUM_4, ARRIVE_SUM_8, ARRIVE_SUM_16 = (_arrive(ctas, False) for ctas in (2, 4, 8, 16))
@@ -92,7 +92,9 @@ def cluster_exchange(maximum, total, scale, CTAS: tl.constexpr):
         ASM: tl.constexpr = PAIRS_2 if CTAS == 2 else (PAIRS_4 if CTAS == 4 else (PAIRS_8 if CTAS == 8 else PAIRS_16))
         return tl.inline_asm_elementwise(ASM, "=&f,=&f,f,f", [maximum, total], dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
     else:
-        WITH_SCALE: tl.constexpr = SCALED_2 if CTAS == 2 else (SCALED_4 if CTAS == 4 else (SCALED_8 if CTAS == 8 else SCALED_16))
+        WITH_SCALE: tl.constexpr = (
+            CLUSTER_SCALED_2 if CTAS == 2 else (CLUSTER_SCALED_4 if CTAS == 4 else (CLUSTER_SCALED_8 if CTAS == 8 else CLUSTER_SCALED_16))
+        )
         inputs = [maximum, total, tl.broadcast_to(exp_factor(scale), maximum.shape)]
         return tl.inline_asm_elementwise(WITH_SCALE, "=&f,=&f,f,f,f", inputs, dtype=(tl.float32, tl.float32), is_pure=False, pack=1)
 

@@ -140,7 +140,7 @@ def _gather(warps: int, factor: str = LOG2E_BITS) -> tl.constexpr:
 
 
 GATHER_2, GATHER_4, GATHER_8, GATHER_16, GATHER_32 = (_gather(warps) for warps in (2, 4, 8, 16, 32))
-SCALED_2, SCALED_4, SCALED_8, SCALED_16, SCALED_32 = (_gather(warps, "$6") for warps in (2, 4, 8, 16, 32))
+GRID_SCALED_2, GRID_SCALED_4, GRID_SCALED_8, GRID_SCALED_16, GRID_SCALED_32 = (_gather(warps, "$6") for warps in (2, 4, 8, 16, 32))
 
 
 @triton.jit
@@ -168,8 +168,8 @@ def grid_exchange(slots, tag, ctas, scale, MAX_CTAS: tl.constexpr, THREADS: tl.c
         )
         return timed_out, maximum, total
     else:
-        WITH_8: tl.constexpr = SCALED_2 if THREADS == 64 else (SCALED_4 if THREADS == 128 else SCALED_8)
-        WITH_SCALE: tl.constexpr = WITH_8 if THREADS <= 256 else (SCALED_16 if THREADS == 512 else SCALED_32)
+        WITH_8: tl.constexpr = GRID_SCALED_2 if THREADS == 64 else (GRID_SCALED_4 if THREADS == 128 else GRID_SCALED_8)
+        WITH_SCALE: tl.constexpr = WITH_8 if THREADS <= 256 else (GRID_SCALED_16 if THREADS == 512 else GRID_SCALED_32)
         operands = [slots.to(tl.int64), tag.to(tl.int32), ctas, exp_factor(scale)]
         row_max, row_sum, missed = tl.inline_asm_elementwise(
             WITH_SCALE, "=&f,=&f,=&r,l,r,r,f", operands, dtype=(tl.float32, tl.float32, tl.int32), is_pure=False, pack=1

@@ -18,7 +18,8 @@ def with_stable_key(kernel: Any) -> Any:
     So its key in Triton's cache does not depend on what the process has compiled before. Triton computes a kernel's key from those of the
     functions that it calls, and from the constants that these use. Triton 3.6 leaves out the constants of a function whose own key is not
     computed yet. Source: `JITFunction.cache_key` and `DependenciesFinder._update_hash` in triton/runtime/jit.py. Triton 3.9 computes the
-    called function's key first.
+    called function's key first. Both sort the constants by name and by their module's address, so constants of a kernel that have one name
+    have one value.
 
     What is not a `JITFunction` has no key, such as a kernel of Triton's interpreter. It is returned as it is.
     """

@@ -1,6 +1,8 @@
 """Launches of plans: every tier is right under the interpreter, invalid plans are refused, and a kernel has one key in Triton's cache."""
 
+import importlib
 import importlib.util
+import pkgutil
 from dataclasses import replace
 
 import pytest
@@ -9,7 +11,10 @@ from interpreted import PUBLIC_FUNCTION
 from softbench.kernels.triton import dispatch, grid_exchange, stable_key
 from softbench.kernels.triton.launch_plan import Plan, Problem
 from softbench.kernels.triton.stable_key import with_stable_key
+from triton.language.core import constexpr
 from triton.runtime.jit import JITFunction
+
+from softbench.kernels import triton as kernels
 
 
 def test_public_function_takes_any_shape_and_dim_and_differentiates(run_interpreted):
@@ -264,6 +269,17 @@ def test_the_keys_of_called_functions_come_first(module, monkeypatch):
     kernel = module().second
     assert with_stable_key(kernel) is kernel
     assert order == ["innermost", "inner", "second"]
+
+
+@pytest.mark.parametrize("name", [one.name for one in pkgutil.iter_modules(kernels.__path__)])
+def test_constants_of_a_kernel_with_one_name_have_one_value(name):
+    """Triton sorts those of a name by the addresses of their modules, so keys would differ between processes."""
+    module = importlib.import_module(f"{kernels.__name__}.{name}")
+    for function in vars(module).values():
+        if isinstance(function, JITFunction) and function.fn.__module__ == module.__name__:
+            _ = with_stable_key(function).cache_key
+            values = {(of, str(value)) for (of, _), (value, _) in function.used_global_vals.items() if isinstance(value, constexpr)}
+            assert len(values) == len({of for of, _ in values}), function
 
 
 def test_what_has_no_key_stays_as_it_is():
