@@ -150,7 +150,9 @@ def _files() -> list[Path]:
     return sorted(Path(str(path)) for path in resources.files(__package__).joinpath("tables").iterdir() if path.name.endswith(".json"))
 
 
-def _read(language: str, path: Path, advice: str = "install softbench again") -> dict[str, Any]:
+def _read(
+    language: str, path: Path, advice: str = "install softbench again, or write it again by softbench tune --output"
+) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
         if not found.keys() >= {"card", "capability", language}:
