@@ -18,11 +18,14 @@ from softbench.processes.sanitizer import Sanitizer
 END_SECONDS = 10.0  # importing torch holds the interpreter: the forkserver's watching thread may have to wait for it
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from softbench.worker.forkserver import main; main(int(sys.argv[2]))"
 _ELSEWHERE = (
-    "import json, sys; own, version, lent = json.loads(sys.argv[1]); sys.path += [own] if own not in sys.path else []; "
-    "from softbench.worker.forkserver import borrow, main; "
+    "import json, sys; own, version, lent = json.loads(sys.argv[1]); sys.path.insert(0, own); import softbench; del sys.path[0]; "
+    "sys.path += [own] if own not in sys.path else []; from softbench.worker.forkserver import borrow, main; "
     "borrow(lent if version == [*sys.version_info[:2]] else []); main(int(sys.argv[2]))"
 )
-"""In another environment its own packages come first. What it lacks, such as msgspec, softbench lends if both have one Python."""
+"""In another environment its own packages come first, but for a softbench, which may be another version than that of the parent.
+
+What it lacks, such as msgspec, softbench lends if both have one Python.
+"""
 
 SPINS = "10000"
 """How often a waiting OpenMP thread looks before it sleeps; libgomp's own number is 300000.

@@ -45,6 +45,7 @@ RESTARTS = 16
 """New forkservers of a pool, at most. A backend that kills it costs four in a run (`softbench.run.isolation`)."""
 KILLING = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT})
 """Signals of another process; a fault of a worker's own has others."""
+NEEDED = "it needs torch and a Python from 3.11 on, and msgspec if its Python is of another version than softbench's"
 KEPT_BYTES = 1 << 18  # of a worker's log, which has a compiler's last output
 FIXES = {
     errno.EMFILE: "allow more open files: ulimit -n 65536",
@@ -452,7 +453,7 @@ class Pool:
             self._ready = True
         else:
             if self.python:
-                raise UsageError(f"{self.python}: runs no worker: {one_line(report['error'])}; it needs torch and a Python from 3.11 on")
+                raise UsageError(f"{self.python}: runs no worker: {one_line(report['error'])}; {NEEDED}")
             raise WorkersError(f"torch cannot be imported: {one_line(report['error'])}; try: python -c 'import torch'")
 
     def _restart(self) -> None:
@@ -460,6 +461,7 @@ class Pool:
 
         Raises:
             WorkersError: it died too often, or while it imported torch and by its own fault, or the pool is being closed.
+            UsageError: that of another environment did not start.
         """
         with suppress(subprocess.TimeoutExpired):
             self._forkserver.wait(EXIT_SECONDS)
@@ -469,6 +471,8 @@ class Pool:
         if (killed := -code in KILLING) and not self._closed and self._restarts >= RESTARTS:
             raise WorkersError(f"the forkserver was killed {RESTARTS + 1} times; free memory, select fewer backends, or see: dmesg")
         how = f"was killed ({signal_name(-code)})" if killed else ": ".join(filter(None, ("has died", useful_line(log))))
+        if self.python and not (self._ready or self._closed or killed):
+            raise UsageError(f"{self.python}: runs no worker: {useful_line(log) or f'exit code {code}'}; {NEEDED}")
         if self._closed or self._restarts >= RESTARTS or not (self._ready or killed):
             raise WorkersError(f"{self._at}the forkserver {how}; try: {self.python or 'python'} -c 'import torch'")
         self._restarts += 1

@@ -350,6 +350,7 @@ def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: lis
 def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], decided: set[Case]) -> None:
     """`decided` are the cases of a comparison of two backends in which one has failed. Later sets leave them out."""
     by_name = {slot.name: slot for slot in slots}
+    failed: set[Case] = set()
     for names in plan.groups:
         start_order = reversed(names) if scheduler.process % 2 else names  # so that starting first favours nobody
         scheduler.take([by_name[name] for name in start_order])
@@ -365,8 +366,9 @@ def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler,
             records = watch.judged(records, scheduler.process, lambda: scheduler.release([*scheduler.state]))
             kept.add(scheduler.process, records)
             if plan.of_a_pair and any(record.status in FAILURES for record in records):
-                decided.add(case)
+                failed.add(case)
             watch.pace.end(records)
             watch.load.measured(case, records)
             watch.observer.advance(case)
         scheduler.close()
+    decided |= failed

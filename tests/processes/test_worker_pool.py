@@ -1,5 +1,6 @@
 """Real worker processes: they start, die, hang and are gone."""
 
+import json
 import os
 import resource
 import select
@@ -13,13 +14,13 @@ from pathlib import Path
 import pytest
 from timed import wait_for
 
-from softbench.core.errors import WorkersError
+from softbench.core.errors import UsageError, WorkersError
 from softbench.core.json import to_json
 from softbench.core.messages import LoadSource, ProbeMachine
 from softbench.core.outcome import Status
 from softbench.core.toolchain import FRESH_CACHES, PRELOAD, preload_file
 from softbench.plugins.source import PluginSource
-from softbench.processes import worker_pool
+from softbench.processes import launch, worker_pool
 from softbench.processes.launch import END_SECONDS
 from softbench.processes.slot import load_request
 from softbench.processes.worker_pool import Lost, NotStartedError, Pool
@@ -116,6 +117,24 @@ def test_packages_of_pth_files_are_lent_and_editable_installs_are_not(tmp_path, 
     assert sys.path[: len(own)] == own, "what the environment itself has comes first"
     assert set(sys.path[len(own) :]) == {str(lent), str(lent / "dsl" / "parts")}
     assert sys.meta_path == finders
+
+
+def test_an_environment_with_a_softbench_of_its_own_runs_the_code_of_the_parent(tmp_path):
+    (tmp_path / "softbench").mkdir()
+    (tmp_path / "softbench" / "__init__.py").touch()
+    code, sent = launch._ELSEWHERE.partition("borrow(lent")[0] + "print(main.__code__.co_filename)", json.dumps(launch._lent())
+    line = [sys.executable, "-P", "-c", code, sent]
+    done = subprocess.run(line, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{forkserver.__file__}\n", done.stderr
+
+
+def test_an_environment_that_starts_no_worker_is_named_with_what_it_needs(tmp_path, monkeypatch):
+    """As a Python 3.10 does, which has no option -P."""
+    (python := tmp_path / "python").write_text("#!/bin/sh\necho Unknown option: -P >&2\nexit 2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(worker_pool, "start_forkserver", launch.start_forkserver)
+    with Pool(threads=1) as pool, pytest.raises(UsageError, match=r"python: runs no worker: Unknown option: -P; it needs .* 3\.11"):
+        pool.spawn("x", python=str(python))
 
 
 def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
