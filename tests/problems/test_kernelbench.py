@@ -12,6 +12,7 @@ from softbench.ops import registry
 from softbench.plugins.load import load
 from softbench.plugins.source import source_of
 from softbench.problems import baselines
+from softbench.problems.own_kernel import Operators
 
 FORM = """
 from torch import nn
@@ -223,3 +224,19 @@ def test_softbenchs_own_kernel_is_a_baseline_of_the_same_function(tmp_path, forw
     assert any(one.startswith(operation.name) for one in known.operations) == (known.supports(case) is None) == bool(own)
     if own:
         assert judged(operation, known.prepare(case))[0] == "sampled"
+
+
+def test_an_operator_of_another_library_is_no_part_of_softbenchs_kernel():
+    def halve(x):
+        x.copy_(x / 2)
+
+    x = torch.rand(8, 30)
+    with torch.library._scoped_library("of_another", "DEF") as library, Operators() as seen:
+        library.define("halve_(Tensor(a!) x) -> ()")
+        library.impl("halve_", halve, "CPU")
+        torch.ops.of_another.halve_(x)
+        out = torch.softmax(x, 1)
+    assert seen.own((x,), out) == ""
+    with Operators() as seen:
+        out = torch.softmax(x, 1)
+    assert seen.own((x,), out) == "softmax 1"
