@@ -8,6 +8,7 @@ other numbers of SMs.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import json
@@ -83,11 +84,12 @@ class Table:
         """
         which, size, alignment = kind
         last = which if which == "gradient" else "forward"
-        for one in dict.fromkeys((one, size, of) for one in (which, last) for of in (alignment, size)):
+        for one in dict.fromkeys(itertools.product((which, last), (size,), (alignment, size))):
             cells = self.cells.get(one, ())
-            up = next((at for at, cell in enumerate(cells) if row_bytes <= cell.row_bytes and kib_per_sm <= cell.kib_per_sm), len(cells))
-            for distance in range(len(cells) + 1):
-                yield from (cells[at].family for at in (up + distance, up - 1 - distance) if 0 <= at < len(cells))
+            line = bisect.bisect_left(cells, float(row_bytes), key=lambda cell: cell.row_bytes)
+            up = next((at for at in range(line, len(cells)) if kib_per_sm <= cells[at].kib_per_sm), len(cells))
+            both = itertools.chain.from_iterable(itertools.zip_longest(cells[up:], cells[:up][::-1]))
+            yield from (cell.family for cell in both if cell)
 
 
 @functools.cache

@@ -150,14 +150,28 @@ def bank_turns(row: int, unit: int, lanes: int, distance: int) -> float:
     return turns / 2
 
 
+def _distances(lanes: int, rows: int) -> list[int]:
+    times = rows * lanes // WARP
+    return [1 << i for i in range(min(10, (times & -times).bit_length()))]
+
+
+def free_distance(row: int, unit: int, lanes: int, rows: int) -> int:
+    """The least distance of which `bank_turns` is 1, as no two rows of a warp share a bank; 0 if there is none."""
+    # Rows that start at half of a word take a part of one more word. Rows of 2 bytes share words instead.
+    least, line = min(row, lanes * unit + row % 4), 4 * BANKS
+    rows_apart = range(row, row * WARP // lanes, row)
+    apart = (d for d in _distances(lanes, rows) if all(least <= d * start % line <= line - least for start in rows_apart))
+    return next(apart, 0)
+
+
 @functools.cache
 def row_distance(row: int, unit: int, lanes: int, rows: int) -> tuple[float, int]:
     """The fewest `bank_turns`, and with how many rows between the rows of a warp. It is a power of two; a staged plan has `rows`.
 
     If the starts of these rows differ by about a multiple of all banks, their lanes wait for each other.
     """
-    distances = [1 << i for i in range(10) if rows % (WARP // lanes << i) == 0]
-    return min((bank_turns(row, unit, lanes, distance), distance) for distance in distances)
+    free = free_distance(row, unit, lanes, rows)
+    return (1, free) if free else min((bank_turns(row, unit, lanes, distance), distance) for distance in _distances(lanes, rows))
 
 
 def staged_layout(problem: Problem, plan: Plan) -> tuple[int, ...]:

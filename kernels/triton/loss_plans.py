@@ -101,8 +101,7 @@ def _least_work(problem: Problem, vectors: int, most: int) -> int:
     """The parts of a row: `most`, or fewer if the busiest SM then reads much fewer tiles. A part's last tiles may be nearly empty."""
 
     def work(parts: int) -> int:
-        reads = math.ceil(chunk_vectors(vectors, parts) / (REDUCTION_THREADS[-1] * STREAM_TILES))
-        return math.ceil(problem.M * parts / problem.sms) * reads
+        return -(-problem.M * parts // problem.sms) * -(-vectors // (parts * REDUCTION_THREADS[-1] * STREAM_TILES))
 
     least = max(1, LEAST_PROGRAMS * problem.sms // problem.M)
     best = min(range(min(most, least), most + 1), key=work)

@@ -29,6 +29,7 @@ from .launch_plan import (
     Plan,
     Problem,
     chunk_vectors,
+    free_distance,
     resident_programs,
     row_distance,
     vectors_in_row,
@@ -75,13 +76,19 @@ def plans(problem: Problem, card: tuple[str, int], which: str = "forward") -> It
     row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else which
     kind = kind_of(which, problem.element_size, row, problem.alignment)
     ranked = table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms)
-    longest = _split(problem, 256, 8, 3 if problem.backward else 4, 0, twice=True)
-    return itertools.chain(made(problem, itertools.chain(ranked, LAST)), [longest] if longest else [])
+    yield from made(problem, itertools.chain(ranked, LAST))
+    if longest := _split(problem, 256, 8, 3 if problem.backward else 4, 0, twice=True):
+        yield longest
 
 
 def made(problem: Problem, ranked: Iterable[Family]) -> Iterator[Plan]:
-    """The plans of the families that make one."""
-    return (plan for family in ranked if (plan := make_plan(problem, family)) is not None)
+    """The plans of the families that make one, each family once."""
+    asked = set()
+    for family in ranked:
+        if family not in asked:
+            asked.add(family)
+            if plan := make_plan(problem, family):
+                yield plan
 
 
 def invariant_plan(problem: Problem) -> Plan:
@@ -99,7 +106,7 @@ def generic_plan(problem: Problem) -> Plan:
 def make_plan(problem: Problem, family: Family) -> Plan | None:
     """The plan that a family makes; None if it makes none."""
     tier, *numbers = family
-    return MAKE[str(tier)](problem, *map(int, numbers))
+    return MAKE[tier](problem, *numbers)
 
 
 def _layout(problem: Problem) -> tuple[int, int, int]:
@@ -126,28 +133,29 @@ def _staged(problem: Problem, most: int, warps: int, size: int) -> Plan | None:
     each = math.ceil(units / lanes)
     if lanes > WARP or each * elements * problem.reads > MAX_STAGED:
         return None
-    plan = Plan("staged", each, lanes, elements * size_of // 4, elements, 0, warps)
     # Each SM has several blocks.
-    rows = _staged_rows(problem, plan, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
-    every_sm = rows * problem.sms <= problem.M
-    return replace(plan, rows=rows) if every_sm and rows * row * problem.reads <= MAX_BLOCK_BYTES else None
+    rows = _staged_rows(row, elements * size_of, lanes, warps, min(size // problem.reads, problem.M * row // (8 * problem.sms)))
+    if rows * problem.sms > problem.M or rows * row * problem.reads > MAX_BLOCK_BYTES:
+        return None
+    return Plan("staged", each, lanes, elements * size_of // 4, elements, 0, warps, rows=rows)
 
 
-def _staged_rows(problem: Problem, plan: Plan, size: int) -> int:
+def _staged_rows(row: int, unit: int, lanes: int, warps: int, size: int) -> int:
     """Rows of about `size` bytes in whole passes. More where accesses of 2 bytes then share banks less: `row_distance`.
 
     A block is whole sectors, since two SMs would write a shared one. It is only whole vectors if blocks of whole sectors
     would be too large.
     """
-    row = problem.row_bytes
-    rows_of_pass = WARP * plan.warps // plan.threads
-    unit = math.lcm(rows_of_pass, SECTOR_BYTES // math.gcd(SECTOR_BYTES, row))
-    if unit * row > max(size, 1) * 2:
-        unit = math.lcm(rows_of_pass, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
-    rows = max(1, size // row // unit) * unit
-    if plan.vector_elements * problem.element_size > 2:
+    step = WARP * warps // lanes
+    least = math.lcm(step, SECTOR_BYTES // math.gcd(SECTOR_BYTES, row))
+    if least * row > max(size, 1) * 2:
+        least = math.lcm(step, VECTOR_BYTES // math.gcd(VECTOR_BYTES, row))
+    rows = max(1, size // row // least) * least
+    counts = range(rows, max(rows, 2 * size // row) + 1, least)
+    if unit > 2 or len(counts) == 1:
         return rows
-    return min(range(rows, max(rows, 2 * size // row) + 1, unit), key=lambda more: row_distance(row, 2, plan.threads, more)[0])
+    free = next((more for more in counts if free_distance(row, unit, lanes, more)), None)
+    return free or min(counts, key=lambda more: row_distance(row, unit, lanes, more & -more)[0])
 
 
 def _rows(problem: Problem, most: int, warps: int, times: int, vector: int) -> Plan | None:
@@ -220,7 +228,7 @@ def _split(problem: Problem, threads: int, most: int, programs: int, fill: int, 
     return Plan("split", tiles, threads, *layout, threads // WARP, registers, split_ctas=ctas, smem_tiles=min(room, needed - tiles))
 
 
-MAKE: dict[str, Callable[..., Plan | None]] = {"tile": _tile, "staged": _staged, "rows": _rows, "cluster": _cluster, "split": _split}
+MAKE: dict[str | int, Callable[..., Plan | None]] = {"tile": _tile, "staged": _staged, "rows": _rows, "cluster": _cluster, "split": _split}
 
 
 def _needed(problem: Problem, tiles: int) -> int:

@@ -121,6 +121,15 @@ def test_a_table_decides_for_its_card(monkeypatch, tmp_path):
     tables.table.cache_clear()
 
 
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("unit", [2, 4])
+def test_a_free_distance_is_the_least_of_one_turn(unit, lanes):
+    distances = [1 << i for i in range(8)]
+    for row in range(unit * lanes, 700, unit):
+        least = next((distance for distance in distances if launch_plan.bank_turns(row, unit, lanes, distance) == 1), 0)
+        assert launch_plan.free_distance(row, unit, lanes, 32 // lanes * distances[-1]) == least, row
+
+
 def test_plans_of_wide_results_cover_rows_with_shorter_vectors():
     for N, plan in ((4099, Plan("rows", 9, 64, 4, 8, 128, 2)), (50257, Plan("cluster", 7, 128, 4, 8, 128, 4, cluster_ctas=8))):
         problem, wide = replace(LARGE, N=N, wide=True), launch_plan.for_wide_results(plan)
