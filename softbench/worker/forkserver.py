@@ -118,13 +118,16 @@ def _preload() -> bool:
 
     None may start CUDA, which no fork could use then.
     """
-    file = preload_file()
-    if file is None or not file.exists():
+    if (file := preload_file()) is None:
+        return False
+    try:
+        names = file.read_text("utf-8").split()
+    except OSError:
         return False
     before = os.environ.get(BY_NVML)
     os.environ[BY_NVML] = "1"
     try:
-        for name in file.read_text("utf-8").split():
+        for name in names:
             with suppress(Exception):
                 if name.partition(".")[0] in PRELOADED:
                     importlib.import_module(name)

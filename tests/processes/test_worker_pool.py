@@ -76,6 +76,9 @@ def test_a_forkserver_imports_what_earlier_workers_had(tmp_path, monkeypatch):
     monkeypatch.setenv(PRELOAD, str(tmp_path / "modules"))
     monkeypatch.delitem(sys.modules, "torch.utils.model_zoo", raising=False)  # another test may have imported it
     assert not forkserver._preload()
+    preload_file().mkdir()
+    assert not forkserver._preload(), "what cannot be read ends no forkserver"
+    preload_file().rmdir()
     preload_file().write_text("torch\ntorch.no_such_module\nantigravity\ntorch.utils.model_zoo")
     assert forkserver._preload()
     assert "torch.utils.model_zoo" in sys.modules
