@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
-from softbench.cli.actions import measure, note, typed_command, write_text
+from softbench.cli.actions import interruptible, measure, note, typed_command, write_text
 from softbench.core.errors import UsageError
 from softbench.core.text import count as counted
 from softbench.core.toolchain import FRESH_CACHES, PRELOAD
@@ -53,12 +53,14 @@ class Packages:
         if self.changed and not (targets := self._changed(targets, reference)):
             return None
         build = self.build or (file.build if file else ())
-        sides = self._sides(reference, build)
+        with interruptible():
+            sides = self._sides(reference, build)
         rules: Rules = rules_of((file and file.margin) or paired.MARGIN)
         note(f"calling {counted(len(targets), 'target')} once, to see what they return ...")
         with TemporaryDirectory(prefix="softbench-gate-") as folder, packages.operations_of(Path(folder)):
             os.environ[PRELOAD] = str(Path(folder) / "modules")
-            request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
+            with interruptible():
+                request, by_op = packages.request_of(targets, sides, given, sys.argv[1:], output, Path(folder))
             given_margin = rules_of(math.inf).margin < math.inf  # --margin is that of all targets
             margins = {op: one.margin for op, one in by_op.items() if one.margin is not None and not given_margin}
             rules = replace(rules, margins=margins)

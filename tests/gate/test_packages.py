@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,6 +84,12 @@ def test_what_cannot_be_compared_is_refused_in_a_line(gate, new, function, code,
     got, verdicts, err = gate(new, function=function)
     assert (got, verdicts) == (code, [])
     assert told in err.splitlines()[-1]
+
+
+def test_an_interruption_while_targets_are_read_is_told(gate, monkeypatch):
+    monkeypatch.setattr("softbench.gate.packages.request_of", lambda *_: signal.raise_signal(signal.SIGINT))
+    code, _, err = gate(OLD)
+    assert (code, err.endswith("softbench: interrupted\n")) == (130, True), err
 
 
 @pytest.mark.slow
