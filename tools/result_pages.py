@@ -235,7 +235,7 @@ def training_steps() -> list[str]:
         found.setdefault(str(case["model"]), {})[int(case["batch"])] = f"{one['state']}: {faster}"
     batches = sorted({batch for of_model in found.values() for batch in of_model})
     lines = [(model, *(of_model.get(batch, "") for batch in batches)) for model, of_model in sorted(found.items())]
-    command = f"`python tools/training_step.py`, [exit code {report['exit_code']}](../../results/h200/{path.name})"
+    command = f"`python tools/training_step.py --seconds 172`, [exit code {report['exit_code']}](../../results/h200/{path.name})"
     return [
         "## Training steps",
         f"How many times as fast steps of models in bf16 are with the library as with PyTorch's functions (95 % interval), by {command}:",
