@@ -185,7 +185,7 @@ def check(
     """Check backends on difficult shapes, layouts, values and gradients, as `softbench check` does. Nothing is timed.
 
     Args:
-        backends: as in `compare`.
+        backends: as in `compare`; without one, those of `plugins`.
         op: the operation, or the Python file of one.
         case: a shell pattern of the names of check cases, or several; a leading `!` selects the others.
         dtype: one or several; None for all that the operation has.

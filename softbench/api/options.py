@@ -162,7 +162,7 @@ _FLAG = re.compile(r"(?<![\w-])(?:--device cpu\b|-o(?= )|--[A-Za-z][A-Za-z0-9-]*
 
 def given_settings(backends: Given, op: Operations, found: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a call as the command line gives them. `found` is of `texts`."""
-    names = backends.names if backends.names != ("all",) else None
+    names = backends.names if backends.names != ("all",) else "all"
     return {**found, "op": operations(op), "backends": names, "plugins": [*backends.plugins, *found.get("plugins", ())]}
 
 

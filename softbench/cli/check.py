@@ -19,7 +19,7 @@ from softbench.core.text import count
 from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
-    from softbench.run.check import CheckReport, CheckRequest, Finding
+    from softbench.run.check import CheckReport, Finding
 
 TOLD = 5
 """Wrong or failed findings of a backend that are told with their command, without --long."""
@@ -112,7 +112,6 @@ def check(
     try_file(junit, flag="--junit")
     what = {"sanitize": sanitize, "invariance": invariance, "quick": quick}
     request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, **what)
-    _tell_of_others(request)
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
     if csv is not None or junit is not None:
@@ -130,15 +129,6 @@ def check(
     if report.interrupted:
         end(report.exit_code, f"interrupted; {count(report.left, 'case')} left out; --case, --dtype and --direction choose a part")
     raise typer.Exit(report.exit_code)
-
-
-def _tell_of_others(request: CheckRequest) -> None:
-    """A plugin beside all backends takes minutes: how to check it alone."""
-    from softbench.plugins.source import source_of
-
-    if request.plugins and request.settings.backends is None:
-        own = ",".join(dict.fromkeys(source_of(Path(plugin)).label for plugin in request.plugins))
-        note(f"without --backends all others are checked, too; --backends {own} checks yours alone")
 
 
 def _report(report: CheckReport, csv: Path | None, json: Path | None, *, long: bool) -> None:

@@ -114,7 +114,7 @@ class Settings:
         backends,
         WHAT,
         help="Names or patterns: torch,compile:*. '!torch' (in single quotes) excludes. A run always adds copy.",
-        shown="all without extras",
+        shown="all without extras; check --plugin: its own",
         words="patterns",
         commands=("run", "check"),
     )

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from glob import escape
 from itertools import product
+from pathlib import Path
 
 from softbench.core.case import DTYPES, OPERATION, YARDSTICK, Direction, parse_op, pass_name, value_text
 from softbench.core.errors import Interrupted, UsageError, WorkersError
@@ -20,7 +21,7 @@ from softbench.ops import registry
 from softbench.plan import grammar, sweep
 from softbench.plan.settings import Layer, Settings
 from softbench.plugins.select import select
-from softbench.plugins.source import origins
+from softbench.plugins.source import PluginSource, origins, source_of
 from softbench.plugins.static_scan import require_python
 from softbench.processes.sanitizer import Sanitizer
 from softbench.processes.session import Session
@@ -106,6 +107,8 @@ class CheckRequest:
     """True for fewer lengths and numbers of rows."""
     plugins: tuple[str, ...] = ()
     """The plugins that the user named, beside solutions in the folder or the text of a problem."""
+    alone: bool = False
+    """True to check the backends of these plugins only: the user named no backends."""
 
     @classmethod
     def of(
@@ -143,7 +146,18 @@ class CheckRequest:
             raise UsageError("--sanitize runs check cases, and --invariance compares rows: give one of them")
         if invariance:
             directions = rows.directions_of(of, direction, directions)
-        return cls(Settings.from_sources({}, flags), patterns, dtypes, directions, of, op, sanitize, invariance, quick, named)
+        alone = bool(named) and "backends" not in flags
+        return cls(Settings.from_sources({}, flags), patterns, dtypes, directions, of, op, sanitize, invariance, quick, named, alone)
+
+    def sources(self) -> tuple[PluginSource, ...]:
+        """Where the backends come from. Raises UsageError if a plugin does not exist."""
+        if self.alone:
+            return tuple(source_of(Path(plugin)) for plugin in self.plugins)
+        return operations.sources([parse_op(self.op)[0]], origins(self.settings.plugins))
+
+    def names(self) -> tuple[str, ...] | None:
+        """Names and patterns of the backends: of a plugin alone also the extras. None for all but the extras."""
+        return ("*",) if self.alone else self.settings.backends
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,14 +254,14 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         with Session(
             settings.device,
             settings.timeout["import"],
-            operations.sources([parse_op(request.op)[0]], origins(settings.plugins)),
+            request.sources(),
             sanitizer=sanitizer,
         ) as session:
             if sanitizer and session.gpu is None:
                 raise UsageError("--sanitize: compute-sanitizer looks at the memory of a CUDA GPU, and the backends run on the CPU")
             cases = [case for case in _cases(session.pool, request) if not (sanitizer and case[2])]  # those fill the GPU's memory
-            opened = session.open_for(settings.backends)
-            infos = select([slot.info for slot in opened], settings.backends)
+            opened = session.open_for(request.names())
+            infos = select([slot.info for slot in opened], request.names())
             chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
             able = [slot for slot in chosen if slot.info.able]
             unable = [slot for slot in chosen if not slot.info.able]

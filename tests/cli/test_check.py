@@ -10,10 +10,31 @@ from xml.etree import ElementTree
 import pytest
 from timed import wait_for
 
-from softbench.cli.check import TOLD, _first, _tell_of_others
+from softbench.cli.check import TOLD, _first
 from softbench.cli.output import AGAIN_SECONDS
 from softbench.core.errors import Interrupted
-from softbench.run.check import CheckRequest, Finding
+from softbench.run.check import Finding
+
+TWO = """
+import torch
+
+
+class Mine:
+    def __init__(self, name, extra):
+        self.name, self.extra = name, extra
+
+    def available(self):
+        return None
+
+    def supports(self, case):
+        return None
+
+    def prepare(self, case):
+        return lambda x: torch.softmax(x, -1)
+
+
+backends = [Mine("mine", False), Mine("spare", True)]
+"""
 
 
 @pytest.mark.slow
@@ -70,14 +91,18 @@ def test_another_reason_is_told_before_one_that_repeats():
     assert [finding.item for finding, _ in told] == ["0", "1", "2", "9", "10"]
 
 
-def test_a_plugin_beside_all_backends_is_told_how_to_be_checked_alone(tmp_path, capsys):
-    (tmp_path / "mine.py").write_text("")
-    plugins = (f"{tmp_path}/mine.py", f"new={tmp_path}/mine.py")
-    _tell_of_others(CheckRequest.of({"plugins": plugins}))
-    told = "softbench: without --backends all others are checked, too; --backends mine,new checks yours alone\n"
-    assert capsys.readouterr().err == told
-    _tell_of_others(CheckRequest.of({"plugins": plugins, "backends": ["mine"]}))
-    assert not capsys.readouterr().err
+@pytest.mark.parametrize("backends", [(), ("--backends", "all"), ("--backends", "torch")])
+def test_without_backends_only_those_of_the_plugin_are_checked(main, tmp_path, backends):
+    """Also one that `all` leaves out, and one that is called as another plugin's file."""
+    (tmp_path / "naive.py").write_text(TWO)
+    asked = ("--case", "shape 37x2", "--dtype", "fp32", "--direction", "forward", "--device", "cpu", "--json", "-")
+    code, out, err = main("check", "--plugin", "naive.py", *backends, *asked)
+    found = {finding["backend"] for finding in json.loads(out)["findings"]}
+    assert code == 0, err
+    if not backends:
+        assert found == {"mine", "spare"}
+    else:
+        assert found == {"torch"} if backends[1] == "torch" else found > {"torch", "naive", "mine"}
 
 
 FOUND = ("--json", "found.json", "--junit", "found.xml")
