@@ -117,7 +117,7 @@ def choice(calls: Calls) -> Choice:
     """The decision on a class of calls."""
     if calls not in _choices:
         found = _choices[calls] = choose(calls)
-        if found.kernels == "cuda" and calls.result is None and calls.last and not calls.but:
+        if found.kernels == "cuda" and calls.last and not calls.but:
             extension.load()
             extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]

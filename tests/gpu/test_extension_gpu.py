@@ -32,6 +32,7 @@ def calls(M, N):
     yield with_gradients(kernels.logprob, x, target)
     for causal in (False, True):
         yield with_gradients(kernels.masked_softmax, scores, causal=causal)
+    yield with_gradients(kernels.softmax, x.bfloat16(), dtype=torch.float32)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from softbench.kernels.automatic import loss_operators as losses, masked_softmax as scores
+from softbench.kernels.automatic import choice, loss_operators as losses, masked_softmax as scores
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
 from torch.utils.flop_counter import FlopCounterMode
@@ -244,10 +244,43 @@ def test_softmax_has_gradients_of_two_orders(launched):
     assert y.dtype is torch.float16  # not chosen
 
 
+def test_results_may_be_float32(launched):
+    extension.choose("softmax", 0, torch.bfloat16)
+    x = torch.randn(3, 8)
+    for given, dtype in ((x, torch.float32), (x.bfloat16(), torch.float32), (x.bfloat16(), torch.bfloat16)):
+        calls = both(launched, lambda x, dtype=dtype: kernels.softmax(x, -1, dtype), given)
+        assert calls == ["softmax forward", "softmax backward"]
+        assert extension.entries.softmax(given, -1, dtype).dtype is dtype
+        calls.clear()
+    assert extension.entries.softmax(x.bfloat16(), -1, torch.float16) is None
+
+
+@pytest.mark.parametrize("result", [None, torch.float32])
+def test_any_first_call_tells_cpp_what_it_may_launch(monkeypatch, result):
+    told = []
+    monkeypatch.setattr(choice, "choose", lambda calls: choice.Choice("cuda", "built"))
+    monkeypatch.setattr(extension, "load", lambda: None)
+    monkeypatch.setattr(extension, "choose", lambda *given: told.append(given))
+    calls = choice.Calls("softmax", torch.device("cuda", 3), torch.bfloat16, result)
+    choice._choices.pop(calls, None)
+    choice.choice(calls)
+    choice._choices.pop(calls)
+    assert told == [("softmax", 3, torch.bfloat16)]
+
+
 def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
     x = torch.randn(3, 8)
     assert torch.equal(extension.entries.softmax(x, -1, None), operator.softmax(x)) and launched.calls == ["softmax forward"] * 2
-    kept = [(x, 0, None), (x, -1, torch.float32), (x.half(), -1, None), (x.double(), -1, None), ([1.0], -1, None), (x, 1.0, None), (x,)]
+    kept = [
+        (x, 0, None),
+        (x, -1, torch.float64),
+        (x, -1, 1),
+        (x.half(), -1, None),
+        (x.double(), -1, None),
+        ([1.0], -1, None),
+        (x, 1.0, None),
+        (x,),
+    ]
     assert [extension.entries.softmax(*given) for given in kept] == [None] * len(kept)
 
     class Mine(torch.Tensor):
