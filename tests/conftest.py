@@ -6,6 +6,7 @@ import atexit
 import csv
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from pathlib import Path
 import pytest
 from forks import IMPORTS, INDUCTORS, Command, Forks, Imports, start_forkserver
 from interpreted import interpreted
-from on_gpus import gpus
 
 from softbench.core.case import Case, Direction
 from softbench.core.errors import NotMeasurableError
@@ -93,6 +93,15 @@ SLOW_FILES = (
 """The files whose tests take longest, about in the order of their time; those of a GPU last."""
 SEARCHED: list[str] = []
 """The folders where Python searches for modules, as they are when all tests are collected."""
+
+
+def gpus() -> list[str]:
+    """The GPUs of CUDA_VISIBLE_DEVICES, else those the driver lists. Asking CUDA would fix the answer for the process."""
+    if (named := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    program = shutil.which("nvidia-smi")
+    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False) if program else None
+    return [str(i) for i in range(sum(line.startswith("GPU ") for line in done.stdout.splitlines()))] if done else []
 
 
 def gpu_of(worker: str, devices: list[str]) -> str:
