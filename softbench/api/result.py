@@ -183,7 +183,7 @@ class Result:
             raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
         target = options.path(out, "out") if out is not None else self.csv.with_suffix(".png")
         with options.as_arguments():
-            return Pictures([written.file for written in plots.write([(self.csv, self.rows)], [target], kind, over)])
+            return Pictures([written.file for written in plots.write([(self.csv, self.rows)], target, kind, over)])
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page of `softbench report`: curves, winners, and cells down to their samples. It needs no network.

@@ -32,7 +32,6 @@ COMPARE_EPILOG = (
 )
 
 KIND = completion.one(completion.fixed("curves", "bandwidth", "heatmap", "speedup", "costs"))
-FORMATS = completion.several(completion.fixed("png", "svg", "pdf"))
 Backends = Annotated[
     list[str] | None,
     typer.Option(
@@ -61,7 +60,7 @@ Picture = Annotated[
         "-o",
         "--out",
         "--output",
-        help="The file: .png, .svg, .pdf or .webp; with --format, its name without suffix. Several files are OUT-forward.png, ...",
+        help="The file: .png, .svg, .pdf or .webp. Several files are OUT-forward.png, ...",
         show_default="FILE.png, or FILE-KIND.png",
     ),
 ]
@@ -72,10 +71,6 @@ Kind = Annotated[
         autocompletion=KIND,
         show_default="curves",
     ),
-]
-Formats = Annotated[
-    list[str] | None,
-    typer.Option("--format", help="png, svg, pdf, webp, or several: png,svg.", autocompletion=FORMATS, show_default="of -o"),
 ]
 Over = Annotated[
     str | None,
@@ -93,12 +88,6 @@ Threshold = Annotated[
         help="A change of fewer percent counts as noise.",
         show_default="0; with --exit-code the gate's margin, 5",
         rich_help_panel=OUTPUT,
-    ),
-]
-Order = Annotated[
-    str,
-    typer.Option(
-        help="The order of the cells: change (most beyond noise first), file, ratio (slowest first), backend.", rich_help_panel=OUTPUT
     ),
 ]
 ExitCode = Annotated[
@@ -229,9 +218,7 @@ def plot(
     ] = None,
     out: Picture = None,
     kind: Kind = "",
-    format: Formats = None,
     over: Over = None,
-    costs: Annotated[bool, typer.Option("--costs", help="The same as --kind costs.")] = False,
     backends: Backends = None,
     M: Rows = None,
     N: Columns = None,
@@ -244,33 +231,23 @@ def plot(
 
     Hollow points are doubtful. docs/results-format.md describes the figures.
     """
-    from softbench.plan.grammar import split
     from softbench.report import plots
 
     files = [results_file(file) for file in files or [LATEST]]
-    if costs and kind not in ("", "costs"):
-        raise UsageError(f"plot: --costs and --kind {kind} are two figures; give one of them")
-    kind = "costs" if costs else kind or plots.KINDS[0]
+    kind = kind or plots.KINDS[0]
     if kind not in plots.KINDS:
         raise UsageError(f"--kind: {unknown(kind, plots.KINDS, 'kind')}")
     if over is not None and kind != "speedup":
         raise UsageError(f"--over {over}: goes with --kind speedup, not with {kind}")
     _reject_two_stdins(files)
-    targets = plots.targets(out, split(joined(format)) if format else (), _named(files[0], out), kind)
+    target = plots.target(out, files[0], kind)
     runs = [(file, _selected(read(file), backends, M, N, shape, dtype, direction, op)) for file in files]
-    for written in plots.write(runs, targets, kind, over or ""):
+    for written in plots.write(runs, target, kind, over or ""):
         typer.echo(printable(str(written.file)))
         if written.note:
             note(written.note)
     others = [name for name in plots.KINDS if name != kind]
     note(f"other figures: --kind {', '.join(others[:-1])} or {others[-1]}; --M, --N, --dtype, --direction or --backends draw a part")
-
-
-def _named(file: Path, out: Path | None) -> Path:
-    """The results file that names the pictures if `out` does not. Raises UsageError for stdin."""
-    if out is None and str(file) == "-":
-        raise UsageError("plot -: name the picture with -o")
-    return file
 
 
 def _reject_two_stdins(files: Sequence[Path]) -> None:
@@ -285,10 +262,6 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help=f"Print every cell, not only the {LINES} that changed most.", rich_help_panel=OUTPUT)
     ] = False,
-    only_changed: Annotated[
-        bool, typer.Option("--only-changed", help="Print every cell that changed, and no cell within noise.", rich_help_panel=OUTPUT)
-    ] = False,
-    sort: Order = "change",
     exit_code: ExitCode = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.", rich_help_panel=OUTPUT)] = False,
     json: Annotated[
@@ -303,11 +276,12 @@ def compare(
     softbench gate judges whether a backend became slower.
     """
     from softbench.gate.unpaired import MARGIN
-    from softbench.results.compare import ORDERS, READS, Tally, TwoFiles
+    from softbench.results.compare import READS, Tally, TwoFiles, beyond_noise_first
 
     _reject_two_stdins((a, b))
     reject_two_for_stdout([flag for flag, given in (("--json -", str(json) == "-"), ("--markdown", markdown)) if given])
-    _reject_invalid(sort, threshold)
+    if threshold is not None and not 0 <= threshold < math.inf:
+        raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
     least, margin = (0.0, MARGIN) if threshold is None else (threshold / 100, threshold / 100)
     a, b = results_file(a), results_file(b)
     first, second = read(a, READS), read(b, READS)
@@ -315,14 +289,14 @@ def compare(
     devices = tuple(" and ".join(dict.fromkeys(row.device for row in rows)) for rows in (first, second))
     both = TwoFiles(first, second)
     tally = Tally(both.without_results, margin)
-    same = (every or json is not None) and not only_changed
+    same = every or json is not None
     found = (pair for pair in tally.counted(both.pairs(least)) if not pair.missing and (same or pair.changed))
-    shown = sorted(found, key=ORDERS[sort]) if same or only_changed else nsmallest(LINES, found, key=ORDERS[sort])
+    shown = sorted(found, key=beyond_noise_first) if same else nsmallest(LINES, found, key=beyond_noise_first)
     _reject_nothing_common(tally, a, b, devices)
     if not wrote_to_stdout(lambda: _document(names, devices, 100 * least, both.drift.text, shown, tally.text), json):
         head = [both.drift.text or "no drift is taken off: copy has no clean result in both files"]
         head += [f"{letter}: {name}, {device}" for letter, name, device in zip("AB", names, devices, strict=True)]
-        table = shown if every or only_changed else [pair for pair in shown if pair.changed][:LINES]
+        table = shown if every else [pair for pair in shown if pair.changed][:LINES]
         _compare(head, table, [*_rest(tally, len(table), every=every), tally.text], markdown=markdown)
     if devices[0] == devices[1]:
         if different := _different_environments(a, b):
@@ -334,15 +308,6 @@ def compare(
         note(f"the devices differ: A is {devices[0]}, B is {devices[1]}{ratios}")
         raise typer.Exit(InconclusiveError.exit_code)
     raise typer.Exit(int(exit_code and tally.worse > 0))
-
-
-def _reject_invalid(sort: str, threshold: float | None) -> None:
-    from softbench.results.compare import ORDERS
-
-    if sort not in ORDERS:
-        raise UsageError(f"--sort: {unknown(sort, ORDERS, 'order')}")
-    if threshold is not None and not 0 <= threshold < math.inf:
-        raise UsageError(f"--threshold: must be a percentage from 0, not {threshold:g}")
 
 
 def _reject_nothing_common(tally: Tally, a: Path, b: Path, devices: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from softbench.core.errors import ResultsError, UsageError
-from softbench.core.text import count, unknown
+from softbench.core.text import count
 from softbench.report import cost_figure, curves, heatmap, style
 from softbench.report.figure_data import Group, Quantity, Slice, bandwidth, by_slice, fraction, groups, pass_of, slices, speedup
 from softbench.results.columns import Row, grouped
@@ -106,51 +106,37 @@ def sheets(panels: Sequence[P]) -> Iterator[tuple[str, list[P], str]]:
             yield f"{name}-{dtype}", [panel for panel in parts if panel in largest], note
 
 
-def write(runs: Runs, files: Sequence[Path], kind: str = "curves", over: str = "") -> list[Written]:
-    """Draw the figures of a kind into each of the files, which differ in their suffix.
+def write(runs: Runs, file: Path, kind: str = "curves", over: str = "") -> list[Written]:
+    """Draw the figures of a kind into a file.
 
-    Up to MOST panels are one file. Else each file's name says what it shows: `out-forward.png`. The cards of a run are overlaid as runs
-    are; kinds that overlay none, and more cards than dashes, have figures for each card.
+    Up to MOST panels are one file. With more there are several, and each file's name says what it shows: `out-forward.png`. The cards of a
+    run are overlaid as runs are; kinds that overlay none, and more cards than dashes, have figures for each card.
 
     Raises:
         UsageError: a format that is not in `style.FORMATS`; or as `drawings`.
         ResultsError: nothing to draw, or a file cannot be written.
     """
-    for file in files:
-        style.check_format(file, "-o")
-    parts = [(file, some) for file, rows in runs for some in apart(rows)]
+    style.check_format(file, "-o")
+    parts = [(run, some) for run, rows in runs for some in apart(rows)]
     if len(parts) > len(runs) and (len(parts) > len(style.DASHES) or (len(runs) == 1 and kind in ONE_FILE)):
-        return [one for run, some in parts for one in write([(run, some)], [file_of(file, some) for file in files], kind, over)]
+        return [one for run, some in parts for one in write([(run, some)], file_of(file, some), kind, over)]
     written = []
     for drawing in drawings(parts or runs, kind, over):
-        for number, file in enumerate(files):
-            named = file.with_name(f"{file.stem}-{drawing.name}{file.suffix}") if drawing.name else file
-            written.append(Written(style.saved(drawing.figure, named, "-o"), "" if number else drawing.note))
+        named = file.with_name(f"{file.stem}-{drawing.name}{file.suffix}") if drawing.name else file
+        written.append(Written(style.saved(drawing.figure, named, "-o"), drawing.note))
         drawing.figure.clear()
     return written
 
 
-def targets(out: Path | None, formats: Sequence[str], default: Path, kind: str = KINDS[0]) -> list[Path]:
-    """The files of some formats, such as `png`: `out` without a suffix gets that of each.
-
-    Without formats the suffix of `out` decides. Without `out`, files are beside `default`, as png if no format is given. The name of a kind
-    that is not the first is in their names.
+def target(out: Path | None, results: Path, kind: str) -> Path:
+    """The file of a figure: `out`, else a png beside the results, with the name of a kind that is not the first.
 
     Raises:
-        UsageError: an unknown format, or one that the suffix of `out` contradicts.
+        UsageError: a format that is not in `style.FORMATS`, or results of stdin, which have no name.
     """
-    known = tuple(suffix.removeprefix(".") for suffix in style.FORMATS)
-    for name in formats:
-        if name not in known:
-            raise UsageError(f"--format: {unknown(name, known, 'format')}")
+    if out is None and str(results) == "-":
+        raise UsageError("plot -: name the picture with -o")
     if out is None:
-        kinds = "" if kind == KINDS[0] else f"-{kind}"
-        return [default.with_name(f"{default.stem}{kinds}.{name}") for name in formats or ("png",)]
-    if not formats:
-        style.check_format(out, "-o")
-        return [out]
-    if out.suffix not in style.FORMATS:
-        return [out.with_name(f"{out.name}.{name}") for name in dict.fromkeys(formats)]
-    if set(formats) != {out.suffix.removeprefix(".")}:
-        raise UsageError(f"-o {out} --format {','.join(formats)}: contradict each other; give -o {out.with_suffix('')}, or no --format")
-    return [out]
+        return results.with_name(f"{results.stem}{'' if kind == KINDS[0] else f'-{kind}'}.png")
+    style.check_format(out, "-o")
+    return out

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import geometric_mean, median
-from typing import Any
 
 from softbench.core.case import CaseKey
 from softbench.core.machine import same_card
@@ -82,14 +81,11 @@ READS = (
     *("median_us", "low_us", "high_us", "gbps"),
 )
 """The fields of rows that a comparison reads."""
-ORDERS: dict[str, Callable[[Pair], Any]] = {
-    "change": lambda pair: (pair.verdict == DOUBTFUL, -pair.beyond_noise),
-    "file": lambda pair: 0,
-    "ratio": lambda pair: pair.ratio or math.inf,
-    "backend": lambda pair: pair.backend,
-}
-"""The orders of pairs: what changed most beyond noise first and doubtful cells last, A's, the slowest first, and by backend. Equal pairs
-keep A's order."""
+
+
+def beyond_noise_first(pair: Pair) -> tuple[bool, float]:
+    """The key of pairs in the order of a table: what changed most beyond noise first, doubtful cells last."""
+    return pair.verdict == DOUBTFUL, -pair.beyond_noise
 
 
 class Drift:

@@ -173,7 +173,7 @@ def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):
     assert not set("|`<\x1b\n") & set(safe)
     row = results.row(make_record("ours", [1.0, 1.0, 1.0]), None, None, device="$\\frac{ $ ../../x", run="r")
     assert isinstance(row, Row)
-    written = plots.write([(Path("$x^{.csv"), [row])], [tmp_path / "f.svg"])
+    written = plots.write([(Path("$x^{.csv"), [row])], tmp_path / "f.svg")
     assert [one.file.parent for one in written] == [tmp_path]
 
 

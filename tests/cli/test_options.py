@@ -85,7 +85,7 @@ def test_repeated_options_are_one_list(main):
         (("rn",), "'run'"),
         (("baseline", "promot"), "'promote'"),
         (("run", "--dtpye", "fp32"), "--dtype"),
-        (("compare", "--only-change"), "--only-changed"),
+        (("compare", "--exit-cod"), "--exit-code"),
     ],
 )
 def test_mistyped_commands_and_options_get_a_hint(main, words, part):

@@ -35,7 +35,7 @@ def written(*arguments):
 @pytest.mark.parametrize(("kind", "over"), KINDS)
 def test_each_kind_is_one_file(tmp_path, rows, kind, over):
     assert tuple(kind for kind, _ in KINDS) == plots.KINDS
-    assert written([(Path("a.csv"), rows)], [tmp_path / "out.png"], kind, over) == [tmp_path / "out.png"]
+    assert written([(Path("a.csv"), rows)], tmp_path / "out.png", kind, over) == [tmp_path / "out.png"]
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -48,7 +48,7 @@ def test_many_panels_have_a_file_for_each_pass_or_dtype_with_the_largest(tmp_pat
         return [row for row in sweep if (row.M, row.N) != (1, 257)]
 
     many = of("forward", "fp32", plots.MOST) + of("backward", "fp32", plots.MOST + 2) + of("backward", "bf16", 1)
-    found = plots.write([(Path("a.csv"), many)], [tmp_path / "o.svg"])
+    found = plots.write([(Path("a.csv"), many)], tmp_path / "o.svg")
     assert [one.file.name for one in found] == ["o-forward.svg", "o-backward-fp32.svg", "o-backward-bf16.svg"]
     note = "2 further panels of backward fp32 left out; --M, --N and --shape select others"
     assert [one.note for one in found] == ["", note, ""]
@@ -80,18 +80,18 @@ def test_a_backend_has_the_colour_of_its_name_in_every_figure(rows):
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_a_single_group_keeps_name_and_format(tmp_path, rows, suffix, magic):
-    (file,) = written([(Path("a.csv"), rows[:4])], [tmp_path / f"out{suffix}"])
+    (file,) = written([(Path("a.csv"), rows[:4])], tmp_path / f"out{suffix}")
     assert file == tmp_path / f"out{suffix}"
     assert file.read_bytes().startswith(magic)
 
 
 def test_errors_of_drawing_and_writing_are_one_line(tmp_path, rows):
     with pytest.raises(UsageError, match=r"must end in .png, .svg, .pdf, .webp"):
-        plots.write([(Path("a.csv"), rows)], [tmp_path / "out.jpeg"])
+        plots.write([(Path("a.csv"), rows)], tmp_path / "out.jpeg")
     with pytest.raises(ResultsError, match="cannot be written: No such file"):
-        plots.write([(Path("a.csv"), rows[:4])], [tmp_path / "none" / "out.png"])
+        plots.write([(Path("a.csv"), rows[:4])], tmp_path / "none" / "out.png")
     with pytest.raises(ResultsError, match="nothing to draw"):
-        plots.write([], [tmp_path / "out.png"])
+        plots.write([], tmp_path / "out.png")
 
 
 def test_costs_are_time_host_time_builds_and_memory(rows):
@@ -123,23 +123,13 @@ def test_shapes_and_parameters_of_operations_are_drawn(rows):
         assert {"64x256x64@dim1", "softmax forward fp32", "softmax(scale=0.7) forward fp32"} <= {text.partition(",")[0] for text in texts}
 
 
-def test_formats_and_output_name_the_files():
-    def files(out, *formats):
-        return [str(file) for file in plots.targets(out and Path(out), formats, Path("a/run.csv"))]
-
-    assert files(None) == ["a/run.png"]
-    assert files(None, "png", "svg") == ["a/run.png", "a/run.svg"]
-    assert files("x.svg") == files("x.svg", "svg") == ["x.svg"]
-    assert files("v1.2", "pdf", "svg", "pdf") == ["v1.2.pdf", "v1.2.svg"]
-    for out, formats, message in (
-        ("x", (), "-o x: the file must end in .png, .svg, .pdf, .webp"),
-        ("x.svg", ("png",), "-o x.svg --format png: contradict each other; give -o x, or no --format"),
-        ("x.svg", ("svg", "png"), "-o x.svg --format svg,png: contradict each other; give -o x, or no --format"),
-        ("x", ("jpeg",), "--format: unknown format 'jpeg'; known are png, svg, pdf, webp"),
-    ):
-        with pytest.raises(UsageError) as caught:
-            files(out, *formats)
-        assert str(caught.value) == message
+def test_results_and_kind_name_the_file():
+    run = Path("a/run.csv")
+    assert [str(plots.target(None, run, kind)) for kind in ("curves", "costs")] == ["a/run.png", "a/run-costs.png"]
+    assert plots.target(Path("x.svg"), run, "curves") == Path("x.svg")
+    with pytest.raises(UsageError) as caught:
+        plots.target(Path("x"), run, "curves")
+    assert str(caught.value) == "-o x: the file must end in .png, .svg, .pdf, .webp"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from softbench.gate.verdicts import GateReport, Rules, State
 from softbench.report.assets.embedded import column
 from softbench.report.page.source import Source
 from softbench.results.columns import Row
-from softbench.results.compare import ORDERS, YARDSTICK, Pair, TwoFiles, counted
+from softbench.results.compare import YARDSTICK, Pair, TwoFiles, beyond_noise_first, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def compare(a: Source, b: Source, found: Sequence[Pair]) -> Comparison:
 def pair_data(a: Source, b: Source, found: Sequence[Pair]) -> JsonObject:
     """The columns of every cell with a bandwidth in one of the files, what changed most beyond noise first. B's rows follow A's."""
     cells = {(row.backend, row.case): i for i, row in enumerate([*a.rows, *b.rows])}
-    ordered = sorted(found, key=lambda pair: (pair.missing, not pair.changed, ORDERS["change"](pair)))
+    ordered = sorted(found, key=lambda pair: (pair.missing, not pair.changed, beyond_noise_first(pair)))
     ends = [pair.change if pair.verdict != YARDSTICK else None for pair in ordered]
     found_: dict[str, list[object]] = {
         "cell": [cells.get((pair.backend, pair.case)) for pair in ordered],
