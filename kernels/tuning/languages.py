@@ -34,8 +34,7 @@ Call = Callable[[], object]
 Plans = dict[Any, list[Family]]
 """The plans that families make for a shape, and the families of each."""
 AHEAD = 4000
-"""So many shapes ahead Triton's kernels are compiled, also while those of CUDA are timed: compiling takes longer than timing."""
-
+"""So many shapes ahead Triton's kernels are compiled: more than can be timed meanwhile."""
 LOADED_AT_ONCE = 16
 """Of Triton's kernels, by threads: the driver loads one at a time, and may be busy with other processes of the host in between."""
 
@@ -50,8 +49,8 @@ class Language(Protocol):
     def key(self) -> str:
         """Changes with the kernels."""
 
-    def expect(self, number: int) -> None:
-        """Begins to prepare the shapes from this number on."""
+    def ready(self, number: int) -> bool:
+        """Whether the shape with this number can be timed at once. It begins to prepare this one and later ones."""
 
     def plans(self, shape: Shape) -> Plans:
         """The plans of all families that make one."""
@@ -74,8 +73,8 @@ class Cuda:
     def key(self) -> str:
         return build.build(architecture_of(torch.cuda.get_device_capability())).parent.name
 
-    def expect(self, number: int) -> None:
-        pass
+    def ready(self, number: int) -> bool:
+        return True
 
     def close(self) -> None:
         pass
@@ -117,10 +116,11 @@ class Triton:
         for pool in (self.threads, self.pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def expect(self, number: int) -> None:
+    def ready(self, number: int) -> bool:
         for soon in range(max(number, self.expected), number + AHEAD):
             self._compile(draw(soon, self.name, self.each))
         self.expected = number + AHEAD
+        return all(compiled.done() for compiled in self._compile(draw(number, self.name, self.each)))
 
     def plans(self, shape: Shape) -> Plans:
         for compiled in self._compile(shape):

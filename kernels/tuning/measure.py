@@ -6,13 +6,13 @@ Each shape is stored as soon as it was timed, and another start goes on behind t
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -39,8 +39,6 @@ HOST_US = 24
 """That the host takes for a launch, at most. A kernel that sleeps lets it queue launches before they start."""
 CYCLES_OF_US = 1900
 BAR = 30  # columns of the progress
-ENOUGH_SHAPES = 3000
-"""Of a language: more gain nothing on held-out shapes. The time that is left is for the next one."""
 FINALISTS, ROUNDS = 4, 2
 """The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
 
@@ -131,25 +129,30 @@ def _from_json(found: Any, language: str) -> Timed | None:
     return Timed(Shape(**found["shape"]), found["copy"], found["now"], families)
 
 
-def measure(records: Path, language: Language, seconds: float, told: bool) -> list[Timed | None]:
-    """Times shapes for so many seconds, behind those that are in `records` already. Returns all. `told`: with a bar on stderr."""
-    known, begin = read(records, language.name), time.monotonic()
-    timer = Timer()
-    with records.open("a") as file:
-        for number in itertools.count(len(known)):
-            passed = time.monotonic() - begin
-            if passed > seconds or number >= ENOUGH_SHAPES:
-                return known
-            if told and number % 10 == 0:
-                bar = "=" * int(BAR * passed / seconds)
-                what = f"{language.name} [{bar:{BAR}}] {number} shapes"
-                print(f"\rtune: {what}, {seconds - passed:.0f} s left ", end="", file=sys.stderr, flush=True)
-            language.expect(number)
-            found = time_shape(timer, language, draw(number, language.name, language.each))
-            known.append(found)
-            file.write(f"{'null' if found is None else to_json(found)}\n")
-            file.flush()
-    raise AssertionError
+def measure(languages: Sequence[Language], stored: Sequence[Path], seconds: float, told: bool) -> list[list[Timed | None]]:
+    """Times shapes for so many seconds, behind those that are in the records of each language. Returns all. `told`: with a bar on stderr.
+
+    The language that had the least time goes on, unless its next shape is not ready.
+    """
+    known = [read(records, language.name) for language, records in zip(languages, stored, strict=True)]
+    spent, begin, timer = [0.0] * len(languages), time.monotonic(), Timer()
+    with ExitStack() as stack:
+        files = [stack.enter_context(records.open("a")) for records in stored]
+        while (now := time.monotonic()) < begin + seconds:
+            if told:
+                bar = "=" * int(BAR * (now - begin) / seconds)
+                counts = ", ".join(f"{len(every)} of {language.name}" for language, every in zip(languages, known, strict=True))
+                print(f"\rtune: [{bar:{BAR}}] {counts}, {seconds + begin - now:.0f} s left ", end="", file=sys.stderr, flush=True)
+            order = sorted(range(len(languages)), key=spent.__getitem__)
+            at = next((one for one in order if languages[one].ready(len(known[one]))), order[0])
+            language = languages[at]
+            found = time_shape(timer, language, draw(len(known[at]), language.name, language.each))
+            known[at].append(found)
+            print("null" if found is None else to_json(found), file=files[at], flush=True)
+            spent[at] += time.monotonic() - now
+    if told:
+        print(file=sys.stderr)
+    return known
 
 
 def main(seconds: float, output: Path | None, quiet: bool) -> None:
@@ -178,12 +181,8 @@ def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
     languages: tuple[Language, ...] = Cuda(), Triton()
     try:
         stored = [tuned_file(card).with_suffix(f".{language.key()}.jsonl") for language in languages]
-        for language, records in zip(languages, stored, strict=True):
-            language.expect(len(read(records, language.name)))
-        end = time.monotonic() + seconds
-        for left, language, records in zip(range(len(languages), 0, -1), languages, stored, strict=True):
+        for language, every in zip(languages, measure(languages, stored, seconds, told), strict=True):
             now = table(language.name, card, 10 * major + minor).cells
-            every = measure(records, language, (end - time.monotonic()) / left, told)
             found = tuned(language, every, now)
             lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
             better |= bool(found)

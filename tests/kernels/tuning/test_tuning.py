@@ -91,7 +91,7 @@ def test_without_a_gpu_tuning_ends_with_one_line(monkeypatch):
 class Faked:
     """A language whose shapes are given."""
 
-    each = 1
+    each, prepared = 1, 1000
 
     def __init__(self, name, times):
         self.name, self.times = name, times
@@ -99,14 +99,32 @@ class Faked:
     def key(self):
         return "key"
 
-    def expect(self, number):
-        pass
+    def ready(self, number):
+        return number < self.prepared
 
     def close(self):
         pass
 
     def makes(self, shape):
         return ()
+
+
+def test_languages_take_turns_by_time_and_one_that_is_not_ready_waits(monkeypatch, tmp_path):
+    slow, fast = Faked("cuda", [timed(1024, 10, {SHORT: 9.0})] * 99), Faked("triton", [None] * 99)
+    clock = [0.0]
+
+    def time_shape(_timer, language, _shape):
+        clock[0] += 2 if language is slow else 1
+        return language.times[0]
+
+    monkeypatch.setattr(measure, "Timer", lambda: None)
+    monkeypatch.setattr(measure, "time_shape", time_shape)
+    monkeypatch.setattr(measure.time, "monotonic", lambda: clock[0])
+    stored = [tmp_path / "slow", tmp_path / "fast"]
+    assert [len(every) for every in measure.measure([slow, fast], stored, 20, told=False)] == [5, 10]
+    fast.prepared = 12
+    assert [len(every) for every in measure.measure([slow, fast], stored, 20, told=False)] == [5 + 9, 12]
+    assert measure.read(stored[0], "cuda") == slow.times[:14] and measure.read(stored[1], "triton") == [None] * 12
 
 
 @pytest.fixture
@@ -119,7 +137,7 @@ def tune(monkeypatch, tmp_path):
     answers["get_device_properties"] = SimpleNamespace(multi_processor_count=SMS)
     for name, answer in answers.items():
         monkeypatch.setattr(measure.torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(measure, "measure", lambda _records, language, *_: language.times)
+    monkeypatch.setattr(measure, "measure", lambda languages, *_: [language.times for language in languages])
 
     def run(cuda, triton, output=None):
         monkeypatch.setattr(measure, "Cuda", lambda: Faked("cuda", cuda))
