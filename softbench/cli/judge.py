@@ -43,6 +43,7 @@ def judge(
     **given: Any,
 ) -> None:
     """Judge one untrusted plugin on one case, in a process that cannot reach the judge. docs/judge.md describes what that vouches for."""
+    from softbench.cli.output import counter
     from softbench.run import signature, signed_verdict
 
     key = key or signature.default_key()
@@ -64,9 +65,9 @@ def judge(
 
     settings = Settings.from_sources({}, from_flags({name: given[name] for name in ("device", "timeout")}))
     try_file(json)
-    with interruptible():
+    with interruptible(), counter("challenges") as advance:
         verdict = signed_verdict.judge(
-            settings, plugin, lambda: options.case_of(given, "softbench judge takes one case"), backend, key, __version__
+            settings, plugin, lambda: options.case_of(given, "softbench judge takes one case"), backend, key, __version__, advance
         )
     if not printed(verdict.text, json, "--json"):
         _show(verdict.document)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +123,14 @@ class Judge:
     challenges: int = CHALLENGES
     """Challenges whose time counts."""
 
-    def judge(self, source: PluginSource, case: Case, name: str | None = None, operations: Sequence[str] = ()) -> Judgement:
+    def judge(
+        self,
+        source: PluginSource,
+        case: Case,
+        name: str | None = None,
+        operations: Sequence[str] = (),
+        advance: Callable[[int, int, str], object] = lambda *now: None,
+    ) -> Judgement:
         """Judge one backend. A fault of the plugin is the status of the judgement.
 
         Args:
@@ -131,6 +138,7 @@ class Judge:
             case: what is computed, on the case's device.
             name: the backend, which a source of several needs.
             operations: files of users' operations, which are loaded already.
+            advance: called with the challenges that were made, all of them, and what begins now.
         """
         found = Judgement(calls=calls_of(case, memory_of(case.device)))
         if reason := too_large(case, found.calls):
@@ -138,6 +146,7 @@ class Judge:
             return found
         with ExitStack() as stack:
             try:
+                advance(0, 1 + self.challenges, "the start of its processes")
                 files = [file for file in (source.file, *map(path_of, operations)) if file]
                 plain, plugin = self._started(stack, case, found, files, operations)
                 inputs = stack.enter_context(_Inputs(case, found.calls))
@@ -147,8 +156,9 @@ class Judge:
                 found.before_us, gpu_us = plain.empties(drawn, self.challenges)
                 if case.device == "cuda":
                     found.confinement |= plugin.ask(ConfineProcess((), "", case.device), "import").levels
+                advance(0, 1 + self.challenges, f"the build of {name or source.label}")
                 self._build(plugin, found, source, name)
-                self._challenge(plain, plugin, found, inputs, BUSY * gpu_us + BUSY_US)
+                self._challenge(plain, plugin, found, inputs, BUSY * gpu_us + BUSY_US, advance)
                 plugin.end()
                 most_us = limit_of_empty(found.before_us, plain.empties(inputs.draw(), self.challenges)[0])
                 if case.device == "cpu":
@@ -204,7 +214,15 @@ class Judge:
             raise EndedError(Status.SKIPPED, built.reason)
         plugin.end_others()
 
-    def _challenge(self, plain: PluginProcess, plugin: PluginProcess, found: Judgement, inputs: _Inputs, most_us: float) -> None:
+    def _challenge(
+        self,
+        plain: PluginProcess,
+        plugin: PluginProcess,
+        found: Judgement,
+        inputs: _Inputs,
+        most_us: float,
+        advance: Callable[[int, int, str], object],
+    ) -> None:
         """Each challenge is empty first: the host's speed drifts within seconds, so both are measured side by side.
 
         A plugin that made the empty one long would gain. So its process is stopped meanwhile. If its GPU works on, that takes the empty
@@ -225,7 +243,8 @@ class Judge:
         for number in range(1 + last * (1 + more)):
             if number > last and times.enough():
                 break
-            drawn = inputs.draw()
+            advance(number, 1 + max(last, number), found.backend)
+            drawn = inputs.draw()  # longer than the line of progress takes
             with plugin.stopped():
                 empty, gpu_us = plain.empty(drawn)
             if gpu_us > most_us:

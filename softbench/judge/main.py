@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -24,7 +24,7 @@ from softbench.core.errors import SoftbenchError, UsageError
 from softbench.core.json import JsonObject, from_json, to_json
 from softbench.ops.registry import path_of
 from softbench.processes import worker_pool
-from softbench.processes.judge_process import Found, JudgeCase, NotJudged
+from softbench.processes.judge_process import Advanced, Found, JudgeCase, NotJudged
 from softbench.processes.session import Session
 from softbench.worker.compile_stats import built_libraries
 from softbench.worker.judged.confinement import SYSTEM
@@ -71,15 +71,17 @@ def main() -> None:
     Thread(target=import_module, args=("torch",), daemon=True).start()
     with ExitStack() as end:
         sessions: list[tuple[Session, Judge]] = []
+
+        def tell(answer: Advanced | Found | NotJudged) -> None:
+            answers.write(json.dumps(to_json(answer)) + "\n")
+
         for line in sys.stdin:
             request = from_json(JudgeCase, json.loads(line))
-            answer: Found | NotJudged
             try:
                 sessions = sessions or [end.enter_context(opened(request))]
-                answer = Found(judged(*sessions[0], request))
+                tell(Found(judged(*sessions[0], request, lambda *now: tell(Advanced(*now)))))
             except SoftbenchError as error:
-                answer = NotJudged(str(error), error.exit_code)
-            answers.write(json.dumps(to_json(answer)) + "\n")
+                tell(NotJudged(str(error), error.exit_code))
 
 
 @contextmanager
@@ -105,13 +107,12 @@ def opened(request: JudgeCase) -> Iterator[tuple[Session, Judge]]:
         yield session, Judge(session.pool, session.environment, [*readable_folders(), *read], request.timeout)
 
 
-def judged(session: Session, judge: Judge, request: JudgeCase) -> JsonObject:
+def judged(session: Session, judge: Judge, request: JudgeCase, advance: Callable[[int, int, str], object]) -> JsonObject:
     """The judgement of a request, with its device. Raises UsageError if the plugin's process could read a private file."""
     source, case = request.source, replace(request.case, device=session.device)
     files = [file for file in (source.file, *map(path_of, request.operations)) if file]
-    folders = [*judge.readable, *built_libraries()[1], *(str(file.parent) for file in files), *SYSTEM]
-    require_unreadable([Path(file) for file in request.private], folders)
-    found = judge.judge(source, case, request.backend, tuple(request.operations))
+    require_unreadable([Path(file) for file in request.private], [*judge.readable, *built_libraries()[1], *SYSTEM], files)
+    found = judge.judge(source, case, request.backend, tuple(request.operations), advance)
     return {**found.document(case), "device": session.gpu.name if session.gpu else session.machine.cpu}
 
 
@@ -134,12 +135,14 @@ def _linked(packages: Path) -> list[Path]:
     return [entry.resolve() for entry in entries if entry.is_symlink()] + [one.resolve().parents[1] for one in facts if one.is_symlink()]
 
 
-def require_unreadable(files: Sequence[Path], folders: Sequence[str]) -> None:
-    """Raise UsageError if one of the files lies in one of the folders."""
+def require_unreadable(files: Sequence[Path], folders: Sequence[str], given: Sequence[Path]) -> None:
+    """Raise UsageError if one of the files lies in one of the folders, or beside one of the given files: the plugin and its operation."""
     for file in files:
-        for folder in folders:
-            if file.resolve().is_relative_to(Path(folder).resolve()):
-                raise UsageError(f"{file}: the plugin may read {folder}; move the plugin to a folder of its own, or name another --key")
+        for folder in (*(one.parent for one in given), *map(Path, folders)):
+            if file.resolve().is_relative_to(folder.resolve()):
+                movable = " and ".join(dict.fromkeys(one.name for one in given if one.parent.resolve() == folder.resolve()))
+                move = f"move {movable} to another folder, or " if movable else ""
+                raise UsageError(f"{file}: the plugin may read {folder}; {move}name a --key outside of it")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +40,16 @@ class JudgeCase(Struct, frozen=True):
     case: Case
     backend: str | None
     """Its name, which a source of several needs."""
+
+
+class Advanced(Struct, frozen=True, tag=True):
+    """What the judge does now; an answer follows."""
+
+    done: int
+    """Challenges that it has made."""
+    total: int
+    """Challenges that it makes."""
+    now: str
 
 
 class Found(Struct, frozen=True, tag=True):
@@ -86,8 +96,10 @@ class JudgeProcess:
             self.process.communicate()
         self.log.close()
 
-    def ask(self, source: PluginSource, case: Case, backend: str | None) -> JsonObject:
-        """The judgement of a backend on a case (`Found.judgement`).
+    def ask(
+        self, source: PluginSource, case: Case, backend: str | None, advance: Callable[[int, int, str], object] = lambda *now: None
+    ) -> JsonObject:
+        """The judgement of a backend on a case (`Found.judgement`). `advance` gets the values of each `Advanced` before it.
 
         Raises:
             UsageError: the device does not exist, or the plugin could read a private file.
@@ -101,15 +113,16 @@ class JudgeProcess:
         with suppress(BrokenPipeError):  # the read below finds its end
             self.process.stdin.write(json.dumps(to_json(request)) + "\n")
             self.process.stdin.flush()
-        line = self.process.stdout.readline()
-        if not line:
-            self.process.wait(END_SECONDS)
-            self.log.seek(0)
-            code = self.process.returncode
-            last = self.log.read().strip().splitlines() or [f"exit code {code}"]
-            how = f"was killed ({signal_name(-code)})" if code < 0 else f"failed: {one_line(last[-1])}"
-            raise WorkersError(f"the judge's process {how}; try: softbench doctor")
-        answer: Found | NotJudged = from_json(Found | NotJudged, json.loads(line))  # type: ignore[arg-type]
-        if isinstance(answer, NotJudged):
-            raise (UsageError if answer.exit_code == UsageError.exit_code else WorkersError)(answer.error)
-        return answer.judgement
+        for line in self.process.stdout:
+            answer: Advanced | Found | NotJudged = from_json(Advanced | Found | NotJudged, json.loads(line))  # type: ignore[arg-type]
+            if isinstance(answer, NotJudged):
+                raise (UsageError if answer.exit_code == UsageError.exit_code else WorkersError)(answer.error)
+            if isinstance(answer, Found):
+                return answer.judgement
+            advance(answer.done, answer.total, answer.now)
+        self.process.wait(END_SECONDS)
+        self.log.seek(0)
+        code = self.process.returncode
+        last = self.log.read().strip().splitlines() or [f"exit code {code}"]
+        how = f"was killed ({signal_name(-code)})" if code < 0 else f"failed: {one_line(last[-1])}"
+        raise WorkersError(f"the judge's process {how}; try: softbench doctor")

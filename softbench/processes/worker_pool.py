@@ -518,9 +518,10 @@ def keep(pool: Pool) -> None:
 
 
 @atexit.register
-def _close_kept() -> None:
-    for pool, _ in _kept:  # without a wait: a forkserver ends when its socket closes
-        for one in pool.started:
+def close_kept() -> None:
+    """End the pool that was kept. This does not wait: a forkserver ends when its socket closes."""
+    while _kept:
+        for one in _kept.pop()[0].started:
             one._control.close()
             one._folder.cleanup()
 

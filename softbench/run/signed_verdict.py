@@ -18,6 +18,7 @@ from softbench.plan.settings import Settings
 from softbench.plugins.select import needed
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.judge_process import JudgeProcess
+from softbench.processes.worker_pool import close_kept
 from softbench.results import labels
 from softbench.run import signature
 
@@ -39,7 +40,15 @@ class Verdict:
         return 0 if self.document["status"] == Status.OK else 1
 
 
-def judge(settings: Settings, plugin: Path | None, case_of: Callable[[], Case], backend: str | None, key: Path, version: str) -> Verdict:
+def judge(
+    settings: Settings,
+    plugin: Path | None,
+    case_of: Callable[[], Case],
+    backend: str | None,
+    key: Path,
+    version: str,
+    advance: Callable[[int, int, str], object],
+) -> Verdict:
     """Judge one backend on one case.
 
     Args:
@@ -49,6 +58,7 @@ def judge(settings: Settings, plugin: Path | None, case_of: Callable[[], Case], 
         backend: its name, which an installed backend and a file of several need.
         key: the file of the key; it is made if it does not exist.
         version: softbench's.
+        advance: as in `JudgeProcess.ask`.
 
     Raises:
         UsageError: the file, the backend, the key or the device does not exist, or the plugin could read the key; also those of `case_of`.
@@ -60,7 +70,8 @@ def judge(settings: Settings, plugin: Path | None, case_of: Callable[[], Case], 
     try:
         with JudgeProcess(settings.device, settings.timeout, [key]) as process:
             case = case_of()
-            found = process.ask(source, case, backend)
+            close_kept()  # of the worker that read the operation: nothing of it shall run beside the challenges
+            found = process.ask(source, case, backend, advance)
     except UsageError:
         if made:  # it may be where the plugin can read it
             key.unlink(missing_ok=True)

@@ -35,7 +35,8 @@ from softbench.core.text import one_line
 from softbench.ops.dtypes import DTYPES
 from softbench.ops.registry import declarations, is_whole, operation, solutions
 from softbench.plugins import targets, traits
-from softbench.plugins.info import info_to_json
+from softbench.plugins.backend import Backend
+from softbench.plugins.info import BackendInfo, info_to_json
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.plugins.traits import compilations, compiles, interpreted, measured_case, overwrites_output, reuses_output, user_call
@@ -136,7 +137,15 @@ class Server:
         self.backend = named[0]
         if overwrites_output(self.backend):  # by a CUDA graph
             keep_cupti_loaded()
-        return Loaded([info_to_json(callables.info_of(backend, source)) for backend in named])
+        return Loaded([info_to_json(self._info(backend, source)) for backend in named])
+
+    def _info(self, backend: Backend, source: PluginSource) -> BackendInfo:
+        """What is reported about a backend. The judge, which times every call, has no use for an interpreter."""
+        info = callables.info_of(backend, source)
+        if not self.confined or not info.able or not (only := interpreted(backend)):
+            return info
+        what = "nothing is timed here; judge it on a machine with a GPU, or check it here: softbench check"
+        return replace(info, unavailable=f"{only[0]}: {what}")
 
     def unsupported(self, names: Sequence[str], cases: Sequence[Case]) -> Unsupported:
         """The places of the cases that backends do not support; one whose answer fails is not among them."""

@@ -1,9 +1,11 @@
 """`softbench judge`: a signed verdict, its check, and what the command refuses."""
 
 import json
+import re
 import shutil
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,19 +25,30 @@ def plugin(tmp_path, plugins):
     return shutil.copy(plugins / "correct" / "logsumexp.py", tmp_path / "plugin")
 
 
-def test_a_verdict_is_signed_and_a_changed_one_found(cli, plugin):
-    cli.env["XDG_CONFIG_HOME"] = str(cli.folder / "config")
-    done = cli("judge", plugin, *SMALL, "--json", "verdict.json")
-    assert done.returncode == 0, done.stderr
-    assert "every output is right (pass)" in done.stdout
-    assert stat.S_IMODE((cli.folder / "config" / "softbench" / "judge.key").stat().st_mode) == 0o600
-    file = cli.folder / "verdict.json"
+def test_a_verdict_is_signed_and_a_changed_one_found(main, plugin, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("softbench.cli.output.counter", lambda unit: nullcontext(lambda *now: told.append(now)))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    code, out, err = main("judge", plugin, *SMALL, "--json", "verdict.json")
+    assert code == 0, err
+    assert "every output is right (pass)" in out
+    assert stat.S_IMODE((tmp_path / "config" / "softbench" / "judge.key").stat().st_mode) == 0o600
+    assert told[1:] == [(0, 10, "the build of logsumexp"), *((done, 10, "logsumexp") for done in range(10))]
+    file = tmp_path / "verdict.json"
     verdict = json.loads(file.read_text())
     assert (verdict["status"], verdict["case"], verdict["backend"]) == ("ok", "forward-fp32-8x32", "logsumexp")
-    assert cli("judge", "--verify", file).returncode == 0
+    assert main("judge", "--verify", file)[0] == 0
     file.write_text(json.dumps(verdict | {"us": 0.001}))
-    done = cli("judge", "--verify", file)
-    assert (done.returncode, "not signed with the key" in done.stderr) == (1, True)
+    code, _, err = main("judge", "--verify", file)
+    assert (code, "not signed with the key" in err) == (1, True)
+
+
+@pytest.mark.slow
+def test_a_triton_kernel_without_a_gpu_is_unavailable(main, tmp_path):
+    code, out, _ = main("judge", "--backend", "triton", *SMALL, "--key", tmp_path / "key", "--json", "-")
+    found = json.loads(out)
+    assert (code, found["status"]) == (1, "unavailable")
+    assert "judge it on a machine with a GPU" in found["reason"]
 
 
 def test_a_verdict_says_that_its_time_is_uncertain():
@@ -72,8 +85,15 @@ def test_wrong_arguments_are_usage_errors(main, arguments, text):
 
 
 def test_a_key_that_the_plugin_could_read_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="the plugin may read"):
-        require_unreadable([tmp_path / "key"], [str(tmp_path)])
+    mine, norm = tmp_path / "plugin" / "mine.py", tmp_path / "problem" / "norm.py"
+    for key, told in (
+        (tmp_path / "key", f"may read {tmp_path}; name a --key"),
+        (mine.parent / "key", f"may read {mine.parent}; move mine.py to another folder, or name a --key"),
+        (norm.parent / "key", f"may read {norm.parent}; move norm.py to another folder, or name a --key"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(told)):
+            require_unreadable([key], [str(tmp_path)], [mine, norm])
+    require_unreadable([tmp_path / "key"], [], [mine, norm])
 
 
 @pytest.mark.slow
