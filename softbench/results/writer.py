@@ -27,7 +27,7 @@ from softbench.core.case import Case
 from softbench.core.errors import ResultsError, SoftbenchError
 from softbench.core.files import Syncing, lock, no_link, not_written, replace_file, replacing, sync_folder
 from softbench.core.json import JsonObject
-from softbench.core.outcome import Record, Status
+from softbench.core.outcome import FAILURES, Record, Status
 from softbench.core.text import count, one_line, printable
 from softbench.results.columns import Row
 from softbench.results.csv import digest_of as digest_of_csv, to_csv
@@ -120,6 +120,15 @@ class Run:
             return any(self.has(process, names, case, one) for one in self.cells.units(case) if one in self._units)
         sources, of = self.header["sources"], self.cells.of(case, unit)
         return all((found := of.get((process, name))) is not None and found.source == sources.get(name) for name in names)
+
+    def first_failures(self) -> dict[Case, int]:
+        """The cases in which a backend has failed, each with the first such process set; of the present source files, as `has`."""
+        found: dict[Case, int] = {}
+        for case, unit in self.cells.cases():
+            for (process, name), stored in self.cells.of(case, unit).items():
+                if stored.status in FAILURES and stored.source == self.header["sources"].get(name):
+                    found[case] = min(process, found.get(case, process))
+        return found
 
     def add(self, process: int, records: Sequence[Record]) -> None:
         """Store the records of one case: in the journal at once, in the CSV soon.

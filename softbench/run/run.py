@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from softbench.core.case import YARDSTICK, Case
@@ -228,7 +229,8 @@ def run(
         observer.begin(plan, pace, kept.name)
         try:
             judge = end.enter_context(CellJudge(plan, activity))
-            execute(plan, kept, Watch(observer, pace, load, judge.judged), session.pool, slots, session.environment)
+            failed = kept.first_failures() if plan.of_a_pair else {}
+            execute(plan, kept, Watch(observer, pace, load, judge.judged), session.pool, slots, session.environment, failed)
         except BaseException:
             kept.interrupt()
             raise
@@ -320,8 +322,18 @@ AHEAD = 2
 """Process sets whose forkservers import torch while an earlier one is measured on a GPU. The import takes longer than a few cells."""
 
 
-def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: list[WorkerSlot], environment: dict[str, str]) -> None:
+def execute(
+    plan: Plan,
+    kept: writer.Keeps,
+    watch: Watch,
+    pool: Pool,
+    first: list[WorkerSlot],
+    environment: dict[str, str],
+    failed: Mapping[Case, int] = MappingProxyType({}),
+) -> None:
     """Measure all cells that are not stored yet. `first` are the open slots of the first process set, whose workers live in `pool`.
+
+    In a comparison of two backends, sets after one in which a case has failed leave it out; `failed` has those of an interrupted run.
 
     Every other set also has a new forkserver: addresses and start-up history differ, as between two runs. With a GPU, forkservers import
     torch while AHEAD sets before theirs are measured; on the CPU that would disturb the measurement.
@@ -330,7 +342,7 @@ def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: lis
     left = [process for process in range(plan.settings.processes) if process == 0 or not all(kept.has(process, *cell) for cell in cells)]
     pools = deque([pool])
     wanted = 1 + (AHEAD if plan.device == "cuda" else 0)
-    decided: set[Case] = set()
+    decided = dict(failed)
 
     def fresh() -> Pool:
         return end.enter_context(Pool(activity=pool.activity, threads=pool.threads, pythons=pool.pythons))
@@ -347,10 +359,9 @@ def execute(plan: Plan, kept: writer.Keeps, watch: Watch, pool: Pool, first: lis
                 current.close()
 
 
-def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], decided: set[Case]) -> None:
-    """`decided` are the cases of a comparison of two backends in which one has failed. Later sets leave them out."""
+def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler, slots: list[WorkerSlot], failed: dict[Case, int]) -> None:
+    """`failed` are the cases of a comparison in which a backend has failed, with the first such set; it gets those of this set."""
     by_name = {slot.name: slot for slot in slots}
-    failed: set[Case] = set()
     for names in plan.groups:
         start_order = reversed(names) if scheduler.process % 2 else names  # so that starting first favours nobody
         scheduler.take([by_name[name] for name in start_order])
@@ -358,7 +369,7 @@ def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler,
             cells = (scheduler.process, names, case)
             if kept.has(*cells):
                 continue
-            if case in decided:
+            if failed.get(case, scheduler.process) < scheduler.process:
                 watch.pace.drop(*cells)
                 continue
             watch.pace.begin(*cells, lambda: scheduler.round)
@@ -366,9 +377,8 @@ def _one_set(plan: Plan, kept: writer.Keeps, watch: Watch, scheduler: Scheduler,
             records = watch.judged(records, scheduler.process, lambda: scheduler.release([*scheduler.state]))
             kept.add(scheduler.process, records)
             if plan.of_a_pair and any(record.status in FAILURES for record in records):
-                failed.add(case)
+                failed.setdefault(case, scheduler.process)
             watch.pace.end(records)
             watch.load.measured(case, records)
             watch.observer.advance(case)
         scheduler.close()
-    decided |= failed

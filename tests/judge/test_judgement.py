@@ -477,7 +477,7 @@ def test_disturbed_challenges_are_made_again(monkeypatch):
     judge, inputs = Judge(None, {}, (), {}, challenges=2), SimpleNamespace(draw=lambda: None)
     empties = [2000.0, 2000.0, 2000.0, long, 2100.0, long, 2000.0, 2000.0, 2050.0, 2000.0]
     pair = Disturbed(empties, [9.0, 9.0, 3000.0, 1.0, 9.0, 2.0, 3200.0, 9.0, 3300.0, 3400.0], at_once)
-    judge._challenge(pair, pair, found, inputs, 1e9)
+    judge._challenge(pair, pair, found, inputs, 1e9, lambda *now: None)
     assert (pair.made, found.empty_us, found.challenges_us) == (9, [2000.0, 2050.0], [3200.0, 3300.0])
     quiet = Disturbed([2000.0] * 4, [9.0, 9.0, 3000.0, 3100.0], at_once)
     judge._challenge(quiet, quiet, found, inputs, 1e9)

@@ -249,6 +249,20 @@ def test_cases_with_a_failed_cell_of_a_finished_run_are_measured_again(tmp_path,
     assert not run.csv.with_suffix(".jsonl").exists()
 
 
+def test_a_resumed_comparison_knows_the_first_set_in_which_a_case_failed(tmp_path, make_record):
+    """Also of a set that has both sides already."""
+    first = writer.start(tmp_path, header(processes=4))
+    for process, sizes in ((1, (512,)), (2, (256, 512))):
+        for N in (256, 512):
+            late = replace(make_record("ours", [20.0], N=N), outcome=Failed(Status.TIMEOUT, "build", "build took longer than 5 s"))
+            first.add(process, [make_record("copy", [10.0], N=N), late if N in sizes else make_record("ours", [20.0], N=N)])
+    first.interrupt()
+    run, _ = writer.resume(tmp_path, header(processes=4))
+    assert {case.N: process for case, process in run.first_failures().items()} == {256: 2, 512: 1}
+    run, _ = writer.resume(tmp_path, {**header(processes=4), "sources": {"copy": "source", "ours": "edited"}}, look=True)
+    assert not run.first_failures()
+
+
 def test_a_changed_backend_is_measured_again(tmp_path, make_record):
     journal_of(tmp_path, make_record)
     run, note = writer.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})

@@ -80,21 +80,22 @@ def test_on_a_gpu_the_next_forkserver_starts_early(monkeypatch, device, order):
     assert [line.split()[0] for line in log] == [line.split()[0] for line in order]
 
 
+@pytest.mark.parametrize(("done", "added"), [(0, (2, 1, 1)), (1, (0, 1, 1)), (2, (0, 0, 1))])
 @pytest.mark.parametrize("groups", [(("new", "old"),), (("new",), ("old",))])
-def test_a_case_of_a_comparison_in_which_one_failed_is_not_measured_again(groups):
-    """If the device cannot hold both workers, the other one is measured after it, in the first set."""
+def test_a_case_of_a_comparison_in_which_one_failed_is_not_measured_again(groups, done, added):
+    """Nor by a run that continues one with `done` sets. If the device cannot hold both workers, the other one follows in the first set."""
     plan = replace(make(("new", "old"), cases=2, processes=3, yardstick=False), groups=groups)
-    kept, pool = Kept(()), FakePool()
+    kept, pool = Kept(range(done)), FakePool()
     pool.activity, pool.threads, pool.pythons = Activity(), None, ()
-    pool.script["new", "check"] = [Graded(Accuracy.wrong("it is")), None]
+    pool.script["new", "check"] = [] if done else [Graded(Accuracy.wrong("it is")), None]
     pace = Pace(plan, pool.activity, kept.has)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "Pool", lambda **_: nullcontext(pool))
         pool.close = lambda: None
         watch = run.Watch(SimpleNamespace(note=print, advance=lambda case: None), pace, CpuLoad(print))
-        run.execute(plan, kept, watch, pool, [WorkerSlot(o) for o in plan.infos], {})
-    assert kept.added == [number for number, cases in enumerate((2, 1, 1)) for _ in range(cases * len(groups))]
-    assert (pace.done, pace.cells) == (8, 8)
+        run.execute(plan, kept, watch, pool, [WorkerSlot(o) for o in plan.infos], {}, {plan.cases[0]: 0} if done else {})
+    assert kept.added == [number for number, cases in enumerate(added) for _ in range(cases * len(groups))]
+    assert pace.done == pace.cells
 
 
 CASE = Case(8, 8, "fp32", Direction.FORWARD)
