@@ -480,9 +480,9 @@ def test_disturbed_challenges_are_made_again(monkeypatch):
     judge._challenge(pair, pair, found, inputs, 1e9, lambda *now: None)
     assert (pair.made, found.empty_us, found.challenges_us) == (9, [2000.0, 2050.0], [3200.0, 3300.0])
     quiet = Disturbed([2000.0] * 4, [9.0, 9.0, 3000.0, 3100.0], at_once)
-    judge._challenge(quiet, quiet, found, inputs, 1e9)
+    judge._challenge(quiet, quiet, found, inputs, 1e9, lambda *now: None)
     assert (quiet.made, found.challenges_us) == (4, [3000.0, 3100.0])
     empties = [long, long, 3000.0, 4000.0, 9000.0, 8000.0, 7000.0, 9000.0, 9500.0, 9900.0]
     busy = Disturbed(empties, [1.0, 9.0, 3000.0, 3100.0, 9.0, 2.0, 3.0, 9.0, 4.0, 5.0], at_once)
-    judge._challenge(busy, busy, found, inputs, 1e9)
+    judge._challenge(busy, busy, found, inputs, 1e9, lambda *now: None)
     assert (busy.made, found.challenges_us) == (10, [3000.0, 2.0])

@@ -259,7 +259,7 @@ def test_a_resumed_comparison_knows_the_first_set_in_which_a_case_failed(tmp_pat
     first.interrupt()
     run, _ = writer.resume(tmp_path, header(processes=4))
     assert {case.N: process for case, process in run.first_failures().items()} == {256: 2, 512: 1}
-    run, _ = writer.resume(tmp_path, {**header(processes=4), "sources": {"copy": "source", "ours": "edited"}}, look=True)
+    run.header["sources"] = {"copy": "source", "ours": "edited"}
     assert not run.first_failures()
 
 
