@@ -67,14 +67,12 @@ bool real(PyObject* object, double& value) {
 template <Function function> PyObject* call_rows(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // x, dim, dtype
   HANDLE_TH_ERRORS
   int64_t dim;
-  const bool given = count == 3 && arguments[2] != Py_None;
-  if (count != 3 || (given && !THPDtype_Check(arguments[2])) || is_modified() || !integer(arguments[1], dim)) Py_RETURN_NONE;
+  if (count != 3 || (arguments[2] != Py_None && !THPDtype_Check(arguments[2])) || is_modified() || !integer(arguments[1], dim)) Py_RETURN_NONE;
   Tensor x = tensor_of(arguments[0]);
   if (!is_taken(function, x) || (dim != -1 && dim != x.dim() - 1)) Py_RETURN_NONE;
-  const c10::ScalarType dtype = given ? reinterpret_cast<THPDtype*>(arguments[2])->scalar_type : result_dtype(x);
-  const bool same = dtype == x.scalar_type();
-  if (!same && dtype != c10::kFloat) Py_RETURN_NONE;  // torch casts
-  return called(function, {std::move(x), dim, same ? c10::IValue() : c10::IValue(dtype)});
+  const c10::ScalarType own = x.scalar_type(), dtype = arguments[2] == Py_None ? result_dtype(x) : reinterpret_cast<THPDtype*>(arguments[2])->scalar_type;
+  if (dtype != own && dtype != c10::kFloat) Py_RETURN_NONE;  // torch casts
+  return called(function, {std::move(x), dim, dtype == own ? c10::IValue() : c10::IValue(dtype)});
   END_HANDLE_TH_ERRORS
 }
 
