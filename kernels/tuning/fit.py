@@ -2,7 +2,7 @@
 
 The boxes have the least sum of what their shapes lose against the fastest family that was timed for them, by dynamic programming. Each
 line and each cell costs something too, so that none is made for the noise of one shape. Shapes that were not timed count too, with what the
-families lose on the shapes around them: otherwise boxes would reach far beyond the few shapes that were timed.
+families lose on the nearest timed ones: otherwise boxes would reach far beyond the few shapes that were timed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-KIB = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+KIB = tuple(2**power for power in range(1, 12))
 """Where a line may be cut: what a launch reads for each SM."""
-LENGTHS = 80
-"""Places where a kind may be cut, at quantiles of its lengths up to SHORT_ROW bytes, and of the others."""
-SHORT_ROW = 1024
+PER_OCTAVE = 8
+"""Lengths at which a kind may be cut, between one and twice as much. Half as many are as good."""
 CELL_COST = 0.1
 """Of a line, and of a cell: the sum of relative losses that it must save, so that the noise of one shape makes none."""
-OTHER_PASS = 2
-"""So many octaves of length or of KiB another pass is apart. Another element size and another alignment are one."""
-NEAR, FALL = 0.1, -3
-"""A timed shape at a distance d counts (d^2 + NEAR)^FALL: the nearest ones decide, and where there are none, those farther away."""
+NEIGHBOURS = 3
+"""So many of the nearest shapes say what a family loses on one that was not timed: their mean, since one measurement is noisy."""
 IMAGINED, FIRST_IMAGINED = 3000, 5_000_000
 """So many shapes are drawn that were not timed, from this number on."""
 UNFIT = 0.5
@@ -64,48 +61,41 @@ def imagined(
     """Shapes that were not timed, with the means of what the families that make a plan lose around them, as times."""
     import numpy as np
 
-    passes = np.array([PASSES.index(one.shape.which) for one in timed])
     places = np.array([_place(one.shape, sms) for one in timed])
-    lost = np.array([_lost(one, families) for one in timed])
-    made, number = ~np.isnan(lost), {family: at for at, family in enumerate(families)}
-    lost = np.where(made, np.minimum(lost, UNFIT), 0)
+    lost, number = np.array([_lost(one, families) for one in timed]), {family: at for at, family in enumerate(families)}
     found = []
     for shape in (draw(at, language) for at in range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
-        far = np.square(places - _place(shape, sms)).sum(1) + (OTHER_PASS * (passes != PASSES.index(shape.which))) ** 2
-        weights = (far + NEAR) ** FALL
-        means = (weights @ lost + 1e-12) / (weights @ made + 1e-12)
-        if times := {family: math.exp(means[number[family]]) for family in makes(shape)}:
+        nearest = lost[np.square(places - _place(shape, sms)).sum(1).argsort(kind="stable")]
+        near = {family: column[~np.isnan(column)][:NEIGHBOURS] for family in makes(shape) for column in [nearest[:, number[family]]]}
+        if times := {family: math.exp(losses.mean()) for family, losses in near.items() if losses.size}:
             found.append(Timed(shape, 1.0, 1.0, times))
     return found
 
 
 def _place(shape: Shape, sms: int) -> tuple[float, ...]:
-    """Its coordinates, of which another element size and alignment are one apart."""
-    return math.log2(shape.row_bytes), math.log2(shape.kib_per_sm(sms)), math.log2(shape.size), float(shape.kind[2] == VECTOR_BYTES)
+    """Its coordinates: another element size, another alignment and the next pass are as far as twice the length or the KiB."""
+    of_kind = math.log2(shape.size), shape.kind[2] == VECTOR_BYTES, PASSES.index(shape.which)
+    return math.log2(shape.row_bytes), math.log2(shape.kib_per_sm(sms)), *map(float, of_kind)
 
 
 def _lost(one: Timed, families: Sequence[Family]) -> Array:
-    """The logarithm of each family's time over that of the fastest, and nan if it makes no plan."""
+    """The logarithm of each family's time over that of the fastest, at most UNFIT, and nan if it makes no plan."""
     import numpy as np
 
     best = min(one.families.values())
-    return np.array([math.log(one.families[family] / best) if family in one.families else math.nan for family in families])
-
-
-def _loss(one: Timed, families: Sequence[Family]) -> Array:
-    """What each family loses for a shape, where a family that makes no plan loses UNFIT."""
-    import numpy as np
-
-    return np.minimum(UNFIT, np.nan_to_num(_lost(one, families), nan=UNFIT))
+    lost = [math.log(one.families[family] / best) if family in one.families else math.nan for family in families]
+    return np.minimum(UNFIT, np.array(lost))
 
 
 def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> Lines:
     import numpy as np
 
-    cuts = _cuts([one.shape.row_bytes for one in timed])
+    each = (2 ** (math.ceil(PER_OCTAVE * math.log2(one.shape.row_bytes)) / PER_OCTAVE) for one in timed)
+    cuts = sorted(set(map(int, each)))[:-1]
     losses = np.zeros((len(cuts) + 1, len(KIB) + 1, len(families)))
     for one in timed:
-        losses[np.searchsorted(cuts, one.shape.row_bytes), np.searchsorted(KIB, one.shape.kib_per_sm(sms))] += _loss(one, families)
+        at = np.searchsorted(cuts, one.shape.row_bytes), np.searchsorted(KIB, one.shape.kib_per_sm(sms))
+        losses[at] += np.nan_to_num(_lost(one, families), nan=UNFIT)
     below = np.concatenate([np.zeros((1, *losses.shape[1:])), losses.cumsum(0)])
     best = [0.0]
     made: list[_Cells] = []
@@ -120,17 +110,6 @@ def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> Line
         lines.append((cuts[end - 1] if end <= len(cuts) else None, made[end - 1].of_start(families)))
         end = made[end - 1].start
     return lines[::-1]
-
-
-def _cuts(lengths: Sequence[int]) -> list[int]:
-    """Lengths between those that were measured."""
-    known = sorted(set(lengths))
-    short = [one for one in known if one <= SHORT_ROW]
-    found = set()
-    for part in (short, known[max(0, len(short) - 1) :]):
-        at = (round(share * len(part) / LENGTHS) for share in range(1, LENGTHS))
-        found |= {math.isqrt(part[i - 1] * part[i]) for i in at if 0 < i < len(part)}
-    return sorted(found)
 
 
 class _Cells:
