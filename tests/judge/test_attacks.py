@@ -31,6 +31,13 @@ LARGE = Case(256, 1024, "fp32", Direction.FORWARD, "cpu")
 NOISE = 0.3
 """Of a CPU's times."""
 SLOW_US = 1000
+TRIES = 5
+"""Measurements of which one must be undisturbed by other programs."""
+
+
+def undisturbed(make, is_so):
+    """A measurement of the shared harness for which this holds, else the last one of TRIES."""
+    return next((found for found in (measured(make) for _ in range(TRIES - 1)) if is_so(found)), None) or measured(make)
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -42,14 +49,23 @@ def test_a_known_trick_gets_no_time(judge, name):
 
 @pytest.fixture(scope="module")
 def honest_us(judge):
-    return judge.judge(next(source for source in origins(()) if source.label == "torch"), LARGE, "torch").document(LARGE)["at_most_us"]
+    """Times of torch, which a test adds to: while other programs use the processors, one time is several times as long as another."""
+    torchs = next(source for source in origins(()) if source.label == "torch")
+    found = []
+
+    def least(times):
+        while len(found) < times:
+            found.append(judge.judge(torchs, LARGE, "torch").document(LARGE)["at_most_us"])
+        return min(found)
+
+    return least
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "name"), TRICKS)
 def test_every_trick_computes_or_gets_no_time(judge, honest_us, file, name):
     found = judged(judge, f"wrong/{file}.py", name, LARGE).document(LARGE)
-    assert found["status"] != "ok" or found["at_most_us"] >= (1 - NOISE) * honest_us, found
+    assert found["status"] != "ok" or any(found["at_most_us"] >= (1 - NOISE) * honest_us(times) for times in range(1, TRIES + 1)), found
 
 
 @pytest.mark.parametrize("name", HARMLESS)
@@ -84,8 +100,8 @@ def test_an_attack_on_a_shared_process_gains_nothing(judge, attack):
 def test_the_same_attack_fools_a_harness_in_its_process(judge, attack):
     if attack.name in ("patches-the-table", "detours-a-clock") and os.uname().machine != "x86_64":
         pytest.skip("its code is x86-64's")
-    found = measured(attack.make)
     fools = getattr(attack, "fools", "time")
+    found = undisturbed(attack.make, lambda found: fools != "time" or found["us"] < SLOW_US / 10)
     if fools == "error":
         if "error" not in found:
             pytest.skip("this machine forbids ptrace to all")
@@ -97,7 +113,8 @@ def test_the_same_attack_fools_a_harness_in_its_process(judge, attack):
 
 
 def test_a_shared_harness_is_right_about_honest_code():
-    assert measured(lambda: lambda x: torch.softmax(x, dim=-1)) == {"right": True, "us": pytest.approx(500, abs=500), "calls": MOST}
+    honest = {"right": True, "us": pytest.approx(500, abs=500), "calls": MOST}
+    assert undisturbed(lambda: lambda x: torch.softmax(x, dim=-1), honest.__eq__) == honest
     assert not measured(lambda: torch.zeros_like)["right"]
 
 
