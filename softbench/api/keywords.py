@@ -43,6 +43,7 @@ class GateKeywords(CheckKeywords, total=False):
     threads: int
     rounds: int
     processes: int
+    wait: float | str
 
 
 class RunKeywords(GateKeywords, total=False):
@@ -50,7 +51,6 @@ class RunKeywords(GateKeywords, total=False):
 
     max_rounds: int
     precision: float
-    wait: float | str
     relative_to: str
     timer: str
     l2: str

@@ -165,7 +165,7 @@ def judged(
         def measure(one: RunRequest) -> Run:
             return run.run(one, observer, lambda started: None, on_plan)
 
-        report = ab_run.compare(measure, asked, new, old, rules)
+        report = ab_run.compare(measure, asked, new, old, rules, tell=observer.note)
     line = shlex.join(["softbench", *command])
     return replace(report, next_step=next_step.after_pairs(report, line, asked.settings().processes)), line
 

@@ -462,7 +462,7 @@ def _ab_run(candidate: str, reference: str, request: RunRequest, strictness: _St
         return ab_run.plan_text(plan, rules)
 
     measuring = partial(measure, resumable=False, announced=[announced])
-    report = ab_run.compare(measuring, ab_request, candidate, reference, rules, base, stored.allowed)
+    report = ab_run.compare(measuring, ab_request, candidate, reference, rules, base, stored.allowed, note)
     return replace(report, next_step=next_step.after_pairs(report, typed_command(), ab_request.settings().processes))
 
 

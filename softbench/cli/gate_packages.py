@@ -81,7 +81,7 @@ class Packages:
                 return runs[-1]
 
             first: list[Callable[[Plan], str]] = [announced]
-            report = ab_run.compare(measuring, adjusted, packages.CANDIDATE, packages.REFERENCE, rules, None, allowed)
+            report = ab_run.compare(measuring, adjusted, packages.CANDIDATE, packages.REFERENCE, rules, None, allowed, note)
             report = measures.judged(report, runs[0], chosen, packages.CANDIDATE, packages.REFERENCE)
         report = packages.described(report, sides, by_op, notes)
         return replace(report, next_step=next_step.after_packages(report, typed_command(), adjusted.settings().processes))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 BASELINES = Path("results") / "baselines"
 GATE_EPILOG = (
     "Exit codes: 0 pass; 1 a regression, or cells missing or wrong; 2 usage or unreadable input; "
-    "3 inconclusive or not comparable; 4 the disk is full; 130 interrupted (143 by SIGTERM)."
+    "3 inconclusive or not comparable; 4 the disk is full; 5 --wait ended; 130 interrupted (143 by SIGTERM)."
 )
 BACKENDS = completion.several(completion.patterns)
 BACKEND = completion.one(completion.backends)

@@ -112,10 +112,11 @@ def compare(
     rules: Rules,
     base: RunSamples | None = None,
     allowed: Sequence[str] = (),
+    tell: Callable[[str], object] = lambda text: None,
 ) -> GateReport:
     """Measure both backends, and undecided cells again in fresh process pairs until they are decided.
 
-    `base` is a baseline. Processes are taken to differ at least as much as its.
+    `base` is a baseline. Processes are taken to differ at least as much as its. `tell` gets a note for the user if they differ too much.
 
     Raises:
         UsageError: a backend does not exist. Errors of `softbench.run.run.run` pass through.
@@ -138,8 +139,16 @@ def compare(
         notes.append(f"{text.count(len(cells), 'cell')} measured again in {text.count(pairs, 'fresh process pair')}: {again.csv}")
         return samples_of(again)
 
+    def watch(report: GateReport, look: fresh_pairs.Look) -> None:
+        if look is first_look and (why := fresh_pairs.why_undecided(report, look, plan[-1])):
+            tell(
+                f"process pairs differ so much that equal code would be inconclusive after {plan[-1].pairs} pairs, too: {why}; "
+                "Ctrl-C, end other programs and start again, or with --wait 10m. This goes on meanwhile, and finds larger slowdowns"
+            )
+
     plan = fresh_pairs.looks(request.settings().processes)
-    report = fresh_pairs.compare(first, fresh, candidate, reference, rules, plan, sds)
+    first_look = next(look for look in plan if look.share)
+    report = fresh_pairs.compare(first, fresh, candidate, reference, rules, plan, sds, watch)
     return replace(report, notes=(*notes, *report.notes))
 
 
@@ -152,5 +161,6 @@ def confirmation(request: RunRequest, cells: Sequence[CellKey], pairs: int) -> R
     """The request that measures only these cases, in this many fresh process pairs."""
     sweeps = tuple(map(only, dict.fromkeys(cell.identity for cell in cells)))
     flags = {key: value for key, value in request.flags.items() if key not in AXES}
+    flags.pop("wait", None)  # the first look waited, and has what would be lost
     flags["processes"] = pairs
     return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

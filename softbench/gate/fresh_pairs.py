@@ -6,6 +6,7 @@ rate, so that all looks together keep it, whichever cells are measured again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -50,6 +51,18 @@ def undecided(report: GateReport) -> list[CellKey]:
     return [verdict.cell for verdict in found if verdict.ratio is not None or verdict.reason == paired.NO_ROUND]
 
 
+def why_undecided(report: GateReport, look: Look, last: Look) -> str:
+    """Why the last look would be inconclusive about equal sides, if process pairs went on to differ as in this look; empty if not."""
+    shrunk = math.sqrt(look.pairs / last.pairs) / 2
+    found = []
+    for verdict in report.verdicts:
+        if verdict.state in TESTED and verdict.interval and verdict.margin is not None:
+            half = shrunk * math.log(verdict.interval[1] / verdict.interval[0])
+            state = State.SAME if half <= math.log1p(verdict.margin) else State.AMBIGUOUS
+            found.append(replace(verdict, state=state, ratio=1.0, interval=(math.exp(-half), math.exp(half)), raw_ratio=None))
+    return replace(report, verdicts=tuple(found)).why_inconclusive if found else ""
+
+
 def compare(
     first: RunSamples,
     fresh: Fresh,
@@ -58,8 +71,11 @@ def compare(
     rules: Rules,
     plan: Sequence[Look],
     sds: Mapping[CellKey, float] | None = None,
+    watch: Callable[[GateReport, Look], object] = lambda report, look: None,
 ) -> GateReport:
     """Judge the first pairs, and measure undecided cells in fresh ones until the last look. `sds` are those of `paired.compare`.
+
+    `watch` gets the report of each look that another one follows.
 
     Raises:
         InconclusiveError: the two backends did not run interleaved. Errors of `fresh` pass through.
@@ -69,6 +85,7 @@ def compare(
     for earlier, look in pairwise(plan):
         if not (cells := undecided(report)):
             break
+        watch(report, earlier)
         samples = join([samples, fresh(cells, look.pairs - earlier.pairs)])
         found = paired.compare(samples, candidate, reference, rules, look.share, only=cells, sds=sds).verdicts
         judged = {verdict.cell: verdict for verdict in found if verdict.state in LATER}

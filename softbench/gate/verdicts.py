@@ -169,9 +169,11 @@ class GateReport:
         """0 pass; 1 a cell is slower, missing or broken; 3 inconclusive."""
         if any(verdict.fails for verdict in self.verdicts):
             return 1
-        return 3 if self._why_inconclusive() else 0
+        return 3 if self.why_inconclusive else 0
 
-    def _why_inconclusive(self) -> str:
+    @property
+    def why_inconclusive(self) -> str:
+        """Why the exit code is 3; empty if it is not."""
         if failed := [verdict for verdict in self.verdicts if verdict.state is State.FAILED]:
             return f"{text.count(len(failed), 'cell')} right on neither side ({failed[0].cell.backend} {failed[0].cell.case})"
         if self.nothing_tested:
@@ -207,7 +209,7 @@ class GateReport:
             case 1:
                 return f"FAIL: {listed}"
             case _:
-                return f"INCONCLUSIVE: {self._why_inconclusive()}: {listed}"
+                return f"INCONCLUSIVE: {self.why_inconclusive}: {listed}"
 
     @property
     def nothing_tested(self) -> bool:

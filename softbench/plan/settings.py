@@ -198,7 +198,7 @@ class Settings:
         shown="no wait",
         kind=str,
         metavar="DURATION",
-        commands=RUN,
+        commands=MEASUREMENTS,
     )
     seed: int = setting(0, "Seed of the inputs.", whole(0, 2**31 - 1), RARE, kind=int, affects=True)
     relative_to: str = setting("torch", "The reference backend of the speed-ups.", word, WHAT, kind=str, words="backends", commands=RUN)

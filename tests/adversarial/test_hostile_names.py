@@ -194,9 +194,9 @@ def test_where_a_machine_keeps_its_packages_is_in_no_reason():
     assert one_line(said) == "cannot import name 'x' from 'torch._inductor' (torch/_inductor/a.py)"
     assert one_line('File "/usr/lib/python3/dist-packages/torch/fx/b.py", line 5') == 'File "torch/fx/b.py", line 5'
     assert one_line("~/.local/lib/python3.12/site-packages/x.py") == "x.py"
-    begin = time.monotonic()
+    begin = time.process_time()
     assert len(one_line("-/" * 100_000)) == 300
-    assert time.monotonic() - begin < 1  # a plugin's reason must not keep its judge busy
+    assert time.process_time() - begin < 1  # a plugin's reason must not keep its judge busy
     assert one_line("my/site-packages/x and /home/me/kernel.py") == "my/site-packages/x and /home/me/kernel.py"  # a plugin's own file
 
 

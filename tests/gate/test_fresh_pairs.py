@@ -55,6 +55,19 @@ def test_undecided_cells_are_measured_until_they_are_decided():
     assert report.exit_code == 1
 
 
+@pytest.mark.parametrize(("tau", "undecided"), [(0.002, False), (0.02, False), (0.08, True)])
+def test_noise_in_which_equal_code_is_undecided_is_foreseen(tau, undecided):
+    """At the first look: what follows takes three times as long."""
+    looks, foreseen = fresh_pairs.looks(), []
+
+    def watch(report, look):
+        foreseen.append(bool(fresh_pairs.why_undecided(report, look, looks[-1])))
+
+    run = source(noise=Noise(tau=tau))
+    report = fresh_pairs.compare(run.measure(run.keys, 6), run.measure, "new", "old", RULES, looks, watch=watch)
+    assert (foreseen[:1] == [True], report.exit_code) == (undecided, 3 if undecided else 0)
+
+
 @pytest.mark.parametrize("pairs", [1, 3])
 def test_few_first_pairs_decide_nothing(pairs):
     run = source(0.08)
