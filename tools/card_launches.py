@@ -188,7 +188,7 @@ def of_rows(card: Card, dice: random.Random) -> list[Launch]:
 
 
 def of_traced(card: Card, dice: random.Random) -> list[Launch]:
-    from softbench.kernels.triton import traceable, traceable_passes, traceable_rows, traceable_split, traceable_staged
+    from softbench.kernels.triton import traceable, traceable_rows, traceable_staged
 
     dtype, backward = dice.choice((torch.float32, torch.float16, torch.bfloat16)), dice.random() < 0.5
     (M, N), log = _shape(dice), dice.random() < 0.5
@@ -200,17 +200,10 @@ def of_traced(card: Card, dice: random.Random) -> list[Launch]:
     names = {"rows": "forward_traceable", "tile": "tile_traceable", "loop": "loop_traceable"}
     if backward:
         names = {"rows": "backward_traceable", "tile": "gradient_tile_traceable", "loop": "gradient_loop_traceable"}
-    names |= {tier: f"{'backward' if backward else 'forward'}_{tier}_traceable" for tier in ("split", "staged")}
-    given, slots = _operands(tensors), [Operand(torch.int64, 16)] if how.slots else []
-    options, plan = {"num_warps": how.num_warps}, SimpleNamespace(tier=how.tier)
-    if how.tier == "passes":
-        one, two = ("dots_traceable", "gradients_traceable") if backward else ("partials_traceable", "normalize_traceable")
-        passes = (one, given[:-1], how.first[1]), (two, given, how.arguments)
-        return [Launch(told, getattr(traceable_passes, name), [*of, *slots], values, options, plan) for name, of, values in passes]
-    modules = {"split": traceable_split, "staged": traceable_staged}
-    kernel = getattr(modules.get(how.tier, traceable_rows), names[how.tier])
-    split = how.programs // M if how.tier == "split" else 1
-    return [Launch(told, kernel, [*given, *slots], how.arguments, options, plan, _together(card, split))]
+    names["staged"] = f"{'backward' if backward else 'forward'}_staged_traceable"
+    kernel = getattr(traceable_staged if how.tier == "staged" else traceable_rows, names[how.tier])
+    plan = SimpleNamespace(tier=how.tier)
+    return [Launch(told, kernel, _operands(tensors), how.arguments, {"num_warps": how.num_warps}, plan, _together(card, 1))]
 
 
 def of_losses(card: Card, dice: random.Random) -> list[Launch]:

@@ -16,24 +16,22 @@ MIN_BYTES = 4 << 20  # of all inputs: shorter launches, of a few microseconds, a
 LONGER_DELAY_BYTES = 16 << 20  # of the inputs: from here on, forwards of one wave have a third more.
 MEDIUM_ROW = 3_000_000  # bytes of a row in all inputs, as SHORT_BYTES_OF_FEW_WAVES of the CUDA kernels
 MAX_CYCLES = 100_000_000
-WAIT = (
+WAIT_CYCLES = tl.constexpr(
     "{ .reg .u64 begin, now, since; .reg .pred p; mov.u64 begin, %clock64;"
     " AGAIN: mov.u64 now, %clock64; sub.u64 since, now, begin; setp.lt.u64 p, since, $1; @p bra AGAIN;"
+    " mov.u32 $0, 0; }"
 )
-WAIT_CYCLES = tl.constexpr(WAIT + " mov.u32 $0, 0; }")
 """Waits until so many cycles have passed. The result is 0."""
-WAIT_FOR_ZERO = tl.constexpr(WAIT + " shr.u64 now, now, 63; cvt.u32.u64 $0, now; }")
-"""The same. The result is the highest bit of the clock, which is 0 for centuries, so no compiler knows it."""
 
 
-def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[int, int]:
+def stagger(problem: Problem, plan: Plan) -> tuple[int, int]:
     """(rows, cycles): the first `rows` rows of a cluster or split plan begin `cycles` cycles after each other. (0, 0): no stagger.
 
     The delay is the time in which memory at its peak reads a row, and a third more for the split tier. There, gradients have no third more
     in two cases. On Hopper a row has at most MEDIUM_ROW bytes, or the device holds all rows at once. In the second case, launches of less
     than ONE_WAVE_BYTES have no delay, and forwards of less than LONGER_DELAY_BYTES have no third more. With fewer than FEWEST_ROWS,
-    forwards then have no delay, and gradients a third of it. Forwards with the policy LEAVE_FIRST have a row's time. For the split tier,
-    `share` of that time takes the place of these rules. The CUDA kernels differ where other delays were faster.
+    forwards then have no delay, and gradients a third of it. Forwards with the policy LEAVE_FIRST have a row's time. The CUDA kernels
+    differ where other delays were faster.
     """
     row = problem.N * problem.element_size * problem.reads
     if problem.M == 1 or problem.M * row < MIN_BYTES or problem.bytes_per_cycle <= 0 or max(plan.cluster_ctas, plan.split_ctas) == 1:
@@ -44,7 +42,7 @@ def stagger(problem: Problem, plan: Plan, share: float | None = None) -> tuple[i
         rows = max(1, programs * GPC_SMS // plan.cluster_ctas) * (problem.sms // GPC_SMS)
     else:
         rows = programs * problem.sms // plan.split_ctas
-        cycles *= _share(problem, plan, rows) if share is None else share
+        cycles *= _share(problem, plan, rows)
         if not cycles:
             return 0, 0
     return (rows, int(min(MAX_CYCLES, cycles))) if rows else (0, 0)
@@ -72,16 +70,3 @@ def staggered_start(row, stagger_rows, stagger_cycles):
     else:
         wait = tl.where(row < stagger_rows, row.to(tl.int64) * stagger_cycles, 0)
         return row + tl.inline_asm_elementwise(WAIT_CYCLES, "=r,l", [wait], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def traceable_start(row, stagger_rows, stagger_cycles):
-    """As `staggered_start`, in a kernel that compilers trace, which may have assembly without side effects only.
-
-    The wait comes before the row's loads, because their addresses depend on its result.
-    """
-    if INTERPRETED:
-        return row
-    else:
-        wait = tl.where(row < stagger_rows, row * stagger_cycles, 0)
-        return row + tl.inline_asm_elementwise(WAIT_FOR_ZERO, "=r,l", [wait], dtype=tl.int32, is_pure=True, pack=1)

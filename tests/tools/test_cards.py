@@ -41,8 +41,7 @@ KERNELS = {
     "rows": {"tile_of_rows", "gradient_tile", "forward_rows", "backward_rows", "forward_split", "backward_split"},
     "traced": {
         *("tile_traceable", "gradient_tile_traceable", "loop_traceable", "gradient_loop_traceable"),
-        *("forward_traceable", "backward_traceable", "forward_split_traceable", "backward_split_traceable"),
-        *("partials_traceable", "normalize_traceable", "dots_traceable", "gradients_traceable"),
+        *("forward_traceable", "backward_traceable"),
     },
     "losses": {"reduction_tile", "gradient_tile", "fused_tile", "reduce_row", "gradient_of_row", "fused_rows"},
     "scores": {"forward_scores", "backward_scores"},

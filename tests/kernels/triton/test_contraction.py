@@ -76,9 +76,8 @@ def test_kernels_are_pinned_and_contract_no_exponent(h100, plan, N, log, backwar
 
 
 TRACED = {
-    *("forward_traceable", "tile_traceable", "loop_traceable", "forward_split_traceable"),
-    *("backward_traceable", "gradient_tile_traceable", "gradient_loop_traceable", "backward_split_traceable"),
-    *("partials_traceable", "normalize_traceable", "gradients_traceable"),
+    *("forward_traceable", "tile_traceable", "loop_traceable"),
+    *("backward_traceable", "gradient_tile_traceable", "gradient_loop_traceable"),
 }
 
 
