@@ -1,4 +1,4 @@
-"""Dynamo's other backends as `compile:NAME`: those that the torch that runs registers, and those that a package adds."""
+"""Dynamo's other backends as `compile:NAME`: those for users that the torch that runs registers, and those that a package adds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ KNOWN = {
     "aot_eager": ("Dynamo and AOTAutograd, then eager", "to tell Inductor's part from AOTAutograd's"),
     "inductor": ("Inductor by its name, each shape compiled anew", "never by this name: it is torch.compile's default"),
     "cudagraphs": ("the eager kernels, recorded as a CUDA graph", "when the host is the limit and nothing is to be compiled"),
-    "ts": (
-        "TorchScript, frozen and optimized for inference",
-        "behind torch.compile it fails in torch 2.11 and 2.13; jit-script and jit-trace work",
-    ),
-    "aot_ts": ("AOTAutograd, then TorchScript", "behind torch.compile it fails in torch 2.11 and 2.13; jit-script and jit-trace work"),
-    "tvm": ("Apache TVM", "when the model goes to TVM's targets"),
-    "openxla": ("XLA, by torch_xla", "on TPUs; its tensors live on XLA's device"),
-    "openxla_eval": ("XLA, by torch_xla, without AOTAutograd", "as openxla, for inference"),
 }
 """Description and advice for the backends that users ask for."""
 
@@ -38,52 +30,35 @@ class Package:
     module: str
     """Importing it registers the backend, where PyTorch does not."""
     advice: str
-    what: str = ""
-    dead: bool = False
-    """True if no release of it compiles for CPUs and NVIDIA's GPUs with a supported PyTorch."""
+    what: str
 
 
 PACKAGES = {
-    "openxla": Package("torch_xla", "pip install torch_xla", dead=True),  # its tensors are on XLA's device
-    "openxla_eval": Package("torch_xla", "pip install torch_xla", dead=True),
-    "tvm": Package("tvm", "pip install apache-tvm; PyTorch calls tvm.relay, which TVM 0.20 and later do not have", dead=True),
     "tensorrt": Package("torch_tensorrt", "pip install torch-tensorrt of torch's own version", "NVIDIA's TensorRT"),
     "torch_tensorrt": Package("torch_tensorrt", "pip install torch-tensorrt of torch's own version", "NVIDIA's TensorRT"),
-    "ipex": Package(
-        "intel_extension_for_pytorch",
-        "pip install intel-extension-for-pytorch, which ended with torch 2.8; instead: compile",
-        "Intel's",
-        dead=True,
-    ),
     "openvino": Package("openvino.torch", "pip install openvino", "Intel's OpenVINO"),
     "hidet": Package("hidet", "pip install hidet", "CentML's Hidet"),
 }
-"""Backends that need a package, by name. PyTorch registers some of them itself."""
-
-TORCHSCRIPT = ("ts", "aot_ts")
+"""Backends that need a package, by name."""
+NOT_HERE = ("openxla", "tvm")
+"""Backends that PyTorch registers, of packages of which no release compiles for CPUs and NVIDIA's GPUs with a supported PyTorch."""
 OF_USERS = ("eager", "aot_eager")
 """Of the backends that PyTorch tags as debugging or experimental, those that tell users what capturing costs."""
-DEBUGGING = ("TESTING_ONLY", "minifier")
-"""Parts of the names of Dynamo's backends for its own tests and of its debugging tools. `list --all` says why none can be measured."""
 
 
 class DynamoBackend(Compiled):
     """A Dynamo backend other than Inductor's modes."""
 
-    def __init__(self, backend: str, registered: bool, tagged: bool = False) -> None:
-        """`tagged`: PyTorch calls it a debugging or experimental backend."""
+    def __init__(self, backend: str, registered: bool) -> None:
         package = PACKAGES.get(backend)
-        what, advice = KNOWN.get(backend, ((package.what if package else "") or "registered with Dynamo", ""))
+        what, advice = KNOWN.get(backend, (package.what if package else "registered with Dynamo", ""))
         graphs = backend == "cudagraphs"
         self.backend, self.registered, self.package = backend, registered, package
         super().__init__(f"compile:{backend}", f", backend {backend}: {what}", advice, reuses_output=graphs, backend=backend)
         self.compiles = "always" if package else backend == "inductor"
-        self.hidden = (package is not None and package.dead and not _installed(package)) or (tagged and backend not in OF_USERS)
         self._tried: str | None = None
 
     def available(self) -> str | None:
-        if any(word in self.backend for word in DEBUGGING):
-            return "a debugging tool of Dynamo, not a way to compile"
         if self.package and (reason := self._missing(self.package)):
             return reason
         if not self.registered and self.backend not in torch._dynamo.list_backends(None):
@@ -122,8 +97,7 @@ def _trouble(backend: str) -> str:
     try:
         torch.compile(_sum, backend=backend)(torch.ones(2))
     except Exception as error:  # a backend can raise anything
-        instead = "jit-script, jit-trace or compile" if backend in TORCHSCRIPT else "compile"
-        return f"it fails in torch {torch.__version__} on every function; instead: {instead} ({one_line(str(error), 160)})"
+        return f"it fails in torch {torch.__version__} on every function; instead: compile ({one_line(str(error), 160)})"
     finally:
         torch._dynamo.reset()
     return ""
@@ -134,12 +108,11 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def dynamo_backends() -> list[DynamoBackend]:
-    """The backends that Dynamo registers, then those a package adds."""
+    """The backends for users that Dynamo registers, then those a package adds."""
     import torch._dynamo
 
-    registered, untagged = torch._dynamo.list_backends(None), torch._dynamo.list_backends()
-    names = dict.fromkeys([*registered, *PACKAGES])
-    return [DynamoBackend(name, name in registered, name in registered and name not in untagged) for name in names]
+    registered = [name for name in (*OF_USERS, *torch._dynamo.list_backends()) if name not in NOT_HERE]
+    return [DynamoBackend(name, name in registered) for name in dict.fromkeys([*registered, *PACKAGES])]
 
 
 def __getattr__(name: str) -> list[Compiled]:

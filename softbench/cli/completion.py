@@ -55,7 +55,7 @@ def backends(ctx: typer.Context) -> Iterable[str]:
         known = info_cache.read(str(ctx.params.get("device") or "auto"), sources)
     except SoftbenchError:  # nothing is completed, and the command itself prints the error
         return []
-    own = [info.name for info in known.infos if not info.hidden] if known else [source.label for source in sources if source.own]
+    own = [info.name for info in known.infos] if known else [source.label for source in sources if source.own]
     return sorted({*own, *(info.name for source in sources if not source.own for info in static_scan.at(source))})
 
 

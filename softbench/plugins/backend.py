@@ -12,7 +12,6 @@ A trait is an optional attribute or method:
 | `summary` | The line in `softbench list`, in place of the docstring's first line. |
 | `advice` | When to choose the backend; `softbench list --long` shows it. |
 | `extra = True` | `--backends all` leaves it out; its name or a pattern such as `compile:*` selects it. |
-| `hidden = True` | `softbench list` shows the backend with `--all` or by its name only; `--backends` selects it like any other. |
 | `reuses_output = True` | The next call overwrites the output of this one, as with CUDA graphs. `softbench list` says so. |
 | `generated(case, launched)` | Code and spills of a kernel that neither Triton nor Inductor made, for `softbench inspect`. |
 | `sources()` | Files besides its module; a resumed run measures the backend again if one changes. |

@@ -31,8 +31,6 @@ class BackendInfo:
     """When to pick it."""
     extra: bool = False
     """True if `all` leaves it out; names and patterns select it."""
-    hidden: bool = False
-    """True if `softbench list` shows it with `--all` or by its name only."""
     operations: tuple[str, ...] = (OPERATION,)
     """The operations that it has, each with the parameters that it takes: `softmax(scale,out_dtype)`."""
     reuses_output: bool = False

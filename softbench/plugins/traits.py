@@ -33,7 +33,6 @@ def info(backend: Backend, source: PluginSource) -> BackendInfo:
         source=source_hash(backend, source),
         advice=one_line(str(getattr(backend, "advice", None) or "")),
         extra=bool(getattr(backend, "extra", False)),
-        hidden=bool(getattr(backend, "hidden", False)),
         reuses_output=overwrites_output(backend),
         operations=operations(backend),
         facts=backend.facts if isinstance(backend, Targets) else {},

@@ -160,20 +160,13 @@ def extras(infos: Sequence[BackendInfo]) -> str:
     )
 
 
-def hidden(infos: Sequence[BackendInfo]) -> str:
-    """One line about the backends that only `--all` lists."""
-    what = text.count(len(infos), "backend")
-    return f"and {what} for Dynamo's own tests, or of a package that does not fit PyTorch; --all lists them"
-
-
-def guide(infos: Sequence[BackendInfo], costs: Mapping[str, BackendCost]) -> RenderableType:
-    """For each backend its summary, its costs and when to choose it."""
+def guide(infos: Sequence[BackendInfo]) -> RenderableType:
+    """For each backend its summary and when to choose it."""
     parts: list[RenderableType] = []
     for info in infos:
         state, reason = tables.state(info)
         lines = [("what", info.summary)] if info.summary else []
         lines += [(state, reason)] if state != "available" else []
-        lines.append(("costs", _cost(costs.get(info.name))))
         lines += [("pick it", info.advice)] if info.advice else []
         if info.reuses_output:
             lines.append(("output", "reused: the next call overwrites the last output"))
@@ -223,16 +216,6 @@ def not_ok(tally: CellCounts) -> str:
     failed = [f"{number} {status}" for status, number in tally.status.items() if status not in FINE]
     doubtful = [f"{number} {label}" for label, number in tally.labels.items() if label in DOUBTFUL]
     return "; ".join(", ".join(some) for some in (failed, doubtful) if some)
-
-
-def _cost(cost: BackendCost | None) -> str:
-    if cost is None or cost.cells == 0:
-        return "unmeasured"
-    parts = [f"build {_seconds(cost)}"] if cost.build_s is not None else []
-    parts += [f"host {text.micros(cost.host_us)} a call"] if cost.host_us is not None else []
-    kernels = " kernels" if cost.by_device else ""
-    parts += [f"{direction}{kernels} {text.percent(fraction)} of copy" for direction, fraction in cost.of_copy.items()]
-    return f"{'; '.join(parts)} (medians, and a mean, of {text.count(cost.cells, 'cell')}; {cost.where})"
 
 
 def _seconds(cost: BackendCost) -> str:

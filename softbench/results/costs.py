@@ -9,15 +9,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from softbench.core.case import CaseKey
 from softbench.core.outcome import Grade, Status
 from softbench.results.columns import Row, grouped
-from softbench.results.csv import read_csv
-
-COMMITTED = Path("results") / "h200" / "strategies.csv"
-"""The run that `softbench list --long` uses, below the working folder or beside the package."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +33,6 @@ class BackendCost:
     """Number of cells with a result."""
     others: dict[str, int] = field(default_factory=dict)
     """Number of other cells by status."""
-    where: str = ""
-    """Name of the device."""
 
 
 def by_backend(rows: Iterable[Row]) -> dict[str, BackendCost]:
@@ -72,13 +65,4 @@ def _cost(rows: Sequence[Row], copies: Mapping[CaseKey, float | None] | None) ->
         by_device=copies is not None,
         cells=len(ok),
         others=dict(Counter(row.status for row in rows if row.status != Status.OK)),
-        where=rows[0].device,
     )
-
-
-def committed() -> Mapping[str, BackendCost]:
-    """The costs of the committed run; empty if its file is missing."""
-    for folder in (Path(), Path(__file__).resolve().parents[2]):
-        if (folder / COMMITTED).is_file():
-            return by_backend(read_csv(folder / COMMITTED)[0])
-    return {}

@@ -93,7 +93,6 @@ READERS = {
     "gate --self-test": ("gate", "--self-test", "X"),
     "merge": ("merge", "odd.csv", "X", "-o", "m.csv"),
     "baseline": ("baseline", "save", "X", "--name", "x"),
-    "list": ("list", "--long", "--costs", "X"),
     "verify": ("judge", "--verify", "X"),
 }
 WRONG = {

@@ -1,7 +1,6 @@
 """The costs of each backend of a results file: medians, mean fractions, and their tables."""
 
 from dataclasses import MISSING, fields, replace
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,6 @@ from softbench.report import listing
 from softbench.results import costs
 from softbench.results.columns import Row
 from softbench.results.csv import to_csv
-
-ROOT = Path(__file__).parents[2]
-COMMITTED = ROOT / costs.COMMITTED
 
 CELL = {"direction": "forward", "M": 4096, "N": 256, "dtype": "bf16", "status": "ok", "device": "NVIDIA H200", "run": "r"}
 TIMES = {"median_us": 9.0, "p20_us": 9.0, "p80_us": 9.0, "n": 3, "rounds": 1, "processes": 1, "gbps": 100.0, "timer": "queued"}
@@ -88,7 +84,7 @@ def test_costs_are_shown_for_a_terminal_and_as_markdown(tmp_path, main):
     assert text.endswith("\n\nunavailable: `numba`\n")
 
 
-def test_the_guide_has_summary_costs_and_advice_of_each_backend(capsys):
+def test_the_guide_has_summary_and_advice_of_each_backend(capsys):
     from rich.console import Console
 
     origin = PluginSource("entry point", "compile", "x:y", "softbench 0")
@@ -97,20 +93,11 @@ def test_the_guide_has_summary_costs_and_advice_of_each_backend(capsys):
         BackendInfo("numba", origin, unavailable="numba-cuda is not installed: pip install numba-cuda"),
     ]
     console = Console(width=200)
-    console.print(listing.guide(infos, costs.by_backend(ROWS)))
+    console.print(listing.guide(infos))
     out = " ".join(capsys.readouterr().out.split())
-    assert "what torch.compile of it costs build 2 s cold; host 75 us a call; forward 71% of copy" in out
-    assert "pick it when nothing else will do" in out
+    assert "what torch.compile of it pick it when nothing else will do" in out
     assert "output reused" in out
-    assert "unavailable numba-cuda is not installed: pip install numba-cuda costs unmeasured" in out
-
-
-def test_the_committed_run_is_found_and_may_be_absent(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert bool(costs.committed()) == COMMITTED.is_file()
-    (tmp_path / costs.COMMITTED).parent.mkdir(parents=True)
-    (tmp_path / costs.COMMITTED).write_text(to_csv(ROWS))
-    assert costs.committed()["cudnn"].host_us == pytest.approx(8.0)
+    assert "unavailable numba-cuda is not installed: pip install numba-cuda" in out
 
 
 def test_patterns_select_extra_backends_but_all_does_not():
