@@ -33,10 +33,6 @@ Operands = tuple[torch.Tensor, ...]
 Call = Callable[[], object]
 Plans = dict[Any, list[Family]]
 """The plans that families make for a shape, and the families of each."""
-AHEAD = 4000
-"""So many shapes ahead Triton's kernels are compiled: more than can be timed meanwhile."""
-LOADED_AT_ONCE = 16
-"""Of Triton's kernels, by threads: the driver loads one at a time, and may be busy with other processes of the host in between."""
 
 
 class Language(Protocol):
@@ -103,7 +99,7 @@ class Triton:
 
     def __init__(self, processes: int | None = None) -> None:
         self.pool = ProcessPoolExecutor(processes or max(1, len(os.sched_getaffinity(0)) - 2), get_context("spawn"))
-        self.threads = ThreadPoolExecutor(LOADED_AT_ONCE)
+        self.threads = ThreadPoolExecutor()  # loading waits for the driver, which other processes of the host use too
         self.compiled: dict[Hashable, Future[None]] = {}
         self.expected = 0
 
@@ -117,10 +113,9 @@ class Triton:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def ready(self, number: int) -> bool:
-        for soon in range(max(number, self.expected), number + AHEAD):
-            self._compile(draw(soon, self.name, self.each))
-        self.expected = number + AHEAD
-        return all(compiled.done() for compiled in self._compile(draw(number, self.name, self.each)))
+        self.expected = max(self.expected, number) + 1  # further ahead each time: compiling takes longer than timing
+        found, _ = (self._compile(draw(one, self.name, self.each)) for one in (number, self.expected))
+        return all(compiled.done() for compiled in found)
 
     def plans(self, shape: Shape) -> Plans:
         for compiled in self._compile(shape):

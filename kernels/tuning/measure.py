@@ -158,7 +158,8 @@ def measure(languages: Sequence[Language], stored: Sequence[Path], seconds: floa
 def main(seconds: float, output: Path | None, quiet: bool) -> None:
     """`softbench tune`: of each language, only lines that are faster on held-out shapes replace those of now."""
     if not torch.cuda.is_available():
-        sys.exit("softbench: tune needs a CUDA GPU; torch sees none here")
+        print(f"softbench: tune needs a CUDA GPU, and torch {torch.__version__} sees none here: see softbench doctor", file=sys.stderr)
+        sys.exit(2)
     card = torch.cuda.get_device_name()
     try:
         for folder in ((output or tuned_file(card)).parent, tuned_file(card).parent):

@@ -45,4 +45,4 @@ def tune(
     line = [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path), str(60 * minutes), str(output or ""), "quiet" if quiet else ""]
     with interruptible():
         code = subprocess.call(line)  # it imports torch, which this process does not
-    raise typer.Exit(min(1, abs(code)))
+    raise typer.Exit(2 if code == 2 else min(1, abs(code)))

@@ -2,6 +2,7 @@
 
 import fcntl
 import random
+import re
 from collections import Counter
 from types import SimpleNamespace
 
@@ -82,10 +83,11 @@ def test_records_survive_an_interrupt(tmp_path):
     assert measure.read(file, "cuda") == [one, None]
 
 
-def test_without_a_gpu_tuning_ends_with_one_line(monkeypatch):
+def test_without_a_gpu_tuning_ends_with_one_line_and_exit_code_2(monkeypatch, capsys):
     monkeypatch.setattr(measure.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="softbench: tune needs a CUDA GPU; torch sees none here"):
+    with pytest.raises(SystemExit, match="2"):
         measure.main(1, None, quiet=False)
+    assert re.fullmatch(r"softbench: tune needs a CUDA GPU, and torch \S+ sees none here: see softbench doctor\n", capsys.readouterr().err)
 
 
 class Faked:
