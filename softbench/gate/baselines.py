@@ -126,7 +126,9 @@ def open_baseline(name_or_file: str, folder: Path = FOLDER) -> RunSamples:
         path = path_of(name_or_file, folder)
         if not path.exists():
             reject_folder(Path(name_or_file))
-            raise UsageError(f"{folder}: {unknown(name_or_file, [file.stem for file in saved(folder)], 'baseline')}")
+            known = [file.stem for file in saved(folder)]
+            hint = "" if known else f"; save one: softbench baseline save results/latest.csv --name {name_or_file}"
+            raise UsageError(f"{folder}: {unknown(name_or_file, known, 'baseline')}{hint}")
     document = stream(path)
     return stored(_parse(document, str(path)) if document.get("format") == FORMAT else from_document(document, str(path)), path)
 

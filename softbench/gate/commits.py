@@ -45,7 +45,10 @@ def resolved(ref: str, folder: Path = Path()) -> str:
     """All digits of the commit that a ref names; raises UsageError if there is none."""
     with suppress(UsageError):
         return git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-    git(folder, "rev-parse", "--git-dir")
+    try:
+        git(folder, "rev-parse", "--git-dir")
+    except UsageError as error:
+        raise UsageError(f"{error}; run it in the git repository of the code") from None
     raise UsageError(f"{one_line(ref, 80)}: is not a commit of this repository; name a commit, a tag or a branch, or fetch it")
 
 

@@ -22,7 +22,7 @@ from softbench.core.case import (
     value_text,
 )
 from softbench.core.errors import ConfigError, UsageError
-from softbench.core.text import did_you_mean_file, unknown
+from softbench.core.text import did_you_mean_file, one_line, unknown
 from softbench.ops.registry import declared, names
 
 DTYPE_ALIASES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
@@ -77,12 +77,11 @@ def _positive(text: str, name: str) -> int:
     text = text.strip()
     if not text:
         raise UsageError(f"{name}: a number is missing; lists and ranges look like 256,1024 or 256:8192:256 or 256:65536:*2")
-    if not (text.isascii() and text.removeprefix("-").isdigit()) or len(text) > 18:
+    if not (text.isascii() and text.removeprefix("-").isdigit()):
         raise UsageError(f"{name}: '{text}' is not a whole number; lists and ranges look like 256,1024 or 256:8192:256 or 256:65536:*2")
-    value = int(text)
-    if not 1 <= value <= MAX_EXTENT:
-        raise UsageError(f"{name}: {value} is out of range; values are from 1 to {MAX_EXTENT}")
-    return value
+    if len(text) > len(str(MAX_EXTENT)) or not 1 <= int(text) <= MAX_EXTENT:
+        raise UsageError(f"{name}: {one_line(text, 30)} is out of range; values are from 1 to {MAX_EXTENT}")
+    return int(text)
 
 
 def parse_shapes(text: str, name: str) -> tuple[str, ...]:

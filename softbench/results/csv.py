@@ -150,10 +150,10 @@ def _read(path: Path, text: TextIO, keep: Collection[str] | None, *, torn: bool)
             raise
         line = reader.line_num if rows is None or isinstance(error, csv.Error) else len(rows) + 2
         if not (torn and rows is not None and line >= reader.line_num and next(reader, None) is None):
-            raise ResultsError(f"{path}: line {line}: {error}") from None
+            raise ResultsError(f"{path}: line {line}: {error}; copy the file again, or measure again") from None
         return rows.close(), [f"{path}: the last line is torn and was dropped; the run that wrote it may have been interrupted"]
     if not rows:
-        raise ResultsError(f"{path}: holds no cells")
+        raise ResultsError(f"{path}: holds no cells; give a file of a run that measured some: softbench runs lists them")
     return rows.close(), []
 
 

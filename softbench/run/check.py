@@ -269,6 +269,8 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
             if not chosen:
                 raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
+            if request.alone and not able and any(slot.info.broken for slot in unable):
+                raise UsageError(f"--plugin {'; '.join(notes)}")
             session.drop([slot for slot in opened if slot not in able])
             checker = _Checker(session, settings, sanitizer)
             steps = _steps(request, cases)

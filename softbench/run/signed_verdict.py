@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from softbench.core.case import YARDSTICK, Case
@@ -106,8 +107,8 @@ def _source(plugin: Path | None, backend: str | None) -> PluginSource:
         source = origins([plugin])[-1]
     except UsageError as error:
         raise UsageError(str(error).removeprefix("--plugin ")) from None
-    if source.kind != FILE:
-        raise UsageError(f"{plugin}: no file; the judge takes a Python file")
+    if source.kind != FILE or not source.target.endswith((".json", *all_suffixes())):
+        raise UsageError(f"{plugin}: is no Python file, and the judge takes one")
     return source
 
 

@@ -272,7 +272,7 @@ BAD = {
     "a sitting test without results": (("gate", "--self-test", "--baseline", "run.csv"), "a file for each sitting"),
     "too few processes against a baseline": (("gate", "--baseline", "run.csv", "--processes", "2"), "can never show a regression"),
     "a results file that is not there": (("gate", "none.csv", "--baseline", "run.csv"), "none.csv: No such file"),
-    "a baseline that is not there": (("gate", "run.csv", "--baseline", "none"), "unknown baseline 'none'; known are none"),
+    "a baseline that is not there": (("gate", "run.csv", "--baseline", "none"), "known are none; save one: softbench baseline save"),
     "a CSV without its JSON": (("gate", "lone.csv", "--baseline", "run.csv"), "lone.json.gz is not in its folder"),
     "a CSV beside another run's JSON": (("gate", "other.csv", "--baseline", "run.csv"), "take both files of one run"),
     "a binary baseline": (("gate", "run.csv", "--baseline", "binary.json"), "is damaged or not JSON"),

@@ -74,11 +74,13 @@ def test_a_judged_failure_gives_exit_code_1():
         (("--backend", "tochr"), "did you mean 'torch'? see: softbench list"),
         (("--backend", "copy"), "the yardstick is not judged"),
         (("missing.py",), "softbench: missing.py: no such file"),
-        (("json:dumps",), "takes a Python file"),
+        (("json:dumps",), "json:dumps: is no Python file"),
+        (("notes.txt",), "notes.txt: is no Python file, and the judge takes one"),
         (("--verify", "missing.json"), "cannot be read as a verdict"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(main, arguments, text):
+    Path("notes.txt").write_text("hello")
     code, _, err = main("judge", *arguments, "--key", "key")
     assert code == 2
     assert text in err

@@ -281,6 +281,9 @@ BAD = {
     "a folder to judge": (("judge", "."), "takes the file of one plugin, and here is .; name it: --plugin FILE"),
     "a torn plugin": (("run", "--plugin", "torn.py"), "--plugin torn.py: SyntaxError: '(' was never closed (torn.py:1)"),
     "a torn plugin to check": (("check", "--plugin", "torn.py"), "'(' was never closed (torn.py:1)"),
+    "a plugin without a backend to check": (("check", "--plugin", "bare.py", "--device", "cpu"), "--plugin bare: import: its `backend`"),
+    "a file of no run for a history": (("history", "torch", "torn.csv"), "no run in torn.csv has a time of it; torn.csv: is not a soft"),
+    "commits outside a repository": (("bisect", "a", "b"), "repository (or any of the parent directories): .git; run it in"),
     "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),
     "an output that cannot be made": (("run", *SMALL, "--N", "8", "--output", "/proc/none"), "--output /proc/none: cannot be written"),
 }
@@ -290,6 +293,7 @@ BAD = {
 def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     (tmp_path / "torn.csv").write_text("backend,dir")
     (tmp_path / "torn.py").write_text("x = (")
+    (tmp_path / "bare.py").write_text("x = 1")
     (tmp_path / "unknown.toml").write_text("rouns = 3")
     before = sorted(tmp_path.rglob("*"))
     arguments, part = BAD[what]

@@ -56,7 +56,7 @@ def test_only_a_torn_last_line_is_dropped_and_said(tmp_path, rows):
     assert len(read) == 3
     assert "torn" in warning
     lines = text.splitlines()
-    with pytest.raises(ResultsError, match=r"line 3: has another number of values"):
+    with pytest.raises(ResultsError, match=r"line 3: has another number of values than the header; copy the file again, or measure again"):
         read_csv(write(tmp_path, "\n".join([*lines[:2], lines[2][:30], *lines[3:]]) + "\n"))
 
 

@@ -23,7 +23,7 @@ from softbench.core.errors import ResultsError, SoftbenchError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade
 from softbench.core.statistics import Ratio, over, ratio
-from softbench.core.text import micros, one_line
+from softbench.core.text import LISTED, few, micros, one_line
 from softbench.gate import paired, run_files
 from softbench.gate.commits import SHORT, Commit, in_order
 from softbench.gate.verdicts import Rules
@@ -178,8 +178,8 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
     if len({point.row.device for points in made.cases.values() for some in points.values() for point in some}) == 1:
         made.cases = {case.partition(" on ")[0]: points for case, points in made.cases.items()}
     if not made.cases:
-        listed = ", ".join(sorted(known)[:20]) or "none"
-        raise ResultsError(f"{target}: no run in {', '.join(map(str, places))} has a time of it; the targets there are {listed}")
+        there = f"the targets there are {few(sorted(known), LISTED)}" if known else few(problems) or "softbench run writes some"
+        raise ResultsError(f"{target}: no run in {', '.join(map(str, places))} has a time of it; {there}")
     made.commits = _ordered(first, repository)
     return made, problems
 
