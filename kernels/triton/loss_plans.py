@@ -13,7 +13,7 @@ from dataclasses import replace
 from ..plans.table import families
 from .devices import Card
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_vectors, vectors_in_row
-from .planner import LINE_BYTES, SHORT_ROW, made, plans
+from .planner import LINE_BYTES, SHORT_ROW, made, ranked
 
 SHORT_SCALAR_ROW = 512  # bytes
 STREAM_TILES = 4  # vectors of a thread in flight; 32 to 40 registers then let an SM hold enough threads
@@ -45,8 +45,8 @@ def fused_plan(problem: Problem, card: Card, additions: int = 0) -> Plan | None:
 
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
-    found = itertools.chain(plans(problem, card, "fused"), made(problem, LAST))
-    return next((fused for plan in found if (fused := as_fused(problem, plan, additions))), None)
+    found = (family for family in itertools.chain(ranked(problem, card, "fused"), LAST) if family[0] in ("rows", "cluster"))
+    return next((fused for plan in made(problem, found) if (fused := as_fused(problem, plan, additions))), None)
 
 
 def as_fused(problem: Problem, plan: Plan, additions: int = 0) -> Plan | None:

@@ -68,17 +68,18 @@ def choose(problem: Problem, card: tuple[str, int]) -> Plan:
     """
     if problem.element_size == 8 or not problem.congruent:
         return generic_plan(problem)
-    return next(plans(problem, card), None) or generic_plan(problem)
+    return next(made(problem, ranked(problem, card)), None) or _longest(problem) or generic_plan(problem)
 
 
-def plans(problem: Problem, card: tuple[str, int], which: str = "forward") -> Iterator[Plan]:
-    """The plans of the table's families, that of the cell of these rows first, then those of the nearest ones. `which`: of a forward."""
+def ranked(problem: Problem, card: tuple[str, int], which: str = "forward") -> Iterator[Family]:
+    """The table's families, that of the cell of these rows first, then those of the nearest ones, then LAST. `which`: of a forward."""
     row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else which
     kind = kind_of(which, problem.element_size, row, problem.alignment)
-    ranked = table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms)
-    yield from made(problem, itertools.chain(ranked, LAST))
-    if longest := _split(problem, 256, 8, 3 if problem.backward else 4, 0, twice=True):
-        yield longest
+    return itertools.chain(table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms), LAST)
+
+
+def _longest(problem: Problem) -> Plan | None:
+    return _split(problem, 256, 8, 3 if problem.backward else 4, 0, twice=True)
 
 
 def made(problem: Problem, ranked: Iterable[Family]) -> Iterator[Plan]:
