@@ -188,7 +188,7 @@ def of_rows(card: Card, dice: random.Random) -> list[Launch]:
 
 
 def of_traced(card: Card, dice: random.Random) -> list[Launch]:
-    from softbench.kernels.triton import traceable, traceable_rows, traceable_staged
+    from softbench.kernels.triton import traceable, traceable_rows
 
     dtype, backward = dice.choice((torch.float32, torch.float16, torch.bfloat16)), dice.random() < 0.5
     (M, N), log = _shape(dice), dice.random() < 0.5
@@ -200,8 +200,7 @@ def of_traced(card: Card, dice: random.Random) -> list[Launch]:
     names = {"rows": "forward_traceable", "tile": "tile_traceable", "loop": "loop_traceable"}
     if backward:
         names = {"rows": "backward_traceable", "tile": "gradient_tile_traceable", "loop": "gradient_loop_traceable"}
-    names["staged"] = f"{'backward' if backward else 'forward'}_staged_traceable"
-    kernel = getattr(traceable_staged if how.tier == "staged" else traceable_rows, names[how.tier])
+    kernel = getattr(traceable_rows, names[how.tier])
     plan = SimpleNamespace(tier=how.tier)
     return [Launch(told, kernel, _operands(tensors), how.arguments, {"num_warps": how.num_warps}, plan, _together(card, 1))]
 

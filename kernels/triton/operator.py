@@ -170,7 +170,7 @@ def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int)
         which = "" if len(inputs) == 1 else "_backward"
         result: Tensor = getattr(torch.ops.softbench, f"triton_{function.kernels.name}_opaque{which}").default(*inputs, axis)
         return result
-    elif calls_operator(like.shape[axis], like.element_size(), len(inputs)):
+    elif calls_operator(inputs, axis):
         given, number = row_inputs(inputs, axis), row_operators.NOT_PACKAGED
     else:
         return None

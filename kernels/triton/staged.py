@@ -54,14 +54,14 @@ STORE_HALF = tl.constexpr(
 
 
 @triton.jit
-def allocate(anything, BYTES: tl.constexpr, PURE: tl.constexpr = False):
-    """The address of this many bytes of shared memory, up to 32 KiB; call it once in a kernel. PURE is as in `read_units`."""
+def allocate(anything, BYTES: tl.constexpr):
+    """The address of this many bytes of shared memory, up to 32 KiB; call it once in a kernel."""
     if INTERPRETED:
         return 0
     else:
         UP_TO_16: tl.constexpr = ALLOCATE_4 if BYTES <= 4096 else (ALLOCATE_8 if BYTES <= 8192 else ALLOCATE_16)
         ALLOCATE: tl.constexpr = UP_TO_16 if BYTES <= 16384 else (ALLOCATE_24 if BYTES <= 24576 else ALLOCATE_32)
-        return tl.inline_asm_elementwise(ALLOCATE, "=r,r", [anything], dtype=tl.int32, is_pure=PURE, pack=1)
+        return tl.inline_asm_elementwise(ALLOCATE, "=r,r", [anything], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
@@ -116,12 +116,12 @@ def rows_of_pass(number, distance, ROWS: tl.constexpr, LANES: tl.constexpr):
 @triton.jit
 def read_units(
     smem, block, rows, exists, N, outside,
-    EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, PURE: tl.constexpr = False,
+    EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """A lane's units of the rows (R) of a block, as two tuples of float32 (R, LANES): of the lower and of the higher elements.
 
     Without PAIRS both tuples are the same. Behind a row's end, all elements are `outside`. Rows that do not exist have any elements:
-    there is shared memory for them, and `copy_out` leaves them out. PURE: the assembly counts as pure (`traceable_staged.py`).
+    there is shared memory for them, and `copy_out` leaves them out.
     """
     DTYPE: tl.constexpr = block.dtype.element_ty
     WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
@@ -140,10 +140,10 @@ def read_units(
             high = tl.load(block + place + UNIT - 1, mask=mask, other=outside).to(tl.float32)
         else:
             if e < EACH - 1:
-                word = tl.inline_asm_elementwise(READ, "=r,r", [smem + place * WIDTH], dtype=tl.int32, is_pure=PURE, pack=1)
+                word = tl.inline_asm_elementwise(READ, "=r,r", [smem + place * WIDTH], dtype=tl.int32, is_pure=False, pack=1)
             else:
                 inputs = [smem + place * WIDTH, (place * 0 + column * UNIT < N).to(tl.int32)]
-                word = tl.inline_asm_elementwise(LAST, "=&r,r,r", inputs, dtype=tl.int32, is_pure=PURE, pack=1)
+                word = tl.inline_asm_elementwise(LAST, "=&r,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
             low = unpack_low(word, DTYPE)
             high = unpack_high(word, DTYPE) if PAIRS else low
             if e == EACH - 1:
@@ -157,9 +157,9 @@ def read_units(
 @triton.jit
 def write_unit(
     smem, block, rows, exists, N, low, high,
-    e: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr, PURE: tl.constexpr = False,
+    e: tl.constexpr, EACH: tl.constexpr, LANES: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Writes a lane's results of unit `e` in place of what `read_units` has read. `block` is of the results. Returns zeros."""
+    """Writes a lane's results of unit `e` in place of what `read_units` has read. `block` is of the results."""
     DTYPE: tl.constexpr = block.dtype.element_ty
     WIDTH: tl.constexpr = DTYPE.primitive_bitwidth // 8
     UNIT: tl.constexpr = 2 if PAIRS else 1
@@ -171,16 +171,15 @@ def write_unit(
         tl.store(block + place, rounded(low, DTYPE), mask=mask)
         if PAIRS:
             tl.store(block + place + 1, rounded(high, DTYPE), mask=mask)
-        return place * 0
     else:
         word = low.to(tl.int32, bitcast=True) if WIDTH == 4 else pack(low, high, DTYPE)
         if e < EACH - 1:
             WRITE: tl.constexpr = WRITE_HALF if HALF else WRITE_WORD
-            return tl.inline_asm_elementwise(WRITE, "=r,r,r", [smem + place * WIDTH, word], dtype=tl.int32, is_pure=PURE, pack=1)
+            tl.inline_asm_elementwise(WRITE, "=r,r,r", [smem + place * WIDTH, word], dtype=tl.int32, is_pure=False, pack=1)
         else:
             LAST: tl.constexpr = WRITE_LAST_HALF if HALF else WRITE_LAST_WORD
             inputs = [smem + place * WIDTH, word, (place * 0 + column * UNIT < N).to(tl.int32)]
-            return tl.inline_asm_elementwise(LAST, "=r,r,r,r", inputs, dtype=tl.int32, is_pure=PURE, pack=1)
+            tl.inline_asm_elementwise(LAST, "=r,r,r,r", inputs, dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

@@ -2,13 +2,13 @@
 
 The plans are those of `planner.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
-assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop, and the tier staged, whose assembly has no side
-effects (`traceable_staged.py`).
+assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop.
 
-- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there. Rows of a symbolic M have no tier staged.
-- For longer rows, a graph that torch.compile runs calls an operator on rows (`calls_operator`). It chooses its plan at run time.
+- Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there, but for rows of tier staged.
+- For longer rows, and for a fixed number of rows of tier staged, a graph that torch.compile runs calls an operator on rows. It chooses its
+  plan at run time.
 - Packages of AOTInductor call no Python. C functions launch what compilers cannot, if the user wants them and sizes are fixed
-  (`c_shims.py`). Else packages have traced kernels for longer rows too: one program has a row, and what it cannot hold, it reads in a loop.
+  (`c_shims.py`). Else packages have traced kernels for all rows: one program has a row, and what it cannot hold, it reads in a loop.
 
 Sizes may be symbols. N is compared only with the ranges of SYMBOLIC_BYTES, and M with nothing. So a graph has guards for a range of N,
 never for its value, and none for M.
@@ -25,8 +25,7 @@ from torch.library import wrap_triton
 
 from .devices import Card, device_traits
 from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
-from .interpreter import INTERPRETED
-from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, staged_layout, vectors_in_row
+from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, vectors_in_row
 from .planner import choose
 from .traceable_rows import (
     backward_traceable,
@@ -36,7 +35,6 @@ from .traceable_rows import (
     loop_traceable,
     tile_traceable,
 )
-from .traceable_staged import backward_staged_traceable, forward_staged_traceable
 
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
 SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
@@ -52,15 +50,25 @@ BLOCK_THREADS = (64, 128, 256, 512, 1024)
 class Launch(NamedTuple):
     """How a traced kernel is launched."""
 
-    tier: str  # rows, tile, loop or staged
+    tier: str  # rows, tile or loop
     programs: int | torch.SymInt
     arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
 
 
-def calls_operator(N: int | torch.SymInt, element_size: int, reads: int) -> bool:
-    """Whether a graph of torch.compile calls an operator on rows of N columns, of `reads` inputs."""
-    return bool(N * (element_size * reads) > LONG_ROW)
+def calls_operator(inputs: tuple[torch.Tensor, ...], axis: int, device: torch.device | None = None) -> bool:
+    """Whether a graph of torch.compile calls an operator on the rows of a forward's x or a backward's (dy, y), on a device."""
+    like, reads = inputs[-1], len(inputs)
+    N, size = like.shape[axis], like.element_size()
+    if N * (size * reads) > LONG_ROW:
+        return True
+    # A staged program has more rows if there are more in all, so a symbolic size does not do.
+    fixed = all(isinstance(length, int) for length in like.shape) and axis == like.dim() - 1
+    if not fixed or size == 8 or torch.version.hip is not None or not all(one.is_contiguous() for one in inputs):
+        return False
+    traits, misaligned = device_traits(device or like.device), math.gcd(VECTOR_BYTES, N * size)
+    problem = Problem(reads == 2, like.numel() // N, N, size, misaligned, True, *traits[1:], contiguous=True)
+    return choose(problem, traits[0]).tier == "staged"
 
 
 def packaging() -> bool:
@@ -80,8 +88,6 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     card, *traits = device_traits(device or tensors[0].device)
     problem = _problem(tensors, strides, tuple(traits))
     plan = plan_for(problem, card)
-    if plan.tier == "staged":
-        return Launch("staged", (M + plan.rows - 1) // plan.rows, (M, N, *staged_layout(problem, plan), log), plan.warps)
     if plan.tier == "loop":
         block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
         return Launch("loop", M, (*strides, M, N, block, log), warps(LOOP_COLUMNS))
@@ -120,16 +126,12 @@ def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymIn
     one_dtype = all(tensor.dtype == tensors[0].dtype for tensor in tensors)
     rows = M if isinstance(M, int) else TYPICAL_ROWS
     fast = congruent and one_dtype and size < 8 and torch.version.hip is None
-    # A staged program has more rows if there are more in all, so a symbolic M does not do. The interpreter runs no assembly.
-    contiguous = fast and static and isinstance(M, int) and all(stride == N for stride in strides) and not INTERPRETED
-    return replace(Problem(reads == 2, rows, columns, size, misaligned, fast, *traits), contiguous=contiguous)
+    return Problem(reads == 2, rows, columns, size, misaligned, fast, *traits)
 
 
 def plan_for(problem: Problem, card: Card) -> Plan:
     """The plan for a problem, among those that compilers can launch."""
     plan = _one_row_a_lane(problem, choose(problem, card))
-    if plan.tier == "staged":
-        return plan
     if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
         return replace(plan, registers=None)
     elements, base, vectors = row_layout(problem)
@@ -164,8 +166,8 @@ def row_layout(problem: Problem) -> tuple[int, int, int]:
 # torch finds the kernels of an operator in the source of these functions: each names its own.
 def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     how = launch_of((x, y), log)
-    if how.tier in ("rows", "staged"):
-        kernel = wrap_triton(forward_traceable) if how.tier == "rows" else wrap_triton(forward_staged_traceable)
+    if how.tier == "rows":
+        kernel = wrap_triton(forward_traceable)
     else:
         kernel = wrap_triton(loop_traceable) if how.tier == "loop" else wrap_triton(tile_traceable)
     kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
@@ -173,8 +175,8 @@ def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
 
 def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
     how = launch_of((dy, y, dx), log)
-    if how.tier in ("rows", "staged"):
-        kernel = wrap_triton(backward_traceable) if how.tier == "rows" else wrap_triton(backward_staged_traceable)
+    if how.tier == "rows":
+        kernel = wrap_triton(backward_traceable)
     else:
         kernel = wrap_triton(gradient_loop_traceable) if how.tier == "loop" else wrap_triton(gradient_tile_traceable)
     kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)

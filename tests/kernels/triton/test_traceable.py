@@ -19,7 +19,6 @@ from softbench.kernels.triton import (
     row_operators,
     traceable,
     traceable_rows,
-    traceable_staged,
 )
 from softbench.kernels.triton.launch_plan import Problem, vectors_in_row
 from torch._dynamo.source import ConstantSource
@@ -121,9 +120,13 @@ def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N,
     ("name", "N", "dtype"),
     sampled([("softmax", 77, torch.bfloat16), ("log_softmax", 197, torch.float32)], lambda name, N, dtype: N == 77),
 )
-def test_a_compiler_sees_one_kernel_of_short_unaligned_rows(hopper, name, N, dtype):
-    assert traceable.launch_of((torch.empty(1 << 20, N, dtype=dtype, device="meta"),) * 2, False, torch.device("cuda")).tier == "staged"
-    assert_one_kernel(name, N, dtype, M=1 << 20)
+def test_many_short_unaligned_rows_call_an_operator_on_rows(name, N, dtype):
+    forward, backward = OF_FUNCTION[name]["triton_op"]
+    rows, shape = row_operators.operators(getattr(dispatch, name)), (1 << 20, N)
+    for called, expected, given in ((lambda x: forward(x, -1), rows[0], 1), (lambda dy, y: backward(dy, y, -1), rows[1], 2)):
+        graph, launches = graph_of(called, *[shape] * given, dtype=dtype)
+        assert not launches
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [expected]
 
 
 @pytest.mark.parametrize("N", [64, 2048])
@@ -219,9 +222,9 @@ def test_a_compiler_sees_no_kernel_of_the_opaque_operator():
 def test_cached_graphs_are_keyed_by_the_kernels():
     from torch._library.triton import get_triton_kernels_for_op
 
-    rows, staged = traceable_rows, traceable_staged
-    forward = {rows.forward_traceable, rows.tile_traceable, rows.loop_traceable, staged.forward_staged_traceable}
-    backward = {rows.backward_traceable, rows.gradient_tile_traceable, rows.gradient_loop_traceable, staged.backward_staged_traceable}
+    rows = traceable_rows
+    forward = {rows.forward_traceable, rows.tile_traceable, rows.loop_traceable}
+    backward = {rows.backward_traceable, rows.gradient_tile_traceable, rows.gradient_loop_traceable}
     for name in ("triton_softmax", "triton_log_softmax"):
         assert set(get_triton_kernels_for_op(f"softbench::{name}")) == forward
         assert set(get_triton_kernels_for_op(f"softbench::{name}_backward")) == backward
@@ -296,10 +299,7 @@ def test_aotinductors_package_gives_the_same_result(tmp_path):
         assert torch.allclose(loaded(rows), torch.softmax(rows, -1), atol=1e-6)
 
 
-COPIED = [
-    *("forward_traceable", "backward_traceable", "tile_traceable", "gradient_loop_traceable"),
-    *("forward_staged_traceable", "backward_staged_traceable"),
-]
+COPIED = ["forward_traceable", "backward_traceable", "tile_traceable", "gradient_loop_traceable"]
 
 
 @pytest.mark.parametrize("name", sampled(COPIED, lambda name: COPIED.index(name) % 3 == 0))
@@ -311,7 +311,7 @@ def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = getattr(traceable_staged if "staged" in name else traceable_rows, name)
+    kernel = getattr(traceable_rows, name)
     file = tmp_path / f"{name}_copy.py"
     imports = "import triton\nimport triton.language as tl\n" + TritonKernel.gen_common_triton_imports()
     file.write_text(f"{imports}\n@triton.jit\n{source_of(kernel)}")
@@ -320,7 +320,7 @@ def test_inductors_copy_of_a_kernels_source_compiles(hopper, name, tmp_path):
     spec.loader.exec_module(module)
     copy = getattr(module, name)
     numbers = {"ROWS": 1, "TILES": 3, "THREADS": 64, "WORDS": 4, "VECTOR": 8, "BASE_ALIGNMENT": 16, "KEEP_IN_L2": True, "LOG": False}
-    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256, "PASSES": 2, "EACH": 7, "LANES": 64, "PAIRS": True, "BYTES": 8192}
+    numbers |= {"BLOCK": 256, "BM": 4, "BN": 256}
     kinds = dict.fromkeys(numbers, "constexpr")
     signature = {argument: kinds.get(argument, "*bf16" if argument.endswith("_ptr") else "i32") for argument in copy.arg_names}
     constants = {argument: numbers[argument] for argument in copy.arg_names if argument in numbers}
