@@ -57,9 +57,9 @@ def test_every_fused_plan_is_right_also_in_place(dtype, op):
         case, given = given_for(M, N, dtype, Direction.FUSED, op)
         problem = dispatch.problem_of((given[0], given[0]))
         additions = bool(options.label_smoothing) + bool(options.softcap)
-        most = loss_plans.MOST_TILES_OF_CLUSTER[problem.element_size][additions]
         made = (planner.make_plan(problem, family) for family in FAMILIES["triton"])
-        plans = [plan for plan in made if plan and loss_plans._fits_fused(plan, most)]
+        plans = [fused for plan in made if plan and (fused := loss_plans.as_fused(problem, plan, additions))]
+        assert plans
         for plan in [*plans[:2], *plans[-1:]]:
             x = given[0].clone()
             loss = torch.empty(M, device="cuda")
