@@ -1,9 +1,8 @@
-"""The operators of all kernels on the CPU, where they call torch's functions: gradients, vmap, flops, and PyTorch's own samples."""
+"""The operators of all kernels on the CPU, where they call torch's functions: gradients, vmap and flops."""
 
 import itertools
 import sys
 
-import opinfos
 import pytest
 import torch
 from operators import EVERY_PAIR as PAIRS, EVERY_TEST, FUNCTIONS, INPUTS, ON_THE_CPU, OPS, SHAPES, Wrapped, of, run_and_differentiate
@@ -180,33 +179,3 @@ def test_a_call_waits_for_the_import_of_its_module(tmp_path, monkeypatch):
     assert seen == [1] and sys.meta_path == finders
     registration._on_import("softbench_test_late", lambda: seen.append(2))
     assert seen == [1, 2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    sampled(itertools.product(FUNCTIONS, DTYPES), lambda name, dtype: DTYPES.index(dtype) == [*FUNCTIONS].index(name) % 4),
-)
-def test_results_agree_with_torch_on_its_samples(name, dtype):
-    opinfos.agree_with_torch(FUNCTIONS[name], "cpu", dtype, of(name))
-    if of(name) == "softmax":  # the suite has no samples of log_softmax's backward
-        opinfos.backward_agrees_with_torch(lambda dy, y, dim: PAIRS[name][1](dy, y, dim), "cpu", dtype)
-
-
-@pytest.mark.slow
-def test_results_with_a_dtype_agree_with_torch():
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for name in ("cuda", "cuda log"):
-            opinfos.widened_as_torch(FUNCTIONS[name], "cpu", dtype, of(name))
-
-
-@pytest.mark.slow
-@each
-def test_opcheck_passes_on_torchs_samples(name):
-    opinfos.opchecked(*PAIRS[name], "cpu", torch.float32, of(name))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sampled(FUNCTIONS, lambda name: name in ("opaque log", "cuda log")))
-def test_gradients_of_both_orders_are_right_on_torchs_samples(name):
-    opinfos.gradchecked(FUNCTIONS[name], "cpu", of(name))

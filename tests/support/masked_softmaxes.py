@@ -304,10 +304,3 @@ TOGETHER = {
     "causal order and sinks": "scale=0.125,causal=true,sink=true",
 }
 """Parameters with which, together, a run shows every wrong way but those of other axes of a mask."""
-
-
-def named_with(text: str) -> set[str]:
-    """The names of the wrong ways that must be found with these parameters, which may be more than those of the way."""
-    given = set(text.split(","))
-    every = [*WRONG.items(), *WRONG_BACKWARD.items()]
-    return {name for name, (texts, _) in every if any(set(filter(None, one.split(","))) <= given for one in texts)}
