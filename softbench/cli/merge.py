@@ -60,15 +60,11 @@ def _part(file: Path) -> Part:
         ResultsError: the JSON is missing, damaged or of another run.
     """
     from softbench.plan.deal import parse_shard
-    from softbench.results.document import beside, stream
+    from softbench.results.document import beside_required, stream
     from softbench.results.merge import CellLine, Part
     from softbench.results.records import line_of_record, records_of
 
-    rows, path = read(file, ("run",)), beside(file)
-    if not path.is_file():
-        raise ResultsError(
-            f"{file}: {path.name} is not in its folder, and that file has the samples; an interrupted run gets it after --resume"
-        )
+    rows, path = read(file, ("run",)), beside_required(file)
     document = stream(path)
     try:
         if document["run"] != rows[0].run:

@@ -20,7 +20,7 @@ from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.results import labels
 from softbench.results.csv import read_csv
-from softbench.results.document import beside, digests, load, stream, units_of
+from softbench.results.document import beside_required, digests, load, stream, units_of
 from softbench.results.records import SCHEMA, record_from_json, unit_text
 
 LATENCIES_US = (1e-6, 1e12)
@@ -36,9 +36,7 @@ def read(path: Path) -> RunSamples:
     if path.suffix != ".csv":
         return stored(from_document(stream(path), str(path)), path)
     rows, _ = read_csv(path, ("run",))
-    document = beside(path)
-    if not document.exists():
-        raise ResultsError(f"{path}: {document.name} is not in its folder, and that file has the samples; copy both files, or run again")
+    document = beside_required(path)
     samples = from_document(stream(document), str(path))
     if rows[0].run not in samples.runs:
         raise ResultsError(f"{path}: is of {rows[0].run}, but {document.name} is of {samples.runs[0]}; take both files of one run")

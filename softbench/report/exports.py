@@ -19,7 +19,7 @@ from softbench.core.errors import ResultsError, UsageError
 from softbench.core.json import JsonObject
 from softbench.core.outcome import FAILURES, Measured, Status
 from softbench.results.columns import Row
-from softbench.results.document import beside, load_header, stream
+from softbench.results.document import beside, beside_required, load_header, stream
 from softbench.results.records import records_of
 
 THRESHOLDS = (0.0, 0.5, 0.8, 1.0, 1.5, 2.0)
@@ -64,9 +64,7 @@ def solved(file: Path, rows: Sequence[Row], to: str) -> list[Solved]:
         UsageError: its problems are of another format.
         ResultsError: the JSON beside it, which has the samples, is missing or of another run.
     """
-    path = beside(file)
-    if not path.is_file():
-        raise ResultsError(f"{file}: {path.name} is not in its folder, and that file has the samples")
+    path = beside_required(file)
     document = stream(path)
     if rows and document.get("run") != rows[0].run:
         raise ResultsError(f"{file}: is of {rows[0].run}, but {path.name} is of another run; take both files of one run")

@@ -59,6 +59,15 @@ def beside(csv: Path) -> Path:
     return csv.with_suffix(SUFFIX)
 
 
+def beside_required(csv: Path) -> Path:
+    """The run document of a CSV. Raises ResultsError if it is not there."""
+    if not (document := beside(csv)).is_file():
+        unfinished = csv.with_suffix(".jsonl").is_file()
+        what = "the run is unfinished, and gets it after softbench run --resume" if unfinished else "copy both files, or measure again"
+        raise ResultsError(f"{csv}: {document.name} is not in its folder, and that file has the samples; {what}")
+    return document
+
+
 def csv_of(document: Path) -> Path:
     """The CSV of a run document."""
     return document.with_name(document.name.removesuffix(".gz").removesuffix(".json") + ".csv")

@@ -103,7 +103,15 @@ def test_flashinfer_gets_traces_with_the_workloads_identifiers(measured, main, t
 def test_a_file_without_samples_is_refused(measured, main, tmp_path):
     (tmp_path / "alone.csv").write_bytes(measured.read_bytes())
     code, _, err = main("export", tmp_path / "alone.csv", "--to", "kernelbench")
-    assert code == 2 and "alone.json.gz is not in its folder, and that file has the samples" in err
+    assert code == 2 and "alone.json.gz is not in its folder, and that file has the samples; copy both files, or measure again" in err
+    (tmp_path / "alone.jsonl").touch()
+    for command in (
+        ("export", "alone.csv", "--to", "kernelbench"),
+        ("merge", "alone.csv", "-o", "all.csv"),
+        ("gate", "alone.csv", "--baseline", "alone.csv"),
+    ):
+        code, _, err = main(*command)
+        assert code == 2 and err.splitlines()[-1].endswith("the run is unfinished, and gets it after softbench run --resume"), err
 
 
 def test_services_get_the_values_of_right_cells(measured, main):
