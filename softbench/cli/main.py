@@ -13,7 +13,7 @@ import typer
 
 from softbench import __version__
 from softbench.cli.panels import RUN_EPILOG, LineGroup, PanelCommand
-from softbench.core.errors import SoftbenchError
+from softbench.core.errors import SoftbenchError, UsageError
 
 COMMANDS = {
     "run": ("run", "Check and time every backend on every shape"),
@@ -110,9 +110,11 @@ def main() -> NoReturn:
         _end(error.exit_code, one_line(_as_typed(str(error)), 2000))
     except BrokenPipeError:  # `softbench show | head`
         _end(141)
-    except OSError as error:  # of an output stream
-        from softbench.core.files import not_written
+    except OSError as error:  # of an output stream, or a folder that may not be searched for a given file
+        from softbench.core.files import FULL, not_written
 
+        if error.filename is not None and error.errno not in FULL:
+            _end(UsageError.exit_code, f"{error.filename}: {error.strerror}")
         failed = not_written("the output", error)
         _end(failed.exit_code, str(failed))
     sys.exit(0)

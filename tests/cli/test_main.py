@@ -1,5 +1,6 @@
 """The command line, with real processes and measurements on the CPU."""
 
+import errno
 import json
 import resource
 import signal
@@ -307,6 +308,24 @@ def test_bad_input_is_one_clear_line_and_exit_2(main, tmp_path, what):
     assert len(lines) == 1
     assert lines[0].startswith("softbench:")
     assert [path for path in sorted(tmp_path.rglob("*")) if path.name != "results"] == before
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "shut/run.csv"), 2, "shut/run.csv: Permission denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), 4, "the output: cannot be written: No space left on device; free space"),
+    ],
+)
+def test_an_error_of_a_file_is_not_one_of_the_output(main, monkeypatch, error, code, text):
+    """A path in a folder that may not be searched cannot even be asked for."""
+
+    def app(**_):
+        raise error
+
+    monkeypatch.setattr("softbench.cli.main.app", app)
+    found, _, err = main("show", "shut/run.csv")
+    assert (found, err.startswith(f"softbench: {text}")) == (code, True), err
 
 
 @pytest.mark.slow
