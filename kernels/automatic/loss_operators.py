@@ -61,6 +61,8 @@ def _rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         raise TypeError(f"target is {target.dtype}; it must be int64")
     if target.device != logits.device:
         raise TypeError(f"target is on {target.device}; it must be on {logits.device}, as the logits are")
+    if logits.dim() == 2:
+        return logits, target  # a view would be a node of autograd
     return logits.reshape(target.numel(), logits.shape[-1]), target.reshape(-1)
 
 

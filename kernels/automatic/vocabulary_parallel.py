@@ -66,7 +66,8 @@ def loss_of(
     number = REDUCTIONS.get(reduction) if isinstance(reduction, str) else None
     if number is None:
         raise ValueError(f"{reduction!r} is not a valid value for reduction; take one of {', '.join(REDUCTIONS)}")
-    logits = logits.movedim(dim, -1) if logits.dim() > 1 else logits
+    if logits.dim() > 1 and dim not in (-1, logits.dim() - 1):
+        logits = logits.movedim(dim, -1)
     refused = refused or ("probabilities" if target.is_floating_point() else "")
     parts = None if group is not None else Parts.of(logits, target)
     if refused and parts is not None and parts.group is None:
@@ -87,7 +88,7 @@ def _loss(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | Non
     check_arguments({}, numbers.pop("ignore_index"), **numbers)
     rows, classes = _rows(logits, target)
     loss: Tensor = _CrossEntropy.apply(rows, classes, group, _place(rows, group, shard), options, reduction)
-    return loss.view(target.shape) if reduction == NONE else loss
+    return loss.view(target.shape) if reduction == NONE and target.dim() != 1 else loss
 
 
 def logprob_of(

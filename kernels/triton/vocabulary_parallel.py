@@ -13,8 +13,9 @@ from torch import Tensor
 from ..common import losses
 from .dispatch import with_stable_key
 
-ROWS = 1024
-"""Rows of a program at a time."""
+ROWS, ROWS_TOGETHER = 1024, 4096
+"""Rows of a program at a time, and those of the one that adds up all losses: its loads wait for memory in turns."""
+ROWS_OF_WARP = 256
 ELSEWHERE = tl.constexpr(losses.ELSEWHERE)
 IGNORED, NO_RANKS = tl.constexpr(-100), tl.constexpr(-1)
 _cache: dict[tuple[Hashable, ...], Callable[..., object]] = {}
@@ -30,7 +31,7 @@ def merged(
     if not M:
         return loss.fill_(torch.nan if reduction == 1 else 0.0), statistics, classes, counted.zero_()
     tensors = of_ranks, target.contiguous(), *shard, loss, statistics, classes, counted
-    numbers = size, M, options.ignore_index, float(options.z_loss), ranks, reduction, ROWS
+    numbers = size, M, options.ignore_index, float(options.z_loss), ranks, reduction, ROWS_TOGETHER if reduction else ROWS
     programs = 1 if reduction else triton.cdiv(M, ROWS)  # one adds up all losses, in an order that does not change
     device = of_ranks.device
     if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
@@ -49,7 +50,7 @@ def _launch(device: torch.device, tensors: tuple[Any, ...], numbers: tuple[Any, 
     if (run := _cache.get(key)) is not None:
         run(*given, *numbers)
     else:
-        compiled = with_stable_key(_merge)[(programs,)](*tensors, *numbers)
+        compiled = with_stable_key(_merge)[(programs,)](*tensors, *numbers, num_warps=numbers[-1] // ROWS_OF_WARP)
         if hasattr(compiled, "function"):  # not under the interpreter
             _cache[key] = compiled[(programs, 1, 1)]
 

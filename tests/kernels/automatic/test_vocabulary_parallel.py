@@ -24,10 +24,11 @@ def test_a_split_vocabulary_gives_what_one_card_gives(forks):
 @pytest.mark.parametrize("number", ["*i64", "i32"])
 def test_the_merging_kernel_is_compiled(number):
     kinds = ["*fp32", "*i64", number, number, "*fp32", "*fp32", "*i64", "*fp32", "i32", "i32", "i32", "fp32"]
-    for reduction in (0, 1):
-        constants = {"RANKS": 2, "REDUCTION": reduction, "ROWS": small.ROWS}
+    for reduction, rows in ((0, small.ROWS), (1, small.ROWS_TOGETHER)):
+        constants = {"RANKS": 2, "REDUCTION": reduction, "ROWS": rows}
         signature = dict(zip(small._merge.arg_names, [*kinds, *["constexpr"] * 3], strict=True))
-        assert triton.compile(ASTSource(small._merge, signature, constants), target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+        options = {"num_warps": rows // small.ROWS_OF_WARP}
+        assert triton.compile(ASTSource(small._merge, signature, constants), target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 
 def test_the_kernels_of_one_card_take_a_part_of_the_vocabulary(run_interpreted):
