@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..common import extension
 from ..common.losses import ELSEWHERE, NO_CLASS, Options, check_arguments
 from ..common.rows import DTYPES, check_no_transform
 from .choice import without_triton
@@ -87,7 +88,12 @@ def _loss(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | Non
     numbers = options._asdict()
     check_arguments({}, numbers.pop("ignore_index"), **numbers)
     rows, classes = _rows(logits, target)
-    loss: Tensor = _CrossEntropy.apply(rows, classes, group, _place(rows, group, shard), options, reduction)
+    with torch.no_grad():
+        loss, *saved, of_all = _results(rows, classes, group, _place(rows, group, shard), options, reduction)
+    if rows.requires_grad and torch.is_grad_enabled():
+        given = *options._replace(ignore_index=IGNORED).with_reduction(reduction), of_all
+        recorded = None if torch.compiler.is_dynamo_compiling() else extension.entries.record_loss(loss, rows, *saved, *given)
+        loss = recorded if recorded is not None else _Loss.apply(rows, loss, saved, given)
     return loss.view(target.shape) if reduction == NONE and target.dim() != 1 else loss
 
 
@@ -168,7 +174,7 @@ def _place(x: Tensor, group: dist.ProcessGroup, shard: Sequence[int] | None) -> 
     if not size:
         raise ValueError("this rank has no classes; leave it out of process_group")
     if shard is not None:
-        if not isinstance(shard, Sequence) or len(shard) != 2:
+        if not isinstance(shard, (tuple, Sequence)) or len(shard) != 2:
             raise ValueError(f"shard is {shard!r}; it must be the rank's first class and the number of all classes")
         first, total = map(int, shard)
         if not 0 <= first <= first + size <= total:
@@ -263,32 +269,37 @@ def _merged(
     return loss.to(of_ranks.dtype), statistics.to(of_ranks.dtype), classes, counted.to(of_ranks.dtype)
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """The loss of (M, V_r) logits, differentiable once."""
+def _results(
+    x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options, reduction: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """The loss of (M, V_r) logits, and what its backward takes: targets, statistics, the rows that count, and the number of all classes."""
+    small = _small_kernels(x, options)
+    of_rows, statistics = _of_part(x, target if shard.first == 0 else target - shard.first, options)
+    payload = [statistics, of_rows]
+    if options.label_smoothing:
+        below, _ = _of_part(x, torch.zeros_like(target), options, 1.0)
+        below = torch.where(below.isnan() & x[:, 0].isneginf(), torch.inf, below)  # a kernel multiplies 0 by the distance to this logit
+        payload += [below, torch.full_like(below, x.shape[1])]
+    of_ranks = _exchanged(payload, group)
+    merge = _merged if small is None else small.merged
+    loss, statistics, classes, counted = merge(of_ranks, target, shard, x.shape[1], options, reduction)
+    return loss, classes, statistics, counted, int(shard.total) if options.label_smoothing else 0
+
+
+class _Loss(torch.autograd.Function):
+    """Records a loss whose gradient the backward of cross entropy computes, once. Where C++ does not: this takes the host longer."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options, reduction: int) -> Tensor:
-        small = _small_kernels(x, options)
-        of_rows, statistics = _of_part(x, target if shard.first == 0 else target - shard.first, options)
-        payload = [statistics, of_rows]
-        if options.label_smoothing:
-            below, _ = _of_part(x, torch.zeros_like(target), options, 1.0)
-            below = torch.where(below.isnan() & x[:, 0].isneginf(), torch.inf, below)  # a kernel multiplies 0 by the distance to this logit
-            payload += [below, torch.full_like(below, x.shape[1])]
-        of_ranks = _exchanged(payload, group)
-        merge = _merged if small is None else small.merged
-        loss, statistics, classes, counted = merge(of_ranks, target, shard, x.shape[1], options, reduction)
-        ctx.save_for_backward(x, classes, statistics, counted)
-        ctx.options, ctx.reduction, ctx.classes = options, reduction, int(shard.total) if options.label_smoothing else 0
-        return loss
+    def forward(ctx: Any, x: Tensor, loss: Tensor, saved: list[Tensor], given: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(x, *saved)
+        ctx.given = given
+        return loss.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        x, classes, statistics, counted = ctx.saved_tensors
-        given = *ctx.options._replace(ignore_index=IGNORED).with_reduction(ctx.reduction), ctx.classes
-        dx = _cross_entropy_backward(x, classes, statistics, dloss, counted, *given)
-        return dx, *[None] * 5
+        x, target, statistics, counted = ctx.saved_tensors
+        return _cross_entropy_backward(x, target, statistics, dloss, counted, *ctx.given), None, None, None
 
 
 class _Logprob(torch.autograd.Function):

@@ -152,12 +152,33 @@ PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t 
   END_HANDLE_TH_ERRORS
 }
 
+// loss, x, target, statistics, counted, the options of cross_entropy, classes: the loss, now with a gradient in x. None: Python records it.
+PyObject* record_loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  Tensor given[5];
+  int64_t ignore_index, reduction, classes;
+  double smoothing, z_loss, softcap, scale;
+  if (count != 12 || is_modified() || !integer(arguments[5], ignore_index) || !real(arguments[6], smoothing) || !real(arguments[7], z_loss) ||
+      !real(arguments[8], softcap) || !integer(arguments[9], reduction) || !real(arguments[10], scale) || !integer(arguments[11], classes))
+    Py_RETURN_NONE;
+  for (int i = 0; i < 5; ++i) {
+    given[i] = tensor_of(arguments[i]);
+    if (!given[i].defined()) Py_RETURN_NONE;
+  }
+  if (!is_taken(CROSS_ENTROPY, given[1])) Py_RETURN_NONE;
+  const c10::IValue of_call[] = {given[1], given[2], ignore_index, smoothing, z_loss, softcap, reduction, scale};
+  record_part(of_call, {given[0], given[3], given[4]}, classes);
+  return Py_NewRef(arguments[0]);
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef methods[] = {
     {"softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_rows<SOFTMAX>)), METH_FASTCALL, nullptr},
     {"log_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_rows<LOG_SOFTMAX>)), METH_FASTCALL, nullptr},
     {"cross_entropy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_cross_entropy)), METH_FASTCALL, nullptr},
     {"logprob", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_logprob)), METH_FASTCALL, nullptr},
     {"masked_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_masked_softmax)), METH_FASTCALL, nullptr},
+    {"record_loss", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record_loss)), METH_FASTCALL, nullptr},
 };
 
 }  // namespace

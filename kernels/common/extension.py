@@ -57,9 +57,10 @@ def without(*_given: Any) -> None:
     """A function of `entries` where there is no extension: Python makes the call."""
 
 
-entries = SimpleNamespace(**dict.fromkeys(FUNCTIONS, without))
-"""A function in C++ for each of FUNCTIONS. It returns the result, or None where Python has to make the call. Arguments are those of the
-public function, with `reduction` after the tensors. Compilers do not trace these functions."""
+ENTRIES = (*FUNCTIONS, "record_loss")
+entries = SimpleNamespace(**dict.fromkeys(ENTRIES, without))
+"""A function in C++ for each of ENTRIES. It returns the result, or None where Python has to make the call. Arguments are those of the
+public function, with `reduction` after the tensors; entry.cpp has those of `record_loss`. Compilers do not trace these functions."""
 _lock = threading.RLock()
 _loaded: ctypes.PyDLL | None = None
 _told: dict[tuple[Any, ...], tuple[Any, ...]] = {}
@@ -160,7 +161,7 @@ def _take_calls(library: ctypes.PyDLL) -> None:
     _implement(library, _defined)
     if hasattr(library, "softbench_entry"):
         library.softbench_entry.restype = ctypes.py_object
-        for index, function in enumerate(FUNCTIONS):
+        for index, function in enumerate(ENTRIES):
             setattr(entries, function, library.softbench_entry(index))
 
 

@@ -83,10 +83,10 @@ def check_arguments(tensors: dict[str, object], ignore_index: object, **numbers:
     for name, one in tensors.items():
         if not isinstance(one, torch.Tensor):
             raise TypeError(f"{name} is a {type(one).__name__}; it must be a tensor")
-    if not isinstance(ignore_index, Integral):
+    if not isinstance(ignore_index, (int, Integral)):  # abstract classes take longer
         raise TypeError(f"ignore_index {ignore_index!r}: must be a whole number")
     for name, number in numbers.items():
-        if not isinstance(number, Real):
+        if not isinstance(number, (float, int, Real)):
             raise TypeError(f"{name} {number!r}: must be a number")
         positive = name in ("logit_scale", "temperature")
         if not (0 <= float(number) <= 1 if name == "label_smoothing" else 0 <= float(number) < math.inf) or (positive and not number):

@@ -335,12 +335,19 @@ bool requires_grad(const IValue& argument) { return argument.isTensor() && argum
 
 using Saved = std::array<Tensor, 4>;
 
+// The gradient of a gradient that has none.
+struct Once : torch::autograd::Node {
+  variable_list apply(variable_list&&) override { TORCH_CHECK(false, "the loss of a split vocabulary is differentiable once"); }
+};
+
 // What the gradient of a forward is made of, beside tensors. It calls the operator of the backward.
 struct Backward {
   int function;
   std::array<IValue, 6> options;  // the forward's arguments after its tensors
   size_t tensors = 0, numbers = 0;  // of what is saved, of options
   Dtype dtype;                  // of the input if that of a row's result differs; of the sink
+  int64_t classes = 0;          // as the backward of cross entropy takes them
+  bool once = false;            // a part of the vocabulary does not know the second gradient
 
   variable_list gradients(const variable_list& grads, const Saved& saved, size_t wanted) const {
     variable_list results(wanted);
@@ -370,10 +377,13 @@ struct Backward {
     }
     for (size_t i = 0; i < numbers; ++i) add(options[i]);
     if (function <= LOG_SOFTMAX) add(dtype);
-    if (function == CROSS_ENTROPY) add(int64_t(0));  // the row has all classes
-    Results made = call(FUNCTIONS + function, arguments, count);
-    results[0] = std::move(made.tensors[0]);
-    if (function == MASKED_SOFTMAX && dtype) results[1] = made.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);
+    if (function == CROSS_ENTROPY) add(classes);
+    const bool refuses = once && at::GradMode::is_enabled();
+    const at::AutoGradMode records(at::GradMode::is_enabled() && !once);
+    Results found = call(FUNCTIONS + function, arguments, count);
+    if (refuses) torch::autograd::set_history(found.tensors[0], made<Once>());
+    results[0] = std::move(found.tensors[0]);
+    if (function == MASKED_SOFTMAX && dtype) results[1] = found.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);
     return results;
   }
 };
@@ -401,6 +411,8 @@ struct Gradient : torch::autograd::Node, Backward {
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& args) const override {
     args.collect(function);
     args.collect(dtype);
+    args.collect(classes);
+    args.collect(once);
     for (size_t i = 0; i < numbers; ++i) args.collect(options[i], true);
     for (size_t i = 0; i < tensors; ++i) args.collect(saved[i], true);
   }
@@ -433,9 +445,9 @@ void refuse_tangents(int function, Arguments arguments, size_t count) {
 }
 
 // Records a call of a forward.
-void record(int function, Arguments arguments, const Results& results) {
+void record(int function, Arguments arguments, const Results& results, int64_t classes = 0, bool once = false) {
   const auto node = made<Gradient>();
-  node->function = function;
+  node->function = function, node->classes = classes, node->once = once;
   const auto argument = [&](size_t index) -> const Tensor& { return arguments[index].toTensor(); };
   const auto& result = results.tensors;
   const auto save = [&](const Tensor& tensor, bool is_output) { node->saved[node->tensors++] = SavedVariable(tensor, is_output); };
@@ -505,6 +517,8 @@ bool is_direct(Arguments arguments, size_t count) {
 }
 
 }  // namespace
+
+void record_part(const IValue* arguments, const Results& results, int64_t classes) { record(CROSS_ENTROPY, arguments, results, classes, true); }
 
 Results call(int number, const IValue* arguments, size_t count) {
   bool records = at::GradMode::is_enabled() && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradFunctionality);

@@ -54,6 +54,9 @@ constexpr size_t MOST_ARGUMENTS = 12;
 // Calls an operator with CUDA tensors that were chosen, and records the call for autograd. It goes past the dispatcher where that would only take time.
 Results call(int number, const c10::IValue* arguments, size_t count);
 
+// Records the loss of a part of the vocabulary as a result of cross_entropy with these arguments. `classes`: as its backward takes them.
+void record_part(const c10::IValue* arguments, const Results& results, int64_t classes);
+
 extern std::atomic<c10::DeviceType> device_type;  // of the tensors that our kernels take
 // Whether the CUDA kernels were chosen for a function, a device and a dtype: a bit for each dtype.
 extern std::atomic<uint8_t> chosen[FUNCTIONS][DEVICES];

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from softbench.kernels.automatic import choice, loss_operators as losses, masked_softmax as scores
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
@@ -313,6 +314,27 @@ def test_functions_are_entered_in_cpp_for_plain_tensors_only(launched):
         torch.testing.assert_close(torch.func.jacrev(ours)(x), torch.func.jacrev(theirs)(x))
     assert not launched.calls
     assert kernels.cross_entropy(x, target, dtype=torch.float64).dtype is torch.float64 and launched.calls
+
+
+def test_the_gradient_of_a_split_vocabulary_is_computed_without_python(launched):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        given = {"process_group": dist.group.WORLD, "shard": (0, 11)}
+        for reduction in losses.REDUCTIONS:
+            options = {"reduction": reduction, "label_smoothing": 0.1, "z_loss": 0.01}
+            x = torch.randn(6, 11, requires_grad=True)
+            mine, its = kernels.cross_entropy(x, TARGET, **given, **options), kernels.cross_entropy(x, TARGET, **options)
+            assert mine.grad_fn.name() == its.grad_fn.name() == "SoftbenchCrossEntropyBackward"
+            launched.calls.clear()
+            gradients = [torch.autograd.grad(one.square().sum(), x)[0] for one in (mine, its)]
+            torch.testing.assert_close(*gradients)
+            assert launched.calls == ["cross_entropy backward"] * 2
+        (dx,) = torch.autograd.grad(kernels.cross_entropy(x, TARGET, **given).square(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            dx.sum().backward()
+        torch.testing.assert_close(kernels.cross_entropy(x.detach(), TARGET, **given), kernels.cross_entropy(x.detach(), TARGET))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_compilers_and_checkpoints_see_the_operators(launched):
