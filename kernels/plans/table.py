@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -28,7 +28,7 @@ MEDIUM_ROW = 4096
 """Bytes: longer rows are only told apart by whether they consist of whole vectors."""
 ADVICE = "delete it, and softbench tune writes one"
 VECTOR_BYTES = 16
-WIDTH = 140
+WIDTH = 150
 """Characters of a line of a table's file."""
 
 Family = tuple[str | int, ...]
@@ -127,12 +127,7 @@ def _of_card(language: str, path: Path, card: str, advice: str) -> dict[str, Any
     return found
 
 
-def parsed(language: str, lines: dict[Kind, Lines]) -> dict[Kind, tuple[Cell, ...]]:
-    """The cells of each kind's lines."""
-    return {kind: tuple(_cells(language, one)) for kind, one in lines.items()}
-
-
-def lines_of(cells: tuple[Cell, ...]) -> Lines:
+def lines_of(cells: Iterable[Cell]) -> Lines:
     """The lines that have these cells."""
     grouped = itertools.groupby(cells, lambda cell: cell.row_bytes)
     return [(_least(most), [(_least(cell.kib_per_sm), family_name(cell.family)) for cell in of]) for most, of in grouped]
@@ -159,7 +154,7 @@ def _read(
         found = json.loads(path.read_text())
         if not found.keys() >= {"card", "capability", language}:
             raise ValueError("it lacks keys")
-        return {**found, "cells": parsed(language, {_kind(name): lines for name, lines in found[language].items()})}
+        return {**found, "cells": {_kind(name): tuple(_cells(language, lines)) for name, lines in found[language].items()}}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise TableError(f"{path} is no table of launch plans: {why}; {advice}") from None
@@ -215,9 +210,12 @@ def written(card: str, capability: int, languages: dict[str, dict[Kind, Lines]],
     parts = [f'{{"card": {json.dumps(card)}, "capability": {capability}, "measured": {json.dumps(measured)}']
     for language, kinds in languages.items():
         named = ((kind_name(kind), lines) for kind, lines in sorted(kinds.items()))
-        inner = ",\n".join(f"{json.dumps(name)}: [\n{_packed([*map(json.dumps, lines)])}]" for name, lines in named)
+        inner = ",\n".join(f"{json.dumps(name)}: [\n{_packed([*map(_compact, lines)])}]" for name, lines in named)
         parts.append(f'"{language}": {{\n{inner}}}')
     return ",\n".join(parts) + "}\n"
+
+
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _packed(parts: list[str]) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..plans.table import PASSES, VECTOR_BYTES, Cell, Family, Kind, Lines, Table, family_name
+from ..plans.table import PASSES, VECTOR_BYTES, Cell, Family, Kind, Table
 from .shapes import Shape, draw
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ IMAGINED, FIRST_IMAGINED = 3000, 5_000_000
 """So many shapes are drawn that were not timed, from this number on."""
 UNFIT = 0.5
 """The loss of a family that makes no plan for a shape, and the most of others: a time that something disturbed shall not decide."""
+NOW: Family = ("now",)
+"""In place of a family: the cells of the table of now."""
 SLOW = 0.9
 """Of a copy's speed: cells below it are counted."""
 
@@ -47,12 +49,12 @@ class Timed:
     families: dict[Family, float]
 
 
-def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> dict[Kind, Lines]:
-    """The lines of each kind that was measured."""
+def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int, now: Collection[Kind]) -> dict[Kind, list[Cell]]:
+    """The cells of each kind that was measured: NOW in boxes in which its plans lose least. `now`: the kinds that have some."""
     kinds = defaultdict(list)
     for one in timed:
         kinds[one.shape.kind].append(one)
-    return {kind: _lines(found, families, sms) for kind, found in kinds.items()}
+    return {kind: _cells(found, [*families, NOW] if kind in now else families, sms) for kind, found in kinds.items()}
 
 
 def imagined(
@@ -62,13 +64,18 @@ def imagined(
     import numpy as np
 
     places = np.array([_place(one.shape, sms) for one in timed])
-    lost, number = np.array([_lost(one, families) for one in timed]), {family: at for at, family in enumerate(families)}
+    columns = [*families, NOW]
+    lost, number = np.array([_lost(one, columns) for one in timed]), {family: at for at, family in enumerate(columns)}
     found = []
     for shape in (draw(at, language) for at in range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
         nearest = lost[np.square(places - _place(shape, sms)).sum(1).argsort(kind="stable")]
-        near = {family: column[~np.isnan(column)][:NEIGHBOURS] for family in makes(shape) for column in [nearest[:, number[family]]]}
-        if times := {family: math.exp(losses.mean()) for family, losses in near.items() if losses.size}:
-            found.append(Timed(shape, 1.0, 1.0, times))
+        near = {
+            family: column[~np.isnan(column)][:NEIGHBOURS] for family in (*makes(shape), NOW) for column in [nearest[:, number[family]]]
+        }
+        times = {family: math.exp(losses.mean()) for family, losses in near.items() if losses.size}
+        now = times.pop(NOW)
+        if times:
+            found.append(Timed(shape, 1.0, now, times))
     return found
 
 
@@ -82,12 +89,12 @@ def _lost(one: Timed, families: Sequence[Family]) -> Array:
     """The logarithm of each family's time over that of the fastest, at most UNFIT, and nan if it makes no plan."""
     import numpy as np
 
-    best = min(one.families.values())
-    lost = [math.log(one.families[family] / best) if family in one.families else math.nan for family in families]
-    return np.minimum(UNFIT, np.array(lost))
+    times = {**one.families, NOW: one.now}
+    best = min(times.values())
+    return np.minimum(UNFIT, np.array([math.log(times[family] / best) if family in times else math.nan for family in families]))
 
 
-def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> Lines:
+def _cells(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> list[Cell]:
     import numpy as np
 
     each = (2 ** (math.ceil(PER_OCTAVE * math.log2(one.shape.row_bytes)) / PER_OCTAVE) for one in timed)
@@ -104,12 +111,34 @@ def _lines(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> Line
         cells.start = int((np.array(best) + cells.costs).argmin())
         best.append(best[cells.start] + float(cells.costs[cells.start]) + CELL_COST)
         made.append(cells)
-    lines: Lines = []
+    found: list[Cell] = []
     end = len(made)
     while end:
-        lines.append((cuts[end - 1] if end <= len(cuts) else None, made[end - 1].of_start(families)))
+        found += made[end - 1].of_start(families, cuts[end - 1] if end <= len(cuts) else math.inf)
         end = made[end - 1].start
-    return lines[::-1]
+    return found[::-1]
+
+
+def with_now(cells: Sequence[Cell], now: Sequence[Cell]) -> list[Cell]:
+    """The cells with those of the table of now in place of NOW. Neighbours of one family are one cell."""
+    ends = sorted({cell.row_bytes for cell in (*cells, *now)})
+    sizes = sorted({cell.kib_per_sm for cell in (*cells, *now)})
+    lines: list[list[Cell]] = []
+    for row_bytes in ends:
+        line: list[Cell] = []
+        for kib in sizes:
+            family = next(one.family for of in (cells, now) for one in [_cell(of, row_bytes, kib)] if one.family != NOW)
+            if line and line[-1].family == family:
+                line.pop()
+            line.append(Cell(row_bytes, kib, family))
+        if lines and [(one.kib_per_sm, one.family) for one in lines[-1]] == [(one.kib_per_sm, one.family) for one in line]:
+            lines.pop()
+        lines.append(line)
+    return [cell for line in lines for cell in line]
+
+
+def _cell(cells: Sequence[Cell], row_bytes: float, kib: float) -> Cell:
+    return next(one for one in cells if row_bytes <= one.row_bytes and kib <= one.kib_per_sm)
 
 
 class _Cells:
@@ -136,14 +165,14 @@ class _Cells:
             costs[:, end], self.family[:, end] = total[each, at], family[each, at]
         self.costs = costs[:, -1]
 
-    def of_start(self, families: Sequence[Family]) -> list[tuple[int | None, str]]:
-        """Those of the line from `start`."""
-        cells: list[tuple[int | None, str]] = []
+    def of_start(self, families: Sequence[Family], row_bytes: float) -> list[Cell]:
+        """Those of the line from `start`, in reverse."""
+        cells: list[Cell] = []
         end = self.came.shape[1] - 1
         while end:
-            cells.append((KIB[end - 1] if end <= len(KIB) else None, family_name(families[self.family[self.start, end]])))
+            cells.append(Cell(row_bytes, KIB[end - 1] if end <= len(KIB) else math.inf, families[self.family[self.start, end]]))
             end = int(self.came[self.start, end])
-        return cells[::-1]
+        return cells
 
 
 @dataclass(frozen=True)
@@ -159,9 +188,9 @@ class Judged:
     """What the fastest family of each shape would gain."""
 
 
-def judge(timed: Sequence[Timed], cells: dict[Kind, tuple[Cell, ...]], sms: int) -> Judged:
+def judge(timed: Sequence[Timed], cells: dict[Kind, list[Cell]], sms: int) -> Judged:
     """A table on shapes whose families were all timed. Means are geometric."""
-    table = Table("", cells)
+    table = Table("", {kind: tuple(found) for kind, found in cells.items()})
     chosen = [_time(one, table, sms) for one in timed]
     count = len(timed)
 
@@ -181,4 +210,5 @@ def judge(timed: Sequence[Timed], cells: dict[Kind, tuple[Cell, ...]], sms: int)
 def _time(one: Timed, table: Table, sms: int) -> float:
     shape = one.shape
     ranked = table.ranked(shape.kind, shape.row_bytes, shape.kib_per_sm(sms))
-    return next((one.families[family] for family in ranked if family in one.families), one.now)
+    times = {**one.families, NOW: one.now}
+    return next((times[family] for family in ranked if family in times), one.now)

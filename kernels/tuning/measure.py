@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import statistics
 import sys
@@ -21,8 +22,8 @@ from typing import Any
 import torch
 
 from ..common.cuda_library import BuildError
-from ..plans.table import Cell, Kind, Lines, TableError, family_name, family_of, lines_of, parsed, table, tuned_file, written
-from .fit import Timed, imagined, judge, table_of
+from ..plans.table import Cell, Kind, Lines, TableError, family_name, family_of, lines_of, table, tuned_file, written
+from .fit import NOW, Timed, imagined, judge, table_of, with_now
 from .languages import DTYPES, Call, Cuda, Language, Operands, Triton
 from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
@@ -207,9 +208,10 @@ def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[C
     if not held_out or not known:
         sys.exit(f"softbench: tune: the time is too short to time shapes of {language.name}; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    lines = {kind: lines_of(cells) for kind, cells in now.items()}
-    lines |= table_of([*known, *imagined(language.name, known, families, sms, language.makes)], families, sms)
-    found = judge(held_out, parsed(language.name, lines), sms)
+    cells = {kind: [Cell(math.inf, math.inf, NOW)] for kind in now}
+    cells |= table_of([*known, *imagined(language.name, known, families, sms, language.makes)], families, sms, now)
+    found = judge(held_out, cells, sms)
+    lines = {kind: lines_of(with_now(of_kind, now.get(kind, ()))) for kind, of_kind in cells.items()}
     kept = found.gained <= 1
     why = ", not taken, because it gains nothing: tune for longer, or keep the plans of now" if kept else ""
     print(f"{language.name}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")

@@ -36,7 +36,7 @@ def tune(
     """Measure which launch plans of the CUDA and Triton kernels are the fastest on this GPU.
 
     It times plans on random shapes and writes a table that launches use from then on. Each result is kept: after an interrupt, or to
-    measure longer, call it again. One length of six is held out; the printed figures are of these. Triton's kernels compile on all
+    measure longer, call it again. One length of seven is held out; the printed figures are of these. Triton's kernels compile on all
     cores.
     """
     if not 0 < minutes <= 60:

@@ -1,16 +1,19 @@
 """Tuning: the shapes, the table that is fitted to times, and records that a later start continues."""
 
 import fcntl
+import math
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from softbench.kernels.cuda.launch import family_numbers
 from softbench.kernels.plans import table as tables
+from softbench.kernels.plans.table import Cell
 from softbench.kernels.tuning import measure
-from softbench.kernels.tuning.fit import Timed, imagined, judge, table_of
+from softbench.kernels.tuning.fit import NOW, Timed, imagined, judge, table_of, with_now
 from softbench.kernels.tuning.shapes import FAMILIES, Shape, draw
 
 SMS = 132
@@ -39,29 +42,41 @@ def test_a_table_has_a_line_where_another_family_becomes_the_fastest():
     dice = random.Random(1)
     shapes = [(64 * dice.randint(16, 1024), dice.randint(500, 2000)) for _ in range(200)]
     every = [timed(N, M, {SHORT: 10 + N / 20000, LONG: 13 - N / 20000, LOSER: 20}) for N, M in shapes]
-    lines = table_of(every, FAMILIES["cuda"], SMS)
-    ((most, cells), (end, more)) = lines[KIND]
-    assert 2 * 25000 < most < 2 * 36000 and end is None
-    assert cells == [(None, "block 2 0 128")] and more == [(None, "cluster 8 128 0")]
-    judged = judge(every, tables.parsed("cuda", lines), SMS)
+    cells = table_of(every, FAMILIES["cuda"], SMS, ())
+    short, long = cells[KIND]
+    assert 2 * 25000 < short.row_bytes < 2 * 36000 and (long.row_bytes, short.kib_per_sm, long.kib_per_sm) == (math.inf,) * 3
+    assert (short.family, long.family) == (SHORT, LONG)
+    judged = judge(every, cells, SMS)
     assert judged.shapes == 200 and 0.998 * judged.best < judged.gained <= judged.best
     assert judged.slow_now == 1 and judged.slow == sum(min(one.families.values()) > 10 / 0.9 for one in every) / 200
 
 
 def test_a_line_has_cells_where_the_size_of_the_launch_decides():
     every = [timed(8192, M, {SHORT: 1.0 if M < 1000 else 1.2, LONG: 1.1}) for M in range(100, 3000, 100)]
-    ((_, cells),) = table_of(every, FAMILIES["cuda"], SMS)[KIND]
-    assert cells == [(128, "block 2 0 128"), (None, "cluster 8 128 0")]  # 1000 rows are 121 KiB for each SM
+    cells = table_of(every, FAMILIES["cuda"], SMS, ())[KIND]
+    assert cells == [Cell(math.inf, 128, SHORT), Cell(math.inf, math.inf, LONG)]  # 1000 rows are 121 KiB for each SM
 
 
 def test_noise_of_one_shape_makes_no_cell():
     every = [timed(1024 * n, 1000, {SHORT: 1.0, LONG: 0.99 if n == 20 else 1.05}) for n in range(1, 60)]
-    assert table_of(every, FAMILIES["cuda"], SMS) == {KIND: [(None, [(None, "block 2 0 128")])]}
+    assert table_of(every, FAMILIES["cuda"], SMS, ()) == {KIND: [Cell(math.inf, math.inf, SHORT)]}
 
 
 def test_a_family_that_makes_no_plan_for_some_rows_is_not_theirs():
     every = [timed(1024 * n, 1000, {SHORT: 1.0} if n < 30 else {LONG: 1.0}) for n in range(1, 60)]
-    assert [cells for _, cells in table_of(every, FAMILIES["cuda"], SMS)[KIND]] == [[(None, "block 2 0 128")], [(None, "cluster 8 128 0")]]
+    assert [cell.family for cell in table_of(every, FAMILIES["cuda"], SMS, ())[KIND]] == [SHORT, LONG]
+
+
+def test_plans_of_now_stay_where_nothing_is_faster():
+    now = tuple(Cell(row, kib, family) for row, kib, family in ((5000, math.inf, LOSER), (math.inf, 64, LONG), (math.inf, math.inf, SHORT)))
+    times = ((1024 * n, {SHORT: 12.1 if n < 40 else 9.0, LONG: 13.0}) for n in range(1, 60))
+    every = [timed(N, 20_000_000 // N, of) for N, of in times]
+    cells = table_of(every, FAMILIES["cuda"], SMS, {KIND})
+    kept, new = cells[KIND]
+    assert kept.family == NOW and new.family == SHORT and 2 * 1024 * 38 <= kept.row_bytes < 2 * 1024 * 40
+    assert judge(every, cells, SMS).gained > 1.08
+    assert with_now(cells[KIND], now) == [now[0], *(replace(one, row_bytes=kept.row_bytes) for one in now[1:]), new]
+    assert with_now([Cell(math.inf, math.inf, NOW)], now) == [*now]
 
 
 def test_shapes_that_were_not_timed_have_the_families_of_the_nearest_ones():
