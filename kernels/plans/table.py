@@ -28,7 +28,7 @@ MEDIUM_ROW = 4096
 """Bytes: longer rows are only told apart by whether they consist of whole vectors."""
 ADVICE = "delete it, and softbench tune writes one"
 VECTOR_BYTES = 16
-WIDTH = 150
+WIDTH = 160
 """Characters of a line of a table's file."""
 
 Family = tuple[str | int, ...]
