@@ -154,20 +154,9 @@ def write_plugin(trick, folder: Path) -> Path:
 def figure_in_run(plugin: Path, twin: Path, judged: bool) -> tuple[float, str]:
     """How many times faster than its twin the run says it is; 0 and the reason if it publishes nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "--plugin",
-            str(plugin),
-            "--plugin",
-            str(twin),
-            "--backends",
-            f"{plugin.stem},{twin.stem}",
-            "--threads",
-            "1",
-            "--rounds",
-            "3",
-            *TRICK_CASE,
-        ]
-        output = softbench("run", "-q", *words, *(["--judge", "separate"] if judged else []), "-o", folder, folder=Path(folder))
+        words = ["--plugin", str(plugin), "--plugin", str(twin), "--backends", f"{plugin.stem},{twin.stem}", "--threads", "1"]
+        words += ["--rounds", "3", *TRICK_CASE, *(["--judge", "separate"] if judged else [])]
+        output = softbench("run", "-q", *words, "-o", folder, folder=Path(folder))
         rows = rows_of(Path(folder))
     if plugin.stem not in rows:
         return 0.0, f"no results: {output[-300:]}"

@@ -13,21 +13,8 @@ def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(cli):
     plugins = [word for file in ("bugs.py", "honest.py") for word in ("--plugin", str(HELD_OUT / file))]
     cases = [word for case in ("shape 37x33", "structured 37x33") for word in ("--case", case)]
     backends = ",".join(BUGS + HONEST)
-    words = [
-        *plugins,
-        "--backends",
-        backends,
-        *cases,
-        "--dtype",
-        "fp32",
-        "--direction",
-        "forward",
-        "--device",
-        "cpu",
-        "--json",
-        "found.json",
-    ]
-    cli("check", "-q", *words)
+    given = ("--backends", backends, "--dtype", "fp32", "--direction", "forward", "--device", "cpu", "--json", "found.json")
+    cli("check", "-q", *plugins, *cases, *given)
     findings = json.loads((cli.folder / "found.json").read_text())["findings"]
     refused = {finding["backend"] for finding in findings if finding["verdict"] not in ("pass", "low-precision", "skipped")}
     assert refused == set(BUGS)

@@ -70,14 +70,6 @@ def test_an_invalid_size_is_refused_with_flag_and_reason(text, part):
     assert part in str(raised.value)
 
 
-@given(st.text(max_size=30))
-def test_the_grammar_raises_only_usage_errors(text):
-    try:
-        assert all(value >= 1 for value in parse_axis(text, "--N"))
-    except UsageError as error:
-        assert str(error).startswith("--N")
-
-
 def test_names_of_torch_are_dtypes_too():
     assert parse_dtypes("float32,half, bfloat16,torch.float16,fp32", "--dtype") == ("fp32", "fp16", "bf16")
 
