@@ -189,9 +189,13 @@ def _logits(x: Tensor, options: Options) -> Tensor:
     return _logits_of(x, options.softcap, options.logit_scale)
 
 
-def _exchanged(payload: list[Tensor], group: dist.ProcessGroup) -> Tensor:
-    """The numbers of all ranks: the statistics (M, 2), then others (M,), one after the other. (ranks, numbers)"""
-    mine = torch.cat([payload[0].view(-1), *payload[1:]])
+def _flat(statistics: Tensor, *others: Tensor) -> Tensor:
+    """The numbers of a rank: the statistics (M, 2), then others (M,), one after the other."""
+    return torch.cat([statistics.view(-1), *others])
+
+
+def _exchanged(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The numbers of all ranks, (ranks, numbers)."""
     found = mine.new_empty(group.size() * mine.shape[0])
     _all_gather(found, mine, group=group)
     return found.view(group.size(), mine.shape[0])
@@ -273,14 +277,18 @@ def _results(
     x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options, reduction: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """The loss of (M, V_r) logits, and what its backward takes: targets, statistics, the rows that count, and the number of all classes."""
-    small = _small_kernels(x, options)
-    of_rows, statistics = _of_part(x, target if shard.first == 0 else target - shard.first, options)
-    payload = [statistics, of_rows]
-    if options.label_smoothing:
-        below, _ = _of_part(x, torch.zeros_like(target), options, 1.0)
-        below = torch.where(below.isnan() & x[:, 0].isneginf(), torch.inf, below)  # a kernel multiplies 0 by the distance to this logit
-        payload += [below, torch.full_like(below, x.shape[1])]
-    of_ranks = _exchanged(payload, group)
+    small, mine = _small_kernels(x, options), None
+    if not options.label_smoothing and not torch.compiler.is_dynamo_compiling():
+        mine = extension.entries.numbers_of_part(x, target, shard.first, options.softcap, options.logit_scale)
+    if mine is None:
+        of_rows, statistics = _of_part(x, target - shard.first, options)
+        mean = []
+        if options.label_smoothing:
+            below, _ = _of_part(x, torch.zeros_like(target), options, 1.0)
+            below = torch.where(below.isnan() & x[:, 0].isneginf(), torch.inf, below)  # a kernel multiplies 0 by the distance to this logit
+            mean = [below, torch.full_like(below, x.shape[1])]
+        mine = _flat(statistics, of_rows, *mean)
+    of_ranks = _exchanged(mine, group)
     merge = _merged if small is None else small.merged
     loss, statistics, classes, counted = merge(of_ranks, target, shard, x.shape[1], options, reduction)
     return loss, classes, statistics, counted, int(shard.total) if options.label_smoothing else 0
@@ -308,7 +316,7 @@ class _Logprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, target: Tensor, group: dist.ProcessGroup, shard: Shard, options: Options) -> tuple[Tensor, Tensor]:
         found, entropy, statistics = _log_probabilities(x, target - shard.first, options)
-        of_ranks = _exchanged([statistics, -found, entropy], group)
+        of_ranks = _exchanged(_flat(statistics, -found, entropy), group)
         loss, statistics, classes, _ = _merged(of_ranks, target, shard, x.shape[1], options, NONE)
         maxima, sums, _, entropies, *_ = _of_ranks(of_ranks, len(target))
         *_, apart = _lse_of_parts(maxima, sums)

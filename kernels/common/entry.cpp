@@ -152,6 +152,19 @@ PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t 
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* numbers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // x, target, first class, softcap, logit_scale: numbers_of_part
+  HANDLE_TH_ERRORS
+  int64_t first;
+  double softcap, scale;
+  if (count != 5 || is_modified() || !integer(arguments[2], first) || !real(arguments[3], softcap) || !real(arguments[4], scale)) Py_RETURN_NONE;
+  const Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
+  if (!fit(CROSS_ENTROPY, x, target)) Py_RETURN_NONE;
+  Tensor found = numbers_of_part(x, target, first, softcap, scale);
+  if (!found.defined()) Py_RETURN_NONE;
+  return THPVariable_Wrap(std::move(found));
+  END_HANDLE_TH_ERRORS
+}
+
 // loss, x, target, statistics, counted, the options of cross_entropy, classes: the loss, now with a gradient in x. None: Python records it.
 PyObject* record_loss(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
@@ -178,6 +191,7 @@ PyMethodDef methods[] = {
     {"cross_entropy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_cross_entropy)), METH_FASTCALL, nullptr},
     {"logprob", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_logprob)), METH_FASTCALL, nullptr},
     {"masked_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_masked_softmax)), METH_FASTCALL, nullptr},
+    {"numbers_of_part", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&numbers)), METH_FASTCALL, nullptr},
     {"record_loss", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record_loss)), METH_FASTCALL, nullptr},
 };
 

@@ -57,10 +57,10 @@ def without(*_given: Any) -> None:
     """A function of `entries` where there is no extension: Python makes the call."""
 
 
-ENTRIES = (*FUNCTIONS, "record_loss")
+ENTRIES = (*FUNCTIONS, "numbers_of_part", "record_loss")
 entries = SimpleNamespace(**dict.fromkeys(ENTRIES, without))
 """A function in C++ for each of ENTRIES. It returns the result, or None where Python has to make the call. Arguments are those of the
-public function, with `reduction` after the tensors; entry.cpp has those of `record_loss`. Compilers do not trace these functions."""
+public function, with `reduction` after the tensors; entry.cpp has those of others. Compilers do not trace these functions."""
 _lock = threading.RLock()
 _loaded: ctypes.PyDLL | None = None
 _told: dict[tuple[Any, ...], tuple[Any, ...]] = {}

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cfloat>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -517,6 +518,23 @@ bool is_direct(Arguments arguments, size_t count) {
 }
 
 }  // namespace
+
+Tensor numbers_of_part(const Tensor& x, const Tensor& target, int64_t first, double softcap, double scale) {
+  const IValue given[] = {x, target};
+  if (!is_direct(given, 2)) return {};
+  const Tensor local = first ? target.sub(first) : target;
+  if (!logits_fit(CROSS_ENTROPY, x, local)) return {};
+  const Launch launch(CROSS_ENTROPY, FORWARD, x, COUNTERS);
+  if (!launch.function) return {};
+  const int64_t M = x.size(0), no_class = std::numeric_limits<int64_t>::min();
+  const int dtype = number_of(x.scalar_type());
+  Tensor found = fresh({3 * M}, c10::kFloat, x);
+  float* const statistics = static_cast<float*>(written(found));
+  if (!launch(read(x), read(local), (void*)(statistics + 2 * M), (void*)nullptr, (void*)statistics, no_class, 0.0f, 0.0f, float(softcap), float(scale), x.stride(0), M,
+              x.size(1), dtype, dtype))
+    return {};
+  return found;
+}
 
 void record_part(const IValue* arguments, const Results& results, int64_t classes) { record(CROSS_ENTROPY, arguments, results, classes, true); }
 

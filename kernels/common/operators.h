@@ -54,6 +54,10 @@ constexpr size_t MOST_ARGUMENTS = 12;
 // Calls an operator with CUDA tensors that were chosen, and records the call for autograd. It goes past the dispatcher where that would only take time.
 Results call(int number, const c10::IValue* arguments, size_t count);
 
+// The maximum and the sum of each row of a part of the vocabulary, then the loss of each row, NaN where the target is elsewhere: 3 M numbers. `first`: the part's
+// first class. Undefined if Python has to compute them.
+at::Tensor numbers_of_part(const at::Tensor& x, const at::Tensor& target, int64_t first, double softcap, double scale);
+
 // Records the loss of a part of the vocabulary as a result of cross_entropy with these arguments. `classes`: as its backward takes them.
 void record_part(const c10::IValue* arguments, const Results& results, int64_t classes);
 

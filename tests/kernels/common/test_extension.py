@@ -67,8 +67,9 @@ def softmax_backward(dy, y, dx, sdy, sy, sdx, M, N, dtype, out, *_):
 
 def cross_entropy_forward(x, target, loss, _lse, statistics, ignored, smoothing, z_loss, cap, scale, stride, M, N, dtype, *_):
     x, target = at(x, M, N, dtype=number_at(dtype), stride=stride).float(), at(target, M, dtype=torch.int64)
-    made = losses._formula_of_loss(x, target, ignored, smoothing, z_loss, cap, logit_scale=scale)
-    at(loss, M).copy_(made[0])
+    inside = (target == ignored) | ((target >= 0) & (target < N))
+    made = losses._formula_of_loss(x, torch.where(inside, target, 0), ignored, smoothing, z_loss, cap, logit_scale=scale)
+    at(loss, M).copy_(torch.where(inside, made[0], torch.nan))
     at(statistics, 2 * M).copy_(made[1].view(-1))
 
 
@@ -321,9 +322,13 @@ def test_the_gradient_of_a_split_vocabulary_is_computed_without_python(launched)
     try:
         given = {"process_group": dist.group.WORLD, "shard": (0, 11)}
         for reduction in losses.REDUCTIONS:
-            options = {"reduction": reduction, "label_smoothing": 0.1, "z_loss": 0.01}
+            options = {"reduction": reduction, "label_smoothing": 0.1 if reduction == "sum" else 0.0, "z_loss": 0.01, "softcap": 5.0}
             x = torch.randn(6, 11, requires_grad=True)
+            launched.calls.clear()
             mine, its = kernels.cross_entropy(x, TARGET, **given, **options), kernels.cross_entropy(x, TARGET, **options)
+            assert launched.calls[0] == "cross_entropy forward" and launched.calls.count("cross_entropy forward") == 2 - bool(
+                options["label_smoothing"]
+            )
             assert mine.grad_fn.name() == its.grad_fn.name() == "SoftbenchCrossEntropyBackward"
             launched.calls.clear()
             gradients = [torch.autograd.grad(one.square().sum(), x)[0] for one in (mine, its)]
