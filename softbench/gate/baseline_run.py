@@ -45,7 +45,7 @@ def baseline_request(request: RunRequest, base: RunSamples) -> RunRequest:
     flags = {**request.flags, "backends": backends}
     adjusted = replace(request, config=config, flags=flags)
     if not any(status in CORRECT for status in known_cells.values()):
-        raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}")
+        raise UsageError(f"{base.source}: has no correct cell besides those of {YARDSTICK}; give a run that has some, of several processes")
     if (processes := adjusted.settings().processes) < unpaired.MIN_NEW:
         raise UsageError(
             f"gate: --processes {processes} can never show a regression; a comparison with a baseline needs {unpaired.MIN_NEW}"
