@@ -10,8 +10,8 @@ import typer
 
 from softbench.cli.actions import printed, read, results_file
 from softbench.cli.panels import PanelCommand
-from softbench.core.case import REFERENCE
-from softbench.core.errors import UsageError
+from softbench.core.case import REFERENCE, YARDSTICK
+from softbench.core.errors import ResultsError, UsageError
 
 Format = StrEnum("Format", ["kernelbench", "kernelbot", "flashinfer", "github-action-benchmark", "bencher", "pytorch-hud"])
 
@@ -48,6 +48,10 @@ def export(
         found[file] = (
             chosen if tracker else [*chosen, *(row for row in rows if row.backend.partition(":")[0] == REFERENCE and row not in chosen)]
         )
+    others = (YARDSTICK,) if tracker else (YARDSTICK, REFERENCE)
+    if not any(row.backend.partition(":")[0] not in others and (row.timed or not tracker) for rows in found.values() for row in rows):
+        what = "no cell was right and timed" if tracker else "no cell of a solution"
+        raise ResultsError(f"export {' '.join(map(str, found))}: {what}, so there is nothing to export; see: softbench show")
     if tracker:
         printed(trackers.text([row for rows in found.values() for row in rows], to.value), out, "-o")
         return

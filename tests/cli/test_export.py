@@ -100,6 +100,14 @@ def test_flashinfer_gets_traces_with_the_workloads_identifiers(measured, main, t
     assert all(one["evaluation"]["performance"]["latency_ms"] > 0 for one in traces if one["solution"] == "right")
 
 
+@pytest.mark.parametrize(
+    ("to", "backends", "told"), [("bencher", "wrong", "no cell was right and timed"), ("kernelbench", "copy", "no cell of a solution")]
+)
+def test_an_export_of_nothing_is_refused(measured, main, to, backends, told):
+    code, out, err = main("export", measured, "--to", to, "--backends", backends)
+    assert (code, out) == (2, "") and f"{told}, so there is nothing to export" in err
+
+
 def test_a_file_without_samples_is_refused(measured, main, tmp_path):
     (tmp_path / "alone.csv").write_bytes(measured.read_bytes())
     code, _, err = main("export", tmp_path / "alone.csv", "--to", "kernelbench")
