@@ -15,7 +15,7 @@ from softbench.cli.actions import end, interruptible, note, printed, reject_two_
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, RUN_EPILOG, PanelCommand
 from softbench.core.case import OPERATION
-from softbench.core.text import count
+from softbench.core.text import count, printable
 from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def check(
     """
     from softbench.cli.output import counter
     from softbench.plan.settings import from_flags
-    from softbench.run.check import CheckRequest, check as run_check
+    from softbench.run.check import CheckRequest, case_names, check as run_check
 
     verbosity.choose(quiet=quiet, verbose=long)
     parameters = given.pop("set")
@@ -112,6 +112,10 @@ def check(
     try_file(junit, flag="--junit")
     what = {"sanitize": sanitize, "invariance": invariance, "quick": quick}
     request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, **what)
+    if "" in request.patterns and not invariance:
+        with interruptible():
+            typer.echo("\n".join(map(printable, case_names(request))))
+        return
     with interruptible(), counter("cases") as advance:
         report = run_check(request, advance)
     if csv is not None or junit is not None:

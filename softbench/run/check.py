@@ -326,12 +326,8 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
     """Name, direction, whether it needs the device alone, and the only dtype if it has one, of each check case that the request selects."""
     if request.invariance:
         return rows.cases(request.patterns, request.directions, quick=request.quick)
-    worker = pool.spawn("check cases")
-    reply = pool.ask(worker, ListCheckCases(request.op, registry.files()), request.settings.timeout["import"], "import")
-    pool.discard(worker)
-    if isinstance(reply, Lost | Failure):
-        raise WorkersError(f"the check cases cannot be read: {reply.reason}")
-    names = list(dict.fromkeys(name for name, *_ in reply.cases))
+    listed = _listed(pool, request)
+    names = list(dict.fromkeys(name for name, *_ in listed))
     for pattern in request.patterns:
         if not pattern:
             raise UsageError(f"--case '': the cases of {request.op} are {', '.join(map(repr, names))}")
@@ -339,13 +335,29 @@ def _cases(pool: Pool, request: CheckRequest) -> list[tuple[str, Direction, bool
             hint = "each pattern needs its own --case; " if "," in pattern else did_you_mean(pattern, names, CLOSE)
             raise UsageError(f"--case: unknown case '{pattern}'; {hint}--case '' prints the {len(names)} names")
     wanted, excluded = split_exclusions(request.patterns)
-    named = [case for case in reply.cases if _matches(case[0], wanted or ["*"]) and not _matches(case[0], excluded)]
+    named = [case for case in listed if _matches(case[0], wanted or ["*"]) and not _matches(case[0], excluded)]
     chosen = [case for case in named if case[1] in request.directions]
     if not chosen:
         there = sorted({case[1] for case in named})
         what = f"those cases are of --direction {', '.join(there)} only" if there else "no case is left"
         raise UsageError(f"--case {' --case '.join(map(repr, request.patterns))}: {what}")
     return chosen
+
+
+def _listed(pool: Pool, request: CheckRequest) -> Sequence[tuple[str, Direction, bool, str]]:
+    """All check cases of the operation, as `_cases`. Raises WorkersError if they cannot be read."""
+    worker = pool.spawn("check cases")
+    reply = pool.ask(worker, ListCheckCases(request.op, registry.files()), request.settings.timeout["import"], "import")
+    pool.discard(worker)
+    if isinstance(reply, Lost | Failure):
+        raise WorkersError(f"the check cases cannot be read: {reply.reason}")
+    return reply.cases
+
+
+def case_names(request: CheckRequest) -> list[str]:
+    """The names of all check cases of the operation. Raises as `check`."""
+    with Session(request.settings.device, request.settings.timeout["import"]) as session:
+        return list(dict.fromkeys(name for name, *_ in _listed(session.pool, request)))
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

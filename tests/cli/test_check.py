@@ -105,6 +105,15 @@ def test_without_backends_only_those_of_the_plugin_are_checked(main, tmp_path, b
         assert found == {"torch"} if backends[1] == "torch" else found > {"torch", "naive", "mine"}
 
 
+def test_an_empty_pattern_prints_all_names(main):
+    """One a line: an error would be cut."""
+    code, out, err = main("check", "--case", "", "--device", "cpu")
+    names = out.splitlines()
+    assert (code, err) == (0, "") and len(names) == len({*names}) > 100
+    code, _, err = main("check", "--case", "no such", "--backends", "torch", "--device", "cpu")
+    assert (code, f"prints the {len(names)} names" in err) == (2, True)
+
+
 FOUND = ("--json", "found.json", "--junit", "found.xml")
 
 

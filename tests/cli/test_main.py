@@ -238,7 +238,6 @@ BAD = {
         ("check", "--device", "cpu", "--case", "shape 37x"),
         "unknown case 'shape 37x'; did you mean 'shape 37x2' or 'shape 37x1' or 'shape 37x33'? --case '' prints the ",
     ),
-    "no case": (("check", "--device", "cpu", "--case", ""), "--case '': the cases of softmax are 'shape 37x1', 'shape 37x2', "),
     "two patterns in one": (
         ("check", "--case", "shape 0x16,shape 16x0", "--device", "cpu"),
         "16x0'; each pattern needs its own --case; --case ''",
