@@ -62,9 +62,6 @@ def stored(
     return run_samples(found, source=source)
 
 
-ORDERS = ((0, 1), (1, 0))  # candidate's and reference's place: AB BA BA AB
-
-
 def interleaved(rng, cells, *, processes=1, rounds=20, process_sd=0.002, sigma=0.003, slowdown=lambda i: 0.0, outliers=0.03, drift=0.0):
     """A candidate and a reference in one run; `process_sd` is that of one backend."""
     found = {}

@@ -119,11 +119,7 @@ SHARED = {"causal": True, "sink": FULL, "shares": True}
     ("change", "direction", "given"),
     [
         *((change, direction, SHARED) for direction in (FORWARD, BACKWARD) for change in OF_SHARED),
-        *(
-            (change, FORWARD, {"mask": mask, "axes": "BHSN"})
-            for change in ("right", "first factor", "no NaN")
-            for mask in (torch.bool, BRAIN)
-        ),
+        *((change, FORWARD, {"mask": mask, "axes": "BHSN"}) for change in OF_MASKED for mask in (torch.bool, BRAIN)),
     ],
 )
 def test_results_are_compared_with_float64(monkeypatch, change, direction, given):
