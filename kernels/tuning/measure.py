@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from ..common.cuda_library import BuildError
-from ..plans.table import Cell, Kind, Lines, TableError, family_name, family_of, lines_of, table, tuned_file, written
+from ..plans.table import VARIABLE, Cell, Kind, Lines, TableError, family_name, family_of, lines_of, table, tuned_file, written
 from .fit import NOW, Timed, imagined, judge, table_of, with_now
 from .languages import DTYPES, Call, Cuda, Language, Operands, Triton
 from .shapes import FAMILIES, HELD_OUT, Shape, draw
@@ -221,6 +221,7 @@ def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[C
 
 
 if __name__ == "__main__":
+    os.environ.setdefault(VARIABLE, "")  # the plans of now are the shipped ones, also after an earlier start wrote others
     try:
         main(float(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None, bool(sys.argv[3]))
     except KeyboardInterrupt:
