@@ -71,7 +71,7 @@ def list_backends(
     wanted_problems, solutions = operations.with_solutions([problem] if problem else [])
     flags = from_flags({**given, "plugins": [*(given["plugins"] or ()), *solutions]})
     with interruptible():
-        listed = operations.names(wanted_problems) or []
+        listed = from_flags({"op": operations.names(wanted_problems)}).get("op", ())
         infos = run.infos(Settings.from_sources({}, flags), load=load, ops=listed)
     named, excluded = split_exclusions(one.strip() for one in pattern.split(","))
     wanted = named or [ALL]

@@ -283,6 +283,8 @@ BAD = {
     "a torn plugin to check": (("check", "--plugin", "torn.py"), "'(' was never closed (torn.py:1)"),
     "a plugin without a backend to check": (("check", "--plugin", "bare.py", "--device", "cpu"), "--plugin bare: import: its `backend`"),
     "a file of no run for a history": (("history", "torch", "torn.csv"), "no run in torn.csv has a time of it; torn.csv: is not a soft"),
+    "a list of no operation": (("list", "--op", "sotfmax"), "--op: unknown operation 'sotfmax'; did you mean 'softmax'?"),
+    "a list of half an operation": (("list", "--ops", "--op", "softmax(scale="), "'softmax(scale=' is no operation; write softmax, or"),
     "commits outside a repository": (("bisect", "a", "b"), "repository (or any of the parent directories): .git; run it in"),
     "an output that is a file": (("run", *SMALL, "--N", "8", "--output", "torn.csv"), "--output torn.csv: cannot be written"),
     "an output that cannot be made": (("run", *SMALL, "--N", "8", "--output", "/proc/none"), "--output /proc/none: cannot be written"),
