@@ -50,6 +50,7 @@ def run(of_losses=None, small=None, device="cpu"):
             dist.init_process_group(
                 "nccl" if device == "cuda" else "gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
             )
+            torch.manual_seed(0)  # the generator of a GPU would have another seed in each process
             for op, dtype in LOSSES:
                 loss(rank, op, dtype)
             logprob(rank)
