@@ -151,6 +151,8 @@ def _as_option(name: str, value: Any) -> object:
     if name in _SPECIAL:
         return _SPECIAL[name](value)
     kind = SETTINGS[name].kind
+    if kind not in (list[str], str) and isinstance(value, list | tuple):
+        raise UsageError(f"{name}: must be one number, not {one_line(repr(value), 80)}")
     return _listed(value) if kind == list[str] else str(value) if kind is str else _plain(value)
 
 

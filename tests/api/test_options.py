@@ -67,6 +67,7 @@ def test_errors_are_those_of_the_command_line():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"rounds": [4, 8]}, r"^rounds: must be one number, not \[4, 8\]$"),
         ({"set": 5}, r"^set: 5 is no set of parameters; write \{'scale': 0.7\}"),
         ({"plugins": [5]}, "^plugins: 5 is no plugin file"),
         ({"M": []}, "^M: is empty; give a value, or leave it out$"),
