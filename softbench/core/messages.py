@@ -301,6 +301,8 @@ class TimeUsersCall(Request[Done], frozen=True, tag="users"):
     """Measure host times of what users call, and add them to those of earlier rounds."""
 
     batch_ms: float
+    beside: tuple[dict[str, str], str] | None = None
+    """The source and the name of the reference, whose call is timed in turns with those of others: processes differ by more than calls."""
 
 
 class TimeHost(Request[Done], frozen=True, tag="host"):

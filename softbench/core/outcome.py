@@ -184,8 +184,8 @@ class Profile:
     do_bench_us: tuple[Us, ...] = ()
     """What `triton.testing.do_bench` finds for single calls in a short sample, microseconds: the host is in it where it is slower."""
     users_us: tuple[tuple[Us, ...], ...] = ()
-    """Host times of single calls that users make, microseconds: without autograd, recorded by it, and with the backward. Empty unless the
-    timer is `host`."""
+    """Host times of single calls that users make, microseconds: without autograd, recorded by it, and with the backward. Then those of the
+    reference in the same process, if it has such a call. Empty unless the timer is `host`."""
     product_tflops: NotNegative | None = None
     """Of the yardstick, in a case with matrix products: their rate alone, or that of the fastest one of its dtype, in 10^12 a second."""
 

@@ -9,11 +9,11 @@ from rich.table import Table
 
 from softbench.core import text as units
 from softbench.report import markup, rich_tables
-from softbench.results.columns import USERS, Row, grouped
+from softbench.results.columns import OVER_REFERENCE, USERS, Row, grouped
 
 MODES = ("without autograd", "recorded by autograd", "with backward")
 """The calls, in the order of USERS."""
-TITLE = "host time of users' calls, median over the cases, and its ratio to {}"
+TITLE = "host time of users' calls, median over the cases, and its ratio to {} in the same process"
 
 
 def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -22,14 +22,13 @@ def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     backends = list(dict.fromkeys(row.backend for row in timed))
     lines = []
     for op, some in grouped(timed, lambda row: row.op).items():
-        for mode, column in zip(MODES, USERS, strict=True):
-            us = {(row.backend, row.case): getattr(row, column) for row in some if getattr(row, column)}
+        for mode, column, over_reference in zip(MODES, USERS, OVER_REFERENCE, strict=True):
             line = [op, mode]
             for name in backends:
-                own = {row.case: us[name, row.case] for row in some if row.backend == name and (name, row.case) in us}
-                others = {row.case: us.get((row.relative_to, row.case)) for row in some if row.backend == name != row.relative_to}
-                ratios = [own[case] / other for case, other in others.items() if case in own and other]
-                line.append(units.micros(median(own.values())) + (f" {median(ratios):.2f}x" if ratios else "") if own else "")
+                own = [row for row in some if row.backend == name and getattr(row, column)]
+                ratios = [ratio for row in own if (ratio := getattr(row, over_reference))]
+                us = units.micros(median(getattr(row, column) for row in own)) if own else ""
+                line.append(us + (f" {median(ratios):.2f}x" if ratios else ""))
             lines.append(line)
     return ["operation", "call", *backends], lines
 

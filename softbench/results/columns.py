@@ -30,6 +30,8 @@ HARMLESS = frozenset({L2_RESIDENT, COMPUTE_BOUND, "graph-breaks"})
 """Labels that describe a result without casting doubt on it."""
 USERS = ("no_grad_us", "recorded_us", "training_us")
 """The columns of a call that users make, in the order of `Profile.users_us`."""
+OVER_REFERENCE = ("no_grad_ratio", "recorded_ratio", "training_ratio")
+"""The columns of its ratio to the reference's call, in the same order."""
 DOUBTFUL = frozenset(LABELS) - HARMLESS
 """Labels that cast doubt on a result."""
 
@@ -139,6 +141,12 @@ class Row:
     """Its host time, recorded by autograd."""
     training_us: float | None = None
     """Its host time with the backward."""
+    no_grad_ratio: float | None = None
+    """`no_grad_us` over the host time of the reference's call, timed in turns in the same processes."""
+    recorded_ratio: float | None = None
+    """The same ratio of `recorded_us`."""
+    training_ratio: float | None = None
+    """The same ratio of `training_us`."""
 
     @property
     def case(self) -> CaseKey:

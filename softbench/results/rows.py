@@ -16,7 +16,7 @@ from softbench.core.json import JsonObject
 from softbench.core.outcome import Build, Checked, Failed, Measured, Profile, Record, Skipped, Timing
 from softbench.ops.registry import operation
 from softbench.results import labels
-from softbench.results.columns import IMPLAUSIBLE, L2_RESIDENT, USERS, Row
+from softbench.results.columns import IMPLAUSIBLE, L2_RESIDENT, OVER_REFERENCE, USERS, Row
 from softbench.results.document import device_name, units_of
 
 
@@ -146,7 +146,10 @@ def _sampling(timing: Timing | None, spread: stats.Spread) -> JsonObject:
 
 def _users(profile: Profile) -> JsonObject:
     """The columns of the users' call."""
-    return {name: statistics.median(us) for name, us in zip(USERS, profile.users_us, strict=False) if us}
+    medians = [statistics.median(us) if us else None for us in profile.users_us]
+    own, others = medians[: len(USERS)], medians[len(USERS) :]
+    ratios = [a / b if a and b else None for a, b in zip(own, others, strict=False)]
+    return dict(zip(USERS, own, strict=False)) | dict(zip(OVER_REFERENCE, ratios, strict=False))
 
 
 def _telemetry(timing: Timing | None) -> JsonObject:

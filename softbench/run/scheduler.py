@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from softbench.core import statistics
 from softbench.core.case import YARDSTICK, Case
+from softbench.core.json import to_json
 from softbench.core.messages import (
     BuildCase,
     CheckOutputs,
@@ -288,10 +289,15 @@ class Scheduler:
         if self.plan.device == "cuda" and self.plan.settings.profile != "off":
             slots = self._ask_measured([[slot] for slot in slots], TimeHost(batch_ms, l2))
             for _ in range(USERS_ROUNDS if self.plan.timer == "host" else 0):
-                slots = self._ask_measured([[slot] for slot in slots], TimeUsersCall(batch_ms))
+                slots = self._ask_measured([[slot] for slot in slots], TimeUsersCall(batch_ms, self._reference()))
             slots = self._ask_measured([slots], StartTrace(l2))
             slots = self._ask_measured([[slot] for slot in slots], TraceCalls(batch_ms, l2))
         self._ask_measured([slots], EndProfile())
+
+    def _reference(self) -> tuple[dict[str, str], str] | None:
+        """The source and the name of the reference backend."""
+        infos = [slot.info for slot in self.slots if slot.name == self.plan.settings.relative_to]
+        return (to_json(infos[0].origin), infos[0].name) if infos else None
 
     def _ask_measured(self, groups: list[list[WorkerSlot]], request: Request[Done | Profiled]) -> list[WorkerSlot]:
         """Ask one group after the other; returns the slots that replied.

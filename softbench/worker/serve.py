@@ -89,8 +89,8 @@ def handle(server: Server, request: Request[Any]) -> Reply:
             return server.measure_products()
         case messages.TimeHost(batch_ms, l2):
             return server.time_host(batch_ms, l2)
-        case messages.TimeUsersCall(batch_ms):
-            return server.time_users_call(batch_ms)
+        case messages.TimeUsersCall(batch_ms, beside):
+            return server.time_users_call(batch_ms, beside and (PluginSource(**beside[0]), beside[1]))
         case messages.StartTrace(l2):
             return server.start_trace(l2)
         case messages.TraceCalls(batch_ms, l2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -286,12 +287,16 @@ class Server:
             self._try_profiler(partial(timers.meter.untraced, call, l2))
         return Done()
 
-    def time_users_call(self, batch_ms: float) -> Done:
-        """Measure a round of host times of what users call. If it fails, the cell has no times of this round."""
+    def time_users_call(self, batch_ms: float, beside: tuple[PluginSource, str] | None = None) -> Done:
+        """Measure a round of host times of what users call. If it fails, the cell has no times of this round.
+
+        `beside`: the source and the name of a backend whose call is timed in turns with that of another one.
+        """
         before, meter = self.graphs.count(), self.timers and self.timers.meter
         try:
             if self.users is None and meter and (call := user_call(self.backend, self._case())):
-                self.users = UsersCall(call, self._inputs())
+                other = user_call(self._beside(*beside), self._case()) if beside and beside[1] != self.backend.name else None
+                self.users = UsersCall(self._inputs(), call, *([other] if other else []))
             if self.users is not None and meter:
                 found = self.users.us(partial(meter.host, batch_ms=batch_ms))
                 earlier = self.profile.users_us or ((),) * len(found)
@@ -302,6 +307,10 @@ class Server:
             log(error)
         self.graphs_built += self.graphs.count() - before  # compiled for users' calls only
         return Done()
+
+    @functools.cache  # noqa: B019 - a worker has one server
+    def _beside(self, source: PluginSource, name: str) -> Backend:
+        return next(backend for backend in load(source, declarations()) if backend.name == name)
 
     def start_trace(self, l2: str) -> Done:
         """Start the profiler."""

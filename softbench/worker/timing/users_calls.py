@@ -11,13 +11,40 @@ from softbench.plugins.backend import Call
 
 Host = Callable[[Call], list[float]]
 """A timer: microseconds of single calls."""
+Times = tuple[tuple[float, ...], ...]
 
 
 class UsersCall:
-    """What users call for a case, with its tensors."""
+    """What users call for a case, with its tensors; beside it perhaps what they would call otherwise."""
+
+    def __init__(self, given: Sequence[torch.Tensor], *functions: Callable[..., object]) -> None:
+        """`functions` of the tensors: the first result of each is differentiable in the first tensor, of which it has a copy."""
+        self.functions = [_Function(function, given) for function in functions]
+        self.order = -1
+
+    def us(self, host: Host) -> Times:
+        """Microseconds of single calls in a round: of each function in that order.
+
+        The functions take turns, and in each round another one begins.
+        """
+        self.order = -self.order
+        with torch.no_grad():
+            without = self._in_turns(host, [one.call for one in self.functions])
+        with torch.enable_grad():
+            recorded = self._in_turns(host, [one.call for one in self.functions])
+            training = self._in_turns(host, [one.training() for one in self.functions])
+        return tuple(us for one in zip(without, recorded, training, strict=True) for us in one)
+
+    def _in_turns(self, host: Host, calls: Sequence[Call]) -> Times:
+        for call in calls:
+            host(call)  # after a pause the first calls take two to three times as long
+        return tuple(tuple(host(call)) for call in calls[:: self.order])[:: self.order]
+
+
+class _Function:
+    """A function with its tensors. A loss may write over the first one."""
 
     def __init__(self, function: Callable[..., object], given: Sequence[torch.Tensor]) -> None:
-        """`function` of the tensors: its first result is differentiable in the first of them, which is copied: a loss may write over it."""
         x, *others = (tensor.detach() for tensor in given)
         self.leaf = leaf = x.clone().requires_grad_()
 
@@ -28,21 +55,12 @@ class UsersCall:
 
         self.call = call
 
-    def us(self, host: Host) -> tuple[tuple[float, ...], ...]:
-        """Microseconds of single calls in a round, in that order."""
-        with torch.no_grad():
-            without = _warm(host, self.call)
-        with torch.enable_grad():
-            recorded = _warm(host, self.call)
-            dy = torch.ones_like(self.call())
+    def training(self) -> Call:
+        """The call with its backward."""
+        dy = torch.ones_like(self.call())
 
-            def training() -> None:
-                torch.autograd.backward(self.call(), dy)
-                self.leaf.grad = None
+        def call() -> None:
+            torch.autograd.backward(self.call(), dy)
+            self.leaf.grad = None
 
-            return without, recorded, _warm(host, training)
-
-
-def _warm(host: Host, call: Call) -> tuple[float, ...]:
-    host(call)  # after a pause the first calls take two to three times as long
-    return tuple(host(call))
+        return call

@@ -233,12 +233,16 @@ def test_a_users_call_is_timed_without_autograd_recorded_and_with_its_backward(m
 
     loaded = ready(monkeypatch, device.meter())
     loaded.case, loaded.inputs = Case(2, 3, "fp32", Direction.FORWARD, "cpu"), (torch.ones(2, 3),)
-    for backend, expected in ((types.SimpleNamespace(user_call=lambda case: function), [5, 5, 12]), (object(), [])):
+    named, beside = types.SimpleNamespace(name="mine", user_call=lambda case: function), (None, "theirs")
+    theirs = types.SimpleNamespace(name="theirs", user_call=lambda case: lambda x: function(function(x)[0]))
+    monkeypatch.setattr(loaded, "_beside", lambda source, name: theirs)
+    mine = [5, 5, 12]
+    for backend, expected in ((named, [*mine, 10, 10, 24]), (theirs, [10, 10, 24]), (types.SimpleNamespace(name="none"), [])):
         loaded.backend, loaded.timers = backend, loaded._ready("cold")[0]
         loaded.time_host(1, "cold")
-        loaded.time_users_call(1)
+        loaded.time_users_call(1, beside)
         one = loaded.profile.users_us
-        loaded.time_users_call(1)
+        loaded.time_users_call(1, beside)
         assert [set(samples) for samples in one] == [{us} for us in expected]
         assert loaded.profile.users_us == tuple(2 * samples for samples in one)
     assert set(calls) == {False, True}
