@@ -57,7 +57,7 @@ from softbench.worker.timing.matrix_products import tflops, tflops_alone
 from softbench.worker.timing.rotating_inputs import CLOCK_NS, RotatingInputs
 from softbench.worker.timing.timers import Timers, bind, synchronize
 from softbench.worker.timing.trace import NoKernelError
-from softbench.worker.timing.users_calls import UsersCall
+from softbench.worker.timing.users_calls import TURNS, UsersCall
 
 DO_BENCH_WARMUP_MS = 1.0  # of its short sample; the rounds have warmed the call up
 CLOCK = time.perf_counter  # bound before a plugin can patch it
@@ -298,7 +298,7 @@ class Server:
                 other = user_call(self._beside(*beside), self._case()) if beside and beside[1] != self.backend.name else None
                 self.users = UsersCall(self._inputs(), call, *([other] if other else []))
             if self.users is not None and meter:
-                found = self.users.us(partial(meter.host, batch_ms=batch_ms))
+                found = self.users.us(partial(meter.host, batch_ms=batch_ms / TURNS))
                 earlier = self.profile.users_us or ((),) * len(found)
                 self.profile = replace(self.profile, users_us=tuple((*one, *more) for one, more in zip(earlier, found, strict=True)))
         except Exception as error:

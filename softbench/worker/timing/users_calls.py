@@ -11,6 +11,8 @@ from softbench.plugins.backend import Call
 
 Host = Callable[[Call], list[float]]
 """A timer: microseconds of single calls."""
+TURNS = 5
+"""Of each function in a round. From one round to the next, autograd's thread may take half as long again."""
 Times = tuple[tuple[float, ...], ...]
 
 
@@ -23,11 +25,7 @@ class UsersCall:
         self.order = -1
 
     def us(self, host: Host) -> Times:
-        """Microseconds of single calls in a round: of each function in that order.
-
-        The functions take turns, and in each round another one begins.
-        """
-        self.order = -self.order
+        """Microseconds of single calls in a round: of each function in that order. They take turns, as does which one begins."""
         with torch.no_grad():
             without = self._in_turns(host, [one.call for one in self.functions])
         with torch.enable_grad():
@@ -38,7 +36,12 @@ class UsersCall:
     def _in_turns(self, host: Host, calls: Sequence[Call]) -> Times:
         for call in calls:
             host(call)  # after a pause the first calls take two to three times as long
-        return tuple(tuple(host(call)) for call in calls[:: self.order])[:: self.order]
+        found: list[list[float]] = [[] for _ in calls]
+        for _ in range(TURNS):
+            self.order = -self.order
+            for us, call in list(zip(found, calls, strict=True))[:: self.order]:
+                us += host(call)
+        return tuple(map(tuple, found))
 
 
 class _Function:
