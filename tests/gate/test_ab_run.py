@@ -89,6 +89,21 @@ def compare(tmp_path, *runs, base=None, **flags):
     return ab_run.compare(measure, asked_for(tmp_path, **flags), "new", "old", RULES, base), measure.asked
 
 
+@pytest.mark.parametrize(("sd", "told"), [(0.01, 0), (0.1, 1)])
+def test_noise_in_which_equal_code_ends_inconclusive_is_told_before_the_second_look(tmp_path, sd, told):
+    texts, at = [], []
+    measure = Answers(tmp_path, *(interleaved(dice(i), 10, processes=p, process_sd=sd) for i, p in enumerate((6, 6, 12))))
+
+    def tell(text):
+        texts.append(text)
+        at.append(len(measure.asked))
+
+    report = ab_run.compare(measure, asked_for(tmp_path), "new", "old", RULES, tell=tell)
+    assert (len(texts), at) == (told, [1] * told)
+    assert report.exit_code == (3 if told else 0)
+    assert all("after 24 pairs" in text and "--wait 10m" in text for text in texts)
+
+
 def slow(i):
     return 0.08 if i in (2, 5) else 0
 
@@ -179,13 +194,13 @@ def test_a_plan_that_cannot_reject_is_refused_before_measuring(main, monkeypatch
 
 
 def test_fresh_pairs_measure_only_their_cases():
-    flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 8, "device": "cpu"}
+    flags = {"M": (4,), "N": (8, 16), "processes": 1, "rounds": 8, "device": "cpu", "wait": 60.0}
     asked = ab_run.ab_request(RunRequest({}, flags, False, None, False, "", ""), "new", "old")
     assert asked.flags["backends"] == ("new", "old")
     assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
     again = ab_run.confirmation(asked, [CellKey("new", "forward", "fp32", 4, 16)], 3)
     assert [(sweep.M, sweep.N) for sweep in again.config["sweep"]] == [((4,), (16,))]
-    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in "MN"}, "processes": 3}
+    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in ("M", "N", "wait")}, "processes": 3}
     with pytest.raises(UsageError, match="self-test"):
         ab_run.ab_request(asked, "a", "a")
 
