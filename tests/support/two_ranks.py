@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -60,6 +61,8 @@ def run(of_losses=None, small=None, device="cpu"):
             dist.destroy_process_group()
         except BaseException as error:
             print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
+            if rank:
+                os.kill(os.getppid(), signal.SIGTERM)  # it may wait for this rank on a GPU, without end
             raise
         finally:
             if rank:
