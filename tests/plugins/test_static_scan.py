@@ -86,7 +86,7 @@ def test_list_and_run_take_the_same_names(package, assigned):
 NAMED = {
     ("mine", "torch"): "--candidate mine: names a plugin source and no backend; name one of its backends: my-softmax",
     ("t*rch", "torch"): "--candidate t*rch: is a pattern; name one backend: torch",
-    ("torch", "mine"): "--reference: unknown backend 'mine'; known are my-softmax, torch",
+    ("torch", "mine"): "--reference: unknown backend 'mine'; known are my-softmax, torch; --plugin NAME=FILE adds a kernel of your own",
 }
 
 
