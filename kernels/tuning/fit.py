@@ -60,24 +60,38 @@ def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int, now: 
 
 
 def imagined(
-    language: str, timed: Sequence[Timed], families: Sequence[Family], sms: int, makes: Callable[[Shape], Iterable[Family]]
+    language: str,
+    timed: Sequence[Timed],
+    families: Sequence[Family],
+    sms: int,
+    now: dict[Kind, tuple[Cell, ...]],
+    makes: Callable[[Shape], Iterable[Family]],
 ) -> list[Timed]:
-    """Shapes that were not timed, with the means of what the families that make a plan lose around them, as times."""
+    """Shapes that were not timed, with the means of what the families that make a plan lose around them, as times.
+
+    What the plans of `now` lose is that of shapes whose cells have the same family: its next cell may have a plan of another kind.
+    """
     import numpy as np
 
-    places = np.array([_place(one.shape, sms) for one in timed])
-    columns = [*families, NOW]
-    lost, number = np.array([_lost(one, columns) for one in timed]), {family: at for at, family in enumerate(columns)}
+    table = Table("", now)
+
+    def kept(shape: Shape) -> Family:
+        return *NOW, *next(table.ranked(shape.kind, shape.row_bytes, shape.kib_per_sm(sms)), ())
+
+    places, cells = np.array([_place(one.shape, sms) for one in timed]), [kept(one.shape) for one in timed]
+    number = {family: at for at, family in enumerate(dict.fromkeys([*families, *cells]))}
+    lost = np.array([_lost(one, [NOW if of == cell else of for of in number]) for one, cell in zip(timed, cells, strict=True)])
     found = []
     for shape in (draw(at, language) for at in range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
-        nearest = lost[np.square(places - _place(shape, sms)).sum(1).argsort(kind="stable")]
-        near = {
-            family: column[~np.isnan(column)][:NEIGHBOURS] for family in (*makes(shape), NOW) for column in [nearest[:, number[family]]]
-        }
-        times = {family: math.exp(losses.mean()) for family, losses in near.items() if losses.size}
-        now = times.pop(NOW)
+        nearest, cell = lost[np.square(places - _place(shape, sms)).sum(1).argsort(kind="stable")], kept(shape)
+        times = {}
+        for family in number.keys() & {*makes(shape), cell}:
+            losses = nearest[:, number[family]]
+            if (near := losses[~np.isnan(losses)][:NEIGHBOURS]).size:
+                times[family] = math.exp(near.mean())
+        before = times.pop(cell, 1.0)
         if times:
-            found.append(Timed(shape, 1.0, now, times))
+            found.append(Timed(shape, 1.0, before, times))
     return found
 
 

@@ -209,7 +209,7 @@ def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[C
         sys.exit(f"softbench: tune: the time is too short to time shapes of {language.name}; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     cells = {kind: [Cell(math.inf, math.inf, NOW)] for kind in now}
-    cells |= table_of([*known, *imagined(language.name, known, families, sms, language.makes)], families, sms, now)
+    cells |= table_of([*known, *imagined(language.name, known, families, sms, now, language.makes)], families, sms, now)
     found = judge(held_out, cells, sms)
     lines = {kind: lines_of(with_now(of_kind, now.get(kind, ()))) for kind, of_kind in cells.items()}
     kept = found.gained <= 1

@@ -83,10 +83,18 @@ def test_shapes_that_were_not_timed_have_the_families_of_the_nearest_ones():
     long, short = (
         [timed(N * n, 8_000_000 // N, {SHORT: fast, LONG: slow}) for n in (16, 20)] for N, fast, slow in ((64, 1.0, 1.2), (8192, 1.2, 1.0))
     )
-    found = imagined("cuda", [*short, *long], FAMILIES["cuda"], SMS, lambda shape: (SHORT, LONG) if shape.which == "forward" else ())
+    found = imagined("cuda", [*short, *long], FAMILIES["cuda"], SMS, {}, lambda shape: (SHORT, LONG) if shape.which == "forward" else ())
     assert len(found) > 500 and all(one.shape.which == "forward" for one in found)
     fastest = [(one.shape.row_bytes, min(one.families, key=one.families.get)) for one in found if one.shape.size == 2]
     assert {family for row, family in fastest if row < 4000} == {SHORT} and {family for row, family in fastest if row > 150_000} == {LONG}
+
+
+def test_plans_of_now_lose_what_their_family_loses():
+    now = {KIND: (Cell(4096, math.inf, SHORT), Cell(math.inf, math.inf, LONG))}
+    every = [timed(N, 8_000_000 // N, {SHORT: 10.0, LONG: 10.0}) for N in (256, 512, 1024)]
+    found = imagined("cuda", every, FAMILIES["cuda"], SMS, now, lambda _: (SHORT, LONG))
+    short, long = ([one.now for one in found if one.shape.kind == KIND and (one.shape.row_bytes <= 4096) == of] for of in (True, False))
+    assert len(short) > 50 and short == pytest.approx([1.2] * len(short)) and len(long) > 50 and set(long) == {1.0}
 
 
 def test_records_survive_an_interrupt(tmp_path):
