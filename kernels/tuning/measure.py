@@ -29,8 +29,8 @@ from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
 POOL_BYTES = 3 << 29
 """Of memory for inputs, and as much for results."""
-ROTATED_BYTES = 160 << 20
-"""Operands are used again after launches that move so many bytes: several times what L2 holds."""
+ROTATED = 3
+"""Operands are used again after launches that move so many times what L2 holds."""
 MOST_SETS = 24
 ENOUGH_US = 450
 """Launches of one measurement take about so long together."""
@@ -38,7 +38,7 @@ FEWEST, MOST = 6, 24
 """Launches of one measurement."""
 HOST_US = 24
 """That the host takes for a launch, at most. A kernel that sleeps lets it queue launches before they start."""
-CYCLES_OF_US = 1900
+CYCLES_OF_US = 1900  # about an H200's
 BAR = 30  # columns of the progress
 FINALISTS, ROUNDS = 4, 2
 """The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
@@ -50,6 +50,7 @@ class Timer:
     def __init__(self) -> None:
         self.inputs = torch.empty(POOL_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
         self.results = torch.empty_like(self.inputs)
+        self.rotated_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
         self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def operands(self, shape: Shape) -> list[Operands]:
@@ -57,7 +58,7 @@ class Timer:
         bytes_of = {size: shape.M * shape.N * size for size in (shape.size, shape.written_size)}
         apart = {size: -(-each // 512) * 512 for size, each in bytes_of.items()}
         read, write = shape.reads * apart[shape.size], apart[shape.written_size]
-        count = max(1, min(MOST_SETS, ROTATED_BYTES // (read + write) + 2, POOL_BYTES // max(read, write)))
+        count = max(1, min(MOST_SETS, self.rotated_bytes // (read + write) + 2, POOL_BYTES // max(read, write)))
 
         def view(pool: torch.Tensor, size: int, number: int) -> torch.Tensor:
             at = number * apart[size]
