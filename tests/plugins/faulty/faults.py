@@ -2,9 +2,7 @@
 
 import ctypes
 import os
-import resource
 import time
-from pathlib import Path
 
 import torch
 
@@ -50,12 +48,6 @@ def from_call(number, fault):
     return call
 
 
-def starve(x):
-    """Leaves the process no more memory than a copy of its input needs, and the float64 reference needs more."""
-    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (held + 3 * x.nbytes, resource.RLIM_INFINITY))
-
-
 CHECKED, TIMED = 2, 25  # a case of one row has a call for each kind of structured row
 
 backends = [
@@ -73,7 +65,6 @@ late = [
     Faulty("dies-in-time", call=from_call(TIMED, lambda x: ctypes.string_at(0))),
     Faulty("raises-in-time", call=from_call(TIMED, lambda x: x.view(-1, 7))),
     Faulty("asks-for-too-much", call=lambda x: torch.empty(2**50, dtype=torch.uint8)),
-    Faulty("starves-the-reference", call=from_call(CHECKED, starve)),
 ]
 """They fail in a later phase than the build: in the check, or while they are timed."""
 
