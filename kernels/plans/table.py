@@ -123,7 +123,7 @@ def table(language: str, card: str, capability: int) -> Table:
 def _of_card(language: str, path: Path, card: str, advice: str) -> dict[str, Any]:
     found = _read(language, path, advice)
     if card and found["card"] != card:
-        raise TableError(f"{path} has the plans of {found['card']}, and this card is {card}: softbench tune writes those of this card")
+        raise TableError(f"{path} has the plans of {found['card']}, and this card is {card}; {advice}")
     return found
 
 

@@ -54,7 +54,7 @@ def test_another_file_is_refused_in_one_line(chosen, text):
 
 
 def test_a_table_of_another_card_is_refused(chosen):
-    with pytest.raises(TableError, match="has the plans of mine, and this card is another: softbench tune writes those of this card"):
+    with pytest.raises(TableError, match=r"has the plans of mine, and this card is another; name another one in \$SOFTBENCH_PLANS"):
         chosen("another")
 
 
