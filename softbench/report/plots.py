@@ -86,8 +86,9 @@ def drawings(runs: Runs, kind: str = "curves", over: str = "") -> Iterator[Drawi
         return [*found, bandwidth(some)]
 
     data = curves.Runs([by_slice(panels, run) for _, run in runs], style.styles(rows), style.sources(runs))
+    absent = "no cell has a fraction of copy: the bandwidth is drawn" if kind == "curves" and len(quantities(drawn)) == 1 else ""
     for name, some, note in sheets(panels):
-        yield Drawing(name, curves.figure(data, some, quantities), note)
+        yield Drawing(name, curves.figure(data, some, quantities), "; ".join(filter(None, (absent, note))))
 
 
 def sheets(panels: Sequence[P]) -> Iterator[tuple[str, list[P], str]]:

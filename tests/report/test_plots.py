@@ -57,6 +57,12 @@ def test_many_panels_have_a_file_for_each_pass_or_dtype_with_the_largest(tmp_pat
     assert "backward fp32, M = 1 -->" not in text  # it has one shape less
 
 
+def test_curves_without_a_fraction_of_copy_say_that_they_draw_the_bandwidth(tmp_path, rows):
+    alone = [(Path("a.csv"), [replace(row, of_copy=None) for row in rows if row.backend == "ours"])]
+    notes = [plots.write(alone, tmp_path / "o.svg", kind)[0].note for kind in ("curves", "bandwidth")]
+    assert notes == ["no cell has a fraction of copy: the bandwidth is drawn", ""]
+
+
 @pytest.mark.slow
 def test_many_backends_are_drawn_without_warnings(main):
     code, out, err = main("plot", RESULTS / "strategies.csv", "--kind", "costs", "-o", "s.svg")
