@@ -186,6 +186,8 @@ class CheckReport:
     """The exit code of the interruption."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """By backend: the plugin that it comes from, if the user named that."""
+    alone: bool = False
+    """True if the one backend of a plugin was checked without its name, which a backend of softbench may have too."""
 
     @property
     def nothing(self) -> str:
@@ -223,8 +225,7 @@ class CheckReport:
             "check",
             *(["--sanitize"] if self.sanitized else []),
             *(["--invariance"] if self.invariance else []),
-            "--backends",
-            finding.backend,
+            *([] if self.alone else ["--backends", finding.backend]),
             f"--case={finding.item if self.invariance else escape(finding.item)}",
             "--direction",
             finding.direction,
@@ -251,12 +252,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
     done, total, interrupted = 0, 0, 0
     sanitizer = _sanitizer() if request.sanitize else None
     try:
-        with Session(
-            settings.device,
-            settings.timeout["import"],
-            request.sources(),
-            sanitizer=sanitizer,
-        ) as session:
+        with Session(settings.device, settings.timeout["import"], request.sources(), sanitizer=sanitizer) as session:
             if sanitizer and session.gpu is None:
                 raise UsageError("--sanitize: compute-sanitizer looks at the memory of a CUDA GPU, and the backends run on the CPU")
             cases = [case for case in _cases(session.pool, request) if not (sanitizer and case[2])]  # those fill the GPU's memory
@@ -296,6 +292,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         total - done,
         interrupted,
         {slot.name: slot.info.origin.shown for slot in chosen if slot.info.origin.shown in request.plugins},
+        request.alone and len(chosen) == 1,
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import time
 from contextlib import nullcontext
@@ -103,6 +104,16 @@ def test_without_backends_only_those_of_the_plugin_are_checked(main, tmp_path, b
         assert found == {"mine", "spare"}
     else:
         assert found == {"torch"} if backends[1] == "torch" else found > {"torch", "naive", "mine"}
+
+
+def test_the_command_that_repeats_a_finding_takes_a_plugin_that_has_the_name_of_a_backend(main, tmp_path):
+    (tmp_path / "naive.py").write_text("def softmax(x):\n    return x\n")
+    given = ("--plugin", "naive.py", "--case", "shape 37x2", "--dtype", "fp32", "--direction", "forward", "--device", "cpu")
+    code, _, err = main("check", *given)
+    (line,) = (line for line in err.splitlines() if line.startswith("  softbench check"))
+    assert (code, "naive is wrong" in err) == (1, True)
+    code, _, again = main(*shlex.split(line)[1:])
+    assert (code, again) == (1, err)
 
 
 def test_an_empty_pattern_prints_all_names(main):
