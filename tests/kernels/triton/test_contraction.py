@@ -145,7 +145,7 @@ def losses(h100, logprob):
     yield loss_launches._tile("reduction", short, (512,), options), [data, target, rows, rows, third]
     if not logprob:
         fused = loss_plans.fused_plan(wide, ("", 90), 2)
-        yield loss_launches._fused(wide, fused, (32000, 32000), every), [data, target, data, rows]
+        yield loss_launches._fused(wide, fused, (32000, 32000), every), [data, target, data, rows, None]
 
 
 @pytest.mark.slow
