@@ -1,6 +1,7 @@
 """`softbench history`: a target over the commits of stored runs."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from composite import git
@@ -9,6 +10,8 @@ from gating import dice, interleaved, stored_run
 from softbench.gate import paired, run_files
 from softbench.gate.commits import SHORT
 from softbench.gate.verdicts import Rules
+from softbench.report.board.history import Point, times
+from softbench.results import rows as results
 
 RULES = Rules(margin=paired.MARGIN)
 
@@ -46,6 +49,20 @@ def test_the_commit_that_changed_a_target_is_named_and_drawn(main, stored, tmp_p
     assert text.index(f"<code>{stored[2]}") < text.index(f"<code>{stored[1]}") < text.index(f"<code>{stored[0]}")
     assert (text.count("<svg"), text.count('<g class="bad">'), text.count("<circle")) == (2, 2, 6)
     assert "<b>Change" not in text and "&lt;b&gt;Change" in text
+
+
+def test_backends_of_an_operation_are_not_taken_for_its_commits(main, stored, tmp_path):
+    code, out, _ = main("history", "softmax")
+    assert (code, out) == (0, "history.html\n"), "the slower one is not a later commit of the other"
+    text = (tmp_path / "history.html").read_text()
+    assert "new forward" in text and "old forward" in text
+
+
+def test_doubtful_times_show_no_change(make_record):
+    row = results.row(make_record("ours", [10]), None, None, device="H200", run="r")
+    old, new = (Point(run, replace(row, low_us=9.9, high_us=10.1), None) for run in "ab")
+    assert times(old, new) is not None
+    assert times(old, new._replace(row=replace(new.row, labels="busy"))) is None
 
 
 def test_a_target_that_no_run_has_is_one_line(main, stored):

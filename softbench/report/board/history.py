@@ -120,10 +120,10 @@ def _product(first: Ratio, second: Ratio) -> Ratio:
 
 
 def times(old: Point, new: Point) -> Ratio | None:
-    """The time of a point over that of another one, of process pairs in one run; None without intervals, or of two timers."""
+    """The time of a point over that of another, of process pairs in a run; None of a doubtful one, of two timers, or without intervals."""
     if old.run is new.run and (found := new.paired.get(old.row.backend)):
         return found
-    if not (old.row.ends and new.row.ends) or old.row.timer != new.row.timer:
+    if not (old.row.ends and new.row.ends) or old.row.timer != new.row.timer or old.row.doubtful or new.row.doubtful:
         return None
     return ratio(new.row.median_us or 0.0, new.ends, old.row.median_us or 0.0, old.ends)
 
@@ -168,7 +168,8 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
             if not any(fnmatchcase(name, target) for name in names):
                 continue
             pairs = _pairs(run, list(header.get("commits") or {})) if pairs is None else pairs
-            own = row.backend if fnmatchcase(row.backend, target) else row.backend.partition(".")[2]
+            of_backend = not any(fnmatchcase(name, target) for name in _origins(row, header))
+            own = row.backend if of_backend or fnmatchcase(row.backend, target) else row.backend.partition(".")[2]
             commit = one_line(str((header.get("commits") or {}).get(row.backend) or header.get("git_commit") or run.run), 60)
             case = " ".join(filter(None, (own, str(row.case), f"on {row.device}")))
             made.cases.setdefault(case, {}).setdefault(commit, []).append(
@@ -201,11 +202,16 @@ def _pairs(run: FoundRun, backends: Sequence[str]) -> dict[tuple[str, CaseKey], 
 
 def _names(row: Row, header: JsonObject) -> set[str]:
     """What a target may be called: the backend, the operation, and the function or the file that the backend comes from."""
+    return {row.backend, parse_op(row.op)[0], *_origins(row, header)}
+
+
+def _origins(row: Row, header: JsonObject) -> set[str]:
+    """The names of the function or the file that the backend comes from: backends of one origin are its commits, others are not."""
     op = parse_op(row.op)[0]
+    if function := str((header.get("functions") or {}).get(op) or ""):
+        return {name for name in (op, function.rpartition("/")[2], function.partition(":")[2]) if name}
     file = str((header.get("origins") or {}).get(row.backend) or "").rpartition("=")[2].rpartition("/")[2]
-    function = str((header.get("functions") or {}).get(op) or "")
-    own = function.rpartition("/")[2], function.partition(":")[2]
-    return {name for name in (row.backend, op, *(own if function else [file])) if name}
+    return {file} - {""}
 
 
 def _ordered(first: Mapping[str, str], repository: Path) -> list[Commit]:
