@@ -84,7 +84,7 @@ def check(new: RunSamples, base: RunSamples, allowed: Sequence[str] = ()) -> lis
 def unnoticed(*sides: RunSamples) -> list[str]:
     """A note for each file without digests."""
     files = dict.fromkeys(file for side in sides for file in side.undigested)
-    return [f"{file}: has no digest, as an earlier softbench wrote it, so a changed number is not noticed" for file in files]
+    return [f"{file}: has no digest, so a changed number is not noticed" for file in files]
 
 
 def check_threads(threads: int | None, base: RunSamples, allowed: Sequence[str]) -> None:

@@ -226,7 +226,8 @@ def check(plan: Plan, sides: Sides, by_op: Mapping[str, Target]) -> list[str]:
         for one, found in ((sides.candidate, facts), (sides.reference, before)):
             if found["lent"] and one.python != Path(sys.executable):
                 package = target.function.partition(":")[0].partition(".")[0]
-                raise UsageError(f"{one.shown}: has no package {package}; what Python finds there is that of softbench's own environment")
+                own = f"has no package {package}; what Python finds there is that of softbench's own environment"
+                raise UsageError(f"{one.shown}: {own}; give the command that installs it: --build, or build in softbench.toml")
         if facts["file"] and facts["file"] == before["file"] and not sides.one:
             both = f"{sides.candidate.shown} and {sides.reference.shown}"
             raise UsageError(f"{both} import {target.function} from the same file, so nothing is compared")

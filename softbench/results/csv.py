@@ -116,9 +116,7 @@ def unvouched(path: Path) -> list[str]:
         except ResultsError as error:
             return [f"{error}; so a changed number in {path.name} is not noticed"]
         if stored is None:
-            return [
-                f"{path}: {documents[0].name} has no digest of it, as an earlier softbench wrote it, so a changed number is not noticed"
-            ]
+            return [f"{path}: {documents[0].name} has no digest of it, so a changed number is not noticed"]
         with path.open("rb") as content:
             if hashlib.file_digest(content, new_digest).hexdigest() == stored:
                 return []

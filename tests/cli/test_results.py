@@ -169,7 +169,7 @@ def test_a_csv_whose_json_has_no_digest_of_it_is_shown_with_a_line(main, write):
     write(1)
     Path("a.json.gz").write_bytes(packed({"run": "r", "cells": []}))
     code, _, err = main("show", "a.csv")
-    text = "softbench: a.csv: a.json.gz has no digest of it, as an earlier softbench wrote it, so a changed number is not noticed\n"
+    text = "softbench: a.csv: a.json.gz has no digest of it, so a changed number is not noticed\n"
     assert (code, err) == (0, text)
 
 
