@@ -28,8 +28,9 @@ def show_plan(plan: Plan, seconds: float, resumed: str, stored: IsStored) -> Non
     hidden = 0 if verbosity.verbose() or len(cases) <= LISTED else len(cases) - LISTED
     pairs = [
         (
-            *(case.key, size(operation(case.op).largest_bytes(case))),
-            plan.too_large(case) or ("takes turns" if plan.takes_turns(case, len(available)) else ""),
+            *(case.key, f"up to {size(operation(case.op).largest_bytes(case))} a tensor"),
+            plan.too_large(case)
+            or ("takes turns: memory holds the tensors of one backend at a time" if plan.takes_turns(case, len(available)) else ""),
         )
         for case in cases[: len(cases) - hidden]
     ]

@@ -29,7 +29,10 @@ def register(app: typer.Typer) -> None:
 def tune(
     minutes: Annotated[float, options.option(OUTPUT, "How long to measure, up to 60.")] = 10.0,
     output: Annotated[
-        Path | None, options.option(OUTPUT, "The table's file; by default the one that the kernels of this user read.", "--output", "-o")
+        Path | None,
+        options.option(
+            OUTPUT, "The table's file; by default CARD.json in ~/.cache/softbench/plans, which this user's launches read.", "--output", "-o"
+        ),
     ] = None,
     quiet: options.Quiet = False,
 ) -> None:
