@@ -255,14 +255,15 @@ def _few(texts: Sequence[str], many: str) -> str:
 
 
 def _missing(rows: Sequence[Row], hint: str) -> Line | None:
-    """The backends that could not run here, or not in some cases."""
+    """The backends that could not run here, or not in some cases, or were not timed."""
     gone = dict.fromkeys(row.backend for row in rows if row.status == Status.UNAVAILABLE)
-    skipped = Counter(row.backend for row in rows if row.status == Status.SKIPPED)
-    cells = [f"{name} ({count(number, 'cell')})" for name, number in skipped.most_common()]
-    many = f"{count(skipped.total(), 'cell')} of {count(len(cells), 'backend')}"
     why = f" ({hint})" if len(gone) > FEW else ""
     texts = [f"unavailable: {_few(list(gone), count(len(gone), 'backend'))}{why}"] if gone else []
-    texts += [f"skipped: {_few(cells, many)}"] if skipped else []
+    for what, status in (("skipped", Status.SKIPPED), ("checked, not timed", Status.CHECKED)):
+        if some := Counter(row.backend for row in rows if row.status == status):
+            cells = [f"{name} ({count(number, 'cell')})" for name, number in some.most_common()]
+            many = f"{count(some.total(), 'cell')} of {count(len(cells), 'backend')}"
+            texts.append(f"{what}: {_few(cells, many)}")
     return Line("missing", "; ".join(texts)) if texts else None
 
 

@@ -74,10 +74,14 @@ def test_what_is_wrong_missing_and_doubtful_is_told_with_what_to_do(rows, cell):
     rows += [cell("bad", 9, 512, status="wrong", grade="wrong", **lost)]
     rows += [cell(name, 9, N, status="skipped", grade="", **lost) for name in ("few",) for N in (256, 512)]
     rows += [cell(f"gone{i}", 9, status="unavailable", grade="", **lost) for i in range(3)]
+    rows += [cell("emulated", 9, status="checked", **lost)]
     rows += [cell("low", 90, grade="low-precision"), cell("c", 50, 512, labels="noisy L2-resident")]
     found = lines(rows)
-    assert found["correct"] == "13 of 15 cells within the bound; wrong: bad (N=512); low-precision: low (N=256)"
-    assert found["missing"] == "unavailable: gone0, gone1, gone2 (--long says why); skipped: few (2 cells)"
+    assert found["correct"] == "14 of 16 cells within the bound; wrong: bad (N=512); low-precision: low (N=256)"
+    assert (
+        found["missing"]
+        == "unavailable: gone0, gone1, gone2 (--long says why); skipped: few (2 cells); checked, not timed: emulated (1 cell)"
+    )
     assert found["doubtful"] == "1 of 18 cells; 1 noisy: repeat with --processes 3, or when nothing else runs"
 
 
