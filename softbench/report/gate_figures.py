@@ -60,7 +60,7 @@ def figure(report: GateReport) -> Figure:
     axes.grid(visible=False, axis="y")
     for row, verdict in enumerate(drawn):
         if verdict.ratio is None:
-            axes.text(1, row, f" {verdict.state}", color=COLOUR.get(verdict.state, INK), va="center", fontsize=7.5, gid=f"verdict-{row}")
+            axes.text(1, row, " no ratio", color=COLOUR.get(verdict.state, INK), va="center", fontsize=7.5, gid=f"verdict-{row}")
             continue
         ratio, margin = verdict.ratio, verdict.margin or report.rules.margin
         low, high = verdict.interval or (ratio, ratio)
@@ -70,7 +70,7 @@ def figure(report: GateReport) -> Figure:
         face = colour if verdict.gated else PAPER
         axes.plot(ratio, row, marker=marker, color=colour, markerfacecolor=face, markersize=5, gid=f"verdict-{row}")
     axes.axvline(1, color=INK, linewidth=1)
-    axes.set_yticks(range(len(drawn)), [f"{v.cell.backend}  {v.cell.case}" for v in drawn], fontsize=7.5)
+    axes.set_yticks(range(len(drawn)), [f"{v.cell.backend}  {v.cell.case}: {v.state}" for v in drawn], fontsize=7.5)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlabel("latency new / old, 95 % interval; grey: the margin; hollow: advisory; right is slower", fontsize=8)
     title = f"{report.what}: {report.summary.partition(':')[0]}" + (
