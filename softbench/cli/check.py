@@ -15,6 +15,7 @@ from softbench.cli.actions import end, interruptible, note, printed, reject_two_
 from softbench.cli.options import option
 from softbench.cli.panels import OUTPUT, RUN_EPILOG, PanelCommand
 from softbench.core.case import OPERATION
+from softbench.core.errors import UsageError
 from softbench.core.text import count, printable
 from softbench.plan.declare import WHAT
 
@@ -113,6 +114,8 @@ def check(
     what = {"sanitize": sanitize, "invariance": invariance, "quick": quick}
     request = CheckRequest.of(flags, op, patterns=case, dtype=dtype, direction=direction, set=parameters, **what)
     if "" in request.patterns and not invariance:
+        if files := " or ".join(flag for flag, file in (("--csv", csv), ("--json", json), ("--junit", junit)) if file is not None):
+            raise UsageError(f"--case '': prints the names of cases and checks none; name a case for {files}")
         with interruptible():
             typer.echo("\n".join(map(printable, case_names(request))))
         return

@@ -312,7 +312,7 @@ def compare(
 
 def _reject_nothing_common(tally: Tally, a: Path, b: Path, devices: Sequence[str]) -> None:
     if not tally.cells:
-        raise UsageError(f"{a} and {b}: neither file has a cell with a result")
+        raise UsageError(f"{a} and {b}: neither file has a cell with a bandwidth; host times have none: softbench show FILE prints them")
     files = f"{a} ({devices[0]}) and {b} ({devices[1]})"
     if tally.missing == tally.cells:
         raise InconclusiveError(f"{files} share no cell with a result; softbench show FILE lists them")

@@ -263,6 +263,8 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             unable = [slot for slot in chosen if not slot.info.able]
             lost = list(registry.operation(request.op).lost)
             notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
+            if not chosen and request.alone:
+                raise UsageError(f"--plugin {request.plugins[0]}: {YARDSTICK} is the name of the yardstick; rename it: --plugin NAME=FILE")
             if not chosen:
                 raise UsageError(f"--backends {YARDSTICK}: the yardstick computes nothing; name the backends to check")
             if request.alone and not able and any(slot.info.broken for slot in unable):

@@ -116,6 +116,17 @@ def test_the_command_that_repeats_a_finding_takes_a_plugin_that_has_the_name_of_
     assert (code, again) == (1, err)
 
 
+def test_a_plugin_whose_only_backend_is_called_copy_is_told_to_rename_it(main, tmp_path):
+    """It names no --backends, and its `copy` is not the yardstick."""
+    (tmp_path / "copy.py").write_text("def softmax(x):\n    return x\n")
+    asked = ("--case", "shape 37x2", "--device", "cpu")
+    assert main("check", "--plugin", "copy.py", *asked) == (
+        2,
+        "",
+        "softbench: --plugin copy.py: copy is the name of the yardstick; rename it: --plugin NAME=FILE\n",
+    )
+
+
 def test_an_empty_pattern_prints_all_names(main):
     """One a line: an error would be cut."""
     code, out, err = main("check", "--case", "", "--device", "cpu")

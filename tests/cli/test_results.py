@@ -157,6 +157,12 @@ def test_files_without_a_common_cell_cannot_be_compared(main, write):
     assert "strategies.csv (NVIDIA H200) share no cell with a result" in err
 
 
+def test_files_of_host_times_are_told_apart_from_files_without_results(main):
+    host = ROOT / "results" / "h200" / "host.csv"
+    code, _, err = main("compare", host, host)
+    assert (code, "neither file has a cell with a bandwidth; host times have none: softbench show FILE prints them" in err) == (2, True)
+
+
 def test_cells_of_one_file_are_counted_not_listed(main, write):
     write(1)
     code, out, _ = main("compare", "a.csv", "b.csv", "--exit-code")
