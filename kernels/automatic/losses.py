@@ -15,7 +15,7 @@ from torch.nn import _reduction
 
 from ..common import extension, sharding
 from ..common.losses import Options, check_arguments
-from ..common.rows import AUTOCASTS, DTYPES, around, is_strided, transformed
+from ..common.rows import AUTOCASTS, DTYPES, around, is_strided, once, transformed
 from .choice import LEAST_OVER_COLUMNS, which
 from .loss_operators import (
     NONE,
@@ -244,16 +244,16 @@ class _Loss(torch.autograd.Function):
         return loss, statistics
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor, _dstatistics: Tensor) -> tuple[Tensor | None, ...]:
         x, target, statistics = ctx.saved_tensors
-        if ctx.inplace and (kernels := _kernels("cross_entropy", x)) is not None:
-            given = x, target, statistics, dloss.contiguous()
-            dx = kernels.cross_entropy_backward(*given, **ctx.options._asdict(), out=x.detach())
-            torch.autograd.graph.increment_version(x)
-        else:
-            dx = _cross_entropy_backward(x, target, statistics, dloss, dloss.new_empty(0), *ctx.options.with_reduction(NONE))
-        return dx, *[None] * (3 + len(ctx.options))
+        with torch.no_grad():
+            if ctx.inplace and (kernels := _kernels("cross_entropy", x)) is not None:
+                given = x, target, statistics, dloss.contiguous()
+                dx = kernels.cross_entropy_backward(*given, **ctx.options._asdict(), out=x.detach())
+                torch.autograd.graph.increment_version(x)
+            else:
+                dx = _cross_entropy_backward(x, target, statistics, dloss, dloss.new_empty(0), *ctx.options.with_reduction(NONE))
+        return once(dx, x, dloss), *[None] * (3 + len(ctx.options))
 
 
 def _by_torch(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..common import extension
 from ..common.losses import ELSEWHERE, NO_CLASS, Options, check_arguments
-from ..common.rows import DTYPES, check_no_transform
+from ..common.rows import DTYPES, check_no_transform, once
 from .choice import without_triton
 from .loss_operators import (
     NONE,
@@ -304,10 +304,11 @@ class _Loss(torch.autograd.Function):
         return loss.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         x, target, statistics, counted = ctx.saved_tensors
-        return _cross_entropy_backward(x, target, statistics, dloss, counted, *ctx.given), None, None, None
+        with torch.no_grad():
+            dx = _cross_entropy_backward(x, target, statistics, dloss, counted, *ctx.given)
+        return once(dx, x, dloss), None, None, None
 
 
 class _Logprob(torch.autograd.Function):
@@ -327,9 +328,11 @@ class _Logprob(torch.autograd.Function):
         return 0.0 - loss, of_row
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dlogprob: Tensor, dentropy: Tensor) -> tuple[Tensor | None, ...]:
-        return _logprob_backward(*ctx.saved_tensors, dlogprob, dentropy, IGNORED, ctx.scale), *[None] * 4
+        x, *others = ctx.saved_tensors
+        with torch.no_grad():
+            dx = _logprob_backward(x, *others, dlogprob, dentropy, IGNORED, ctx.scale)
+        return once(dx, x, dlogprob, dentropy), *[None] * 4
 
 
 def _log_probabilities(x: Tensor, local: Tensor, options: Options) -> tuple[Tensor, Tensor, Tensor]:

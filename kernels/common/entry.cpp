@@ -159,7 +159,11 @@ PyObject* numbers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  //
   if (count != 5 || is_modified() || !integer(arguments[2], first) || !real(arguments[3], softcap) || !real(arguments[4], scale)) Py_RETURN_NONE;
   const Tensor x = tensor_of(arguments[0]), target = tensor_of(arguments[1]);
   if (!fit(CROSS_ENTROPY, x, target)) Py_RETURN_NONE;
-  Tensor found = numbers_of_part(x, target, first, softcap, scale);
+  Tensor found;
+  {
+    const pybind11::gil_scoped_release no_gil;
+    found = numbers_of_part(x, target, first, softcap, scale);
+  }
   if (!found.defined()) Py_RETURN_NONE;
   return THPVariable_Wrap(std::move(found));
   END_HANDLE_TH_ERRORS

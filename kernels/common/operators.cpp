@@ -11,6 +11,7 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
@@ -319,10 +320,11 @@ template <int number> void kernel(const c10::OperatorHandle& op, c10::DispatchKe
 // ---- Autograd. The nodes are like those that torch generates for its own operators.
 
 // Node pointers are std::shared_ptr in older versions of torch.
-template <typename T> auto made() {
+template <typename T, typename... A> auto made(A&&... arguments) {
   using Pointer = decltype(torch::autograd::Edge::function);
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) return std::shared_ptr<T>(new T, [](T* node) { deleteNode(node); });
-  else return c10::make_intrusive<T>();
+  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>)
+    return std::shared_ptr<T>(new T(std::forward<A>(arguments)...), [](T* node) { deleteNode(node); });
+  else return c10::make_intrusive<T>(std::forward<A>(arguments)...);
 }
 
 Results results_of(const c10::OperatorHandle& op, const Stack& stack) {  // on top of the stack
@@ -335,11 +337,6 @@ bool has_tangent(const IValue& argument) { return argument.isTensor() && argumen
 bool requires_grad(const IValue& argument) { return argument.isTensor() && argument.toTensor().requires_grad(); }
 
 using Saved = std::array<Tensor, 4>;
-
-// The gradient of a gradient that has none.
-struct Once : torch::autograd::Node {
-  variable_list apply(variable_list&&) override { TORCH_CHECK(false, "the loss of a split vocabulary is differentiable once"); }
-};
 
 // What the gradient of a forward is made of, beside tensors. It calls the operator of the backward.
 struct Backward {
@@ -382,7 +379,10 @@ struct Backward {
     const bool refuses = once && at::GradMode::is_enabled();
     const at::AutoGradMode records(at::GradMode::is_enabled() && !once);
     Results found = call(FUNCTIONS + function, arguments, count);
-    if (refuses) torch::autograd::set_history(found.tensors[0], made<Once>());
+    if (refuses) {  // its edges let the engine come by
+      torch::autograd::edge_list edges = torch::autograd::collect_next_edges(saved[0], grads[0]);
+      torch::autograd::set_history(found.tensors[0], made<torch::autograd::Error>("the loss of a split vocabulary is differentiable once", std::move(edges)));
+    }
     results[0] = std::move(found.tensors[0]);
     if (function == MASKED_SOFTMAX && dtype) results[1] = found.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);
     return results;

@@ -134,3 +134,13 @@ def check_no_transform(function: str, *tensors: torch.Tensor | None) -> None:
         for tensor in tensors:
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
                 raise NotImplementedError(f"{function} has no forward mode; its gradients are those of backward")
+
+
+def once(gradient: torch.Tensor, *of: torch.Tensor | None) -> torch.Tensor:
+    """A gradient whose own gradient in these tensors raises. By torch's `once_differentiable` it may be 0 instead."""
+    if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
+        return gradient
+    given = [gradient, *(one for one in of if one is not None)]
+    error = torch._C._functions.DelayedError(b"this gradient has no gradient: the call is differentiable once", len(given))
+    refusing: torch.Tensor = error(*given)[0]
+    return refusing

@@ -129,8 +129,16 @@ def refusals(rank):
     """One line for each wrong argument. A target that no rank has makes its row NaN."""
     x, target = torch.randn(3, 4, device=DEVICE, requires_grad=True), torch.tensor([0, 8, -100], device=DEVICE)
     found = kernels.cross_entropy(x, target, process_group=dist.group.WORLD, reduction="none")
-    (dx,) = torch.autograd.grad(found.sum(), x)
+    (dx,) = torch.autograd.grad(found.sum(), x, retain_graph=True)
     assert found.isnan().tolist() == [False, True, False] and dx.isnan().any(1).tolist() == [False, True, False]
+    for loss in (found.sum(), kernels.logprob(x, target % 8, process_group=dist.group.WORLD)[1].sum()):
+        (dx,) = torch.autograd.grad(loss, x, create_graph=True)
+        try:
+            torch.autograd.grad(dx.square().sum() + x.sum(), x)
+        except RuntimeError as raised:
+            assert "differentiable once" in str(raised), raised
+        else:
+            raise AssertionError("a gradient of a gradient")
     for given, error, part_of in (
         ({"process_group": 3}, TypeError, "process_group is a int"),
         ({"shard": (6, 8)}, ValueError, "the 4 classes of this rank end at 10"),
