@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +118,19 @@ def to_json(one: Timed) -> str:
 
 
 def read(records: Path, language: str) -> list[Timed | None]:
-    """The shapes that were timed, by number; an incomplete last line of an interrupted start is cut off."""
-    lines = records.read_text().split("\n") if records.exists() else [""]
+    """The shapes that were timed, by number; an incomplete last line of an interrupted start is cut off.
+
+    Raises:
+        TableError: the file has something else.
+    """
+    try:
+        lines = records.read_text().split("\n") if records.exists() else [""]
+        found = [_from_json(json.loads(line), language) for line in lines[:-1]]
+    except (ValueError, TypeError, KeyError):
+        raise TableError(f"{records} has other lines than tune writes; delete it, and tune begins anew") from None
     if lines[-1]:
         os.truncate(records, records.stat().st_size - len(lines[-1].encode()))
-    return [_from_json(json.loads(line), language) for line in lines[:-1]]
+    return found
 
 
 def _from_json(found: Any, language: str) -> Timed | None:
@@ -183,9 +192,11 @@ def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
     counts, better = [], False
     languages: tuple[Language, ...] = Cuda(), Triton()
     try:
-        stored = [tuned_file(card).with_suffix(f".{language.key()}.jsonl") for language in languages]
-        for language, every in zip(languages, measure(languages, stored, seconds, told), strict=True):
-            now = table(language.name, card, 10 * major + minor).cells
+        before = [table(language.name, card, 10 * major + minor).cells for language in languages]
+        digests = (sha256(repr(cells).encode()).hexdigest()[:8] for cells in before)  # records have the times of these plans too
+        keys = (f"{language.key()}-{digest}" for language, digest in zip(languages, digests, strict=True))
+        stored = [tuned_file(card).with_suffix(f".{key}.jsonl") for key in keys]
+        for language, now, every in zip(languages, before, measure(languages, stored, seconds, told), strict=True):
             found = tuned(language, every, now)
             lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
             better |= bool(found)

@@ -104,6 +104,10 @@ def test_records_survive_an_interrupt(tmp_path):
     file.write_text(f"{measure.to_json(one)}\nnull\n{measure.to_json(one)[:40]}")
     assert measure.read(file, "cuda") == [one, None]
     assert measure.read(file, "cuda") == [one, None]
+    for other in ("{}", "nul", '{"shape": 1, "families": {}}', "3"):
+        file.write_text(f"null\n{other}\n")
+        with pytest.raises(tables.TableError, match=r"records\.jsonl has other lines than tune writes; delete it"):
+            measure.read(file, "cuda")
 
 
 def test_without_a_gpu_tuning_ends_with_one_line_and_exit_code_2(monkeypatch, capsys):
@@ -211,6 +215,19 @@ def test_a_language_that_gains_nothing_keeps_its_lines(tune, monkeypatch, tmp_pa
     tables.table.cache_clear()
     found = {name: {kind: tables.lines_of(cells) for kind, cells in tables.table(name, "a card", 90).cells.items()} for name in now}
     assert found == {"cuda": now["cuda"], "triton": {KIND: [(None, [(None, "rows 2 1 1 16")])]}}
+
+
+def test_times_of_other_plans_of_now_are_not_continued(tune, monkeypatch, tmp_path):
+    given = []
+    monkeypatch.setattr(measure, "measure", lambda languages, stored, *_: given.append(stored) or [one.times for one in languages])
+    times = [timed(1024, 10, {SHORT: 13.0})] * 12, [timed(1024, 10, {ROWS: 13.0})] * 12
+    other = {"cuda": {KIND: [(None, [(None, "block 2 0 128")])]}, "triton": {KIND: [(None, [(None, "rows 4 1 1 16")])]}}
+    (tmp_path / "other.json").write_text(tables.written("a card", 90, other, ""))
+    for chosen in ("", "", str(tmp_path / "other.json")):
+        monkeypatch.setenv(tables.VARIABLE, chosen)
+        tables.table.cache_clear()
+        tune(*times)
+    assert given[0] == given[1] and not {*given[0]} & {*given[2]}
 
 
 def test_tune_writes_the_file_that_it_is_given(monkeypatch, main):
