@@ -154,7 +154,7 @@ def _read(
         found = json.loads(path.read_text())
         if not found.keys() >= {"card", "capability", language}:
             raise ValueError("it lacks keys")
-        return {**found, "cells": {_kind(name): tuple(_cells(language, lines)) for name, lines in found[language].items()}}
+        return {**found, "cells": {_kind(name): _ordered(language, name, lines) for name, lines in found[language].items()}}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise TableError(f"{path} is no table of launch plans: {why}; {advice}") from None
@@ -169,6 +169,14 @@ def _kind(name: str) -> Kind:
 def kind_name(kind: Kind) -> str:
     """The kind as a table's file has it: `forward 2 16`."""
     return " ".join(map(str, kind))
+
+
+def _ordered(language: str, name: str, lines: Lines) -> tuple[Cell, ...]:
+    cells = tuple(_cells(language, lines))
+    ends = [(cell.row_bytes, cell.kib_per_sm) for cell in cells]
+    if ends != sorted(set(ends)) or ends[-1:] != [(float("inf"), float("inf"))]:
+        raise ValueError(f"the lines of {name!r} must ascend to null, and so must the cells of a line")
+    return cells
 
 
 def _cells(language: str, lines: Lines) -> Iterator[Cell]:

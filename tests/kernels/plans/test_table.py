@@ -33,8 +33,11 @@ def test_a_table_is_read_as_it_was_written(chosen):
     assert family_of("cuda", family_name(split)) == split
 
 
-def damaged(family):
-    return f'{{"card": "mine", "capability": 90, "cuda": {{"forward 2 16": [[null, [[null, "{family}"]]]]}}}}'
+LAST = '[null, [[null, "block 2 0 128"]]]'
+
+
+def damaged(lines):
+    return f'{{"card": "mine", "capability": 90, "cuda": {{"forward 2 16": [{lines}]}}}}'
 
 
 TEXTS = [
@@ -42,8 +45,8 @@ TEXTS = [
     "[]",
     '{"card": "mine"}',
     '{"card": "mine", "capability": 90, "cuda": {"sideways 2 16": []}}',
-    damaged("warp 1 2"),
-    damaged("split 8 0 -100"),
+    *(damaged(LAST.replace("block 2 0 128", family)) for family in ("warp 1 2", "split 8 0 -100")),
+    *(damaged(lines) for lines in (f"{LAST}, {LAST.replace('null, [', '64, [', 1)}", LAST.replace("null", "64", 1), "")),
 ]
 
 
