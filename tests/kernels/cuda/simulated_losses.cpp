@@ -46,7 +46,7 @@ template <typename T> struct Rows {
     std::vector<int64_t> target;
     T *x, *dx;
 
-    Rows(int M, int N, int offset, int pad, int dx_offset) : M(M), N(N), offset(offset), stride(N + pad), memory(M * (N + pad) + 256), results(memory.size()) {
+    Rows(int M, int N, int offset, int pad, int dx_offset) : M(M), N(N), offset(offset), stride(N + pad), memory(offset + M * (N + pad) + 256), results(memory.size()) {
         x = memory.data() + offset;
         dx = results.data() + dx_offset;
         for (T& v : memory) v = rounded<T>(NAN);
