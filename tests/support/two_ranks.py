@@ -42,6 +42,7 @@ def run(of_losses=None, small=None, device="cpu"):
         parallel._kernels = loss_operators._kernels = lambda function, x: of_losses
         parallel._small_kernels = lambda x, options: None if options.label_smoothing else small
     with tempfile.TemporaryDirectory() as folder:
+        first = os.getpid()
         other = os.fork()
         rank = int(other == 0)
         try:
@@ -61,8 +62,8 @@ def run(of_losses=None, small=None, device="cpu"):
             dist.destroy_process_group()
         except BaseException as error:
             print(f"rank {rank}: {error!r}", file=sys.stderr, flush=True)
-            if rank:
-                os.kill(os.getppid(), signal.SIGTERM)  # it may wait for this rank on a GPU, without end
+            if rank and os.getppid() == first:  # it has not ended, and may wait for this rank on a GPU, without end
+                os.kill(first, signal.SIGTERM)
             raise
         finally:
             if rank:
