@@ -13,7 +13,7 @@ from torch.library import custom_op
 
 from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
-from ..common.rows import AUTOCASTS, DTYPES, check_no_transform
+from ..common.rows import AUTOCASTS, DTYPES, check_no_transform, once
 from .choice import Calls, choice, without_triton
 from .loss_operators import _cross_entropy, _cross_entropy_backward
 
@@ -56,7 +56,7 @@ def linear_cross_entropy(
     check_no_transform("linear_cross_entropy", rows, weight)
     options = ignore_index, label_smoothing, z_loss, softcap
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        loss: Tensor = _Loss.apply(rows, weight, classes, *options)
+        loss: Tensor = _Loss.apply(rows, weight, classes, *options)[0]
         return loss
     return _linear_cross_entropy(rows, weight, classes, False, False, *options)[0]
 
@@ -70,27 +70,30 @@ def _as_autocast(x: Tensor) -> Tensor:
 
 
 class _Loss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *options: Any) -> Tensor:
-        loss, *results = _linear_cross_entropy(x, weight, target, *ctx.needs_input_grad[:2], *options)
-        ctx.save_for_backward(*results)
-        return loss
+    """The loss, and an empty result by which `once` finds this node."""
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        loss, *results = _linear_cross_entropy(x, weight, target, *ctx.needs_input_grad[:2], *options)
+        empty = loss.new_empty(0)
+        ctx.save_for_backward(*results, empty)
+        return loss, empty
+
+    @staticmethod
+    def backward(ctx: Any, dloss: Tensor, _dempty: Tensor) -> tuple[Tensor | None, ...]:
         """In place, since the gradient of another weight may be a gigabyte. The version counter refuses a second backward."""
-        *both, factors = ctx.saved_tensors
-        of_each = (dloss * factors).unbind() if factors.numel() else (dloss, dloss)
+        *both, factors, empty = ctx.saved_tensors
         found: list[Tensor | None] = []
-        for need, one, factor in zip(ctx.needs_input_grad[:2], both, of_each, strict=True):
-            if not need:
-                found.append(None)
-            elif torch.compiler.is_compiling():
-                found.append((one * factor.view(1, 1)).to(one.dtype) if factors.numel() else one * factor)
-            else:
-                found.append(parts.multiply(one, factor) if factors.numel() else one.mul_(factor))
-        return *found, *[None] * 5
+        with torch.no_grad():
+            of_each = (dloss * factors).unbind() if factors.numel() else (dloss, dloss)
+            for need, one, factor in zip(ctx.needs_input_grad[:2], both, of_each, strict=True):
+                if not need:
+                    found.append(None)
+                elif torch.compiler.is_compiling():
+                    found.append((one * factor.view(1, 1)).to(one.dtype) if factors.numel() else one * factor)
+                else:
+                    found.append(parts.multiply(one, factor) if factors.numel() else one.mul_(factor))
+        return *(None if one is None else once(one, empty, dloss) for one in found), *[None] * 5
 
 
 @custom_op("softbench::linear_cross_entropy", mutates_args=())

@@ -71,6 +71,13 @@ def test_a_second_backward_is_refused(given):
         loss.backward()
 
 
+def test_a_gradient_of_a_gradient_is_refused(given):
+    x = given[0]
+    (dx,) = torch.autograd.grad(linear_cross_entropy(*given), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(dx.square().sum() + x.sum(), x)
+
+
 @pytest.mark.parametrize(("M", "H"), [(100, 64), (8192, 4096), (8192, 1024), (65536, 4096)])
 def test_parts_keep_the_logits_below_a_gigabyte(M, H):
     rows = parts.rows_of_part(M, 128256, H, 2, 132)
