@@ -295,8 +295,8 @@ class Scheduler:
         self._ask_measured([slots], EndProfile())
 
     def _reference(self) -> tuple[dict[str, str], str] | None:
-        """The source and the name of the reference backend."""
-        infos = [slot.info for slot in self.slots if slot.name == self.plan.settings.relative_to]
+        """The source and the name of the reference backend; None if its cell has failed, as its call then may, too."""
+        infos = [slot.info for slot in self._active() if slot.name == self.plan.settings.relative_to]
         return (to_json(infos[0].origin), infos[0].name) if infos else None
 
     def _ask_measured(self, groups: list[list[WorkerSlot]], request: Request[Done | Profiled]) -> list[WorkerSlot]:

@@ -68,6 +68,7 @@ def test_compare_prints_the_drift_then_what_changed_most_then_a_count_of_the_res
 
     assert printed()[0] == ["1024", "512"]
     assert printed()[1] == "not shown: 4 cells without a change beyond noise; --all shows every cell"
+    assert printed("--json", "every.json") == printed()
     assert len(printed("--all")[0]) == 3 + 3
     monkeypatch.setattr(results, "LINES", 1)
     assert printed() == (["1024"], "not shown: 1 more changed cell, 4 cells without a change beyond noise; --all shows every cell")

@@ -7,7 +7,7 @@ from pretended import GOOD, PASS, FakePool, info, make, measure, scheduler_of
 
 from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
-from softbench.core.messages import Failure, Graded, Profiled, Skip, Timed, Verified
+from softbench.core.messages import Done, Failure, Graded, Profiled, Skip, Timed, Verified
 from softbench.core.outcome import Accuracy, Failed, Grade, Measured, Profile, Skipped, Status, Telemetry
 from softbench.plan.plan import most_alive
 from softbench.processes.slot import MAX_DEATHS, WorkerSlot
@@ -100,6 +100,22 @@ def test_workers_start_together_and_later_sets_are_not_profiled():
     group.measure(plan.cases[0])
     assert pool.gathered[:3] == [["load"] * 3, ["build"] * 3, ["check"] * 3]
     assert "profile" not in [op for _, op in pool.log]
+
+
+@pytest.mark.parametrize(("built", "beside"), [(None, "torch"), (Skip("it takes no such rows"), None)])
+def test_a_reference_that_cannot_run_a_case_is_not_called_beside_others(built, beside):
+    """Its error would end their own host times."""
+    names, asked = ("copy", "a", "torch"), []
+    pool = FakePool({("torch", "build"): built, **{(name, "users"): Done() for name in names}})
+    gather = pool.gather
+
+    def gathered(requests, *given):
+        asked.extend(request for _, request in requests.values() if request.op == "users")
+        return gather(requests, *given)
+
+    pool.gather = gathered
+    measure(make(names, timer="host"), pool)
+    assert {one.beside and one.beside[1] for one in asked} == {beside}
 
 
 @pytest.mark.parametrize(("profile", "asked"), [("on", ["host", "trace", "calls", "profile"]), ("off", ["profile"])])

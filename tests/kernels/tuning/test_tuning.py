@@ -233,3 +233,10 @@ def test_times_of_other_plans_of_now_are_not_continued(tune, monkeypatch, tmp_pa
 def test_tune_writes_the_file_that_it_is_given(monkeypatch, main):
     monkeypatch.setattr("subprocess.call", lambda line: line[6] != "table.json")
     assert main("tune", "--output", "table.json") == (0, "", "")
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 2), (3, 1), (-9, 1)])
+def test_tune_ends_as_its_process(code, expected, monkeypatch, main):
+    """With 2 for a wrong option or variable."""
+    monkeypatch.setattr("subprocess.call", lambda line: code)
+    assert main("tune")[0] == expected
