@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from .rows import DTYPES, check_same
+from .rows import DTYPES, check_same, once
 from .softmax import LEAST_SCALE, MOST_SCALE, Softmax
 
 MOST_ROWS = 2**31 - 1
@@ -161,7 +161,9 @@ class _Function(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: _Context, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dx, dsink = ctx.function.backward(dy, *ctx.saved_tensors, scale=ctx.scale, causal=ctx.causal)
-        return dx, None, None, None, None, None if dsink is None else dsink.sum(dim=(0, 2)).to(ctx.of_sink)
+        y, *share = ctx.saved_tensors
+        with torch.no_grad():
+            dx, dsink = ctx.function.backward(dy, y, *share, scale=ctx.scale, causal=ctx.causal)
+            of_sink = None if dsink is None else dsink.sum(dim=(0, 2)).to(ctx.of_sink)
+        return once(dx, y, dy), None, None, None, None, None if of_sink is None else once(of_sink, y, dy)

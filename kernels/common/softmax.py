@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from .rows import DTYPES, Launch, LaunchColumns, Scale, apply_to_columns, as_rows, canonical_dim, check_same, from_rows
+from .rows import DTYPES, Launch, LaunchColumns, Scale, apply_to_columns, as_rows, canonical_dim, check_same, from_rows, once
 
 NARROW = (torch.float16, torch.bfloat16)
 LEAST_SCALE, MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -171,8 +171,8 @@ class _Function(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: _Context, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         y, by_row = ctx.saved_tensors
-        dx = ctx.softmax.backward(dy, y, ctx.dim, dtype=ctx.dtype, scale=ctx.number if by_row is None else by_row)
-        return dx, None, None, None, None
+        with torch.no_grad():
+            dx = ctx.softmax.backward(dy, y, ctx.dim, dtype=ctx.dtype, scale=ctx.number if by_row is None else by_row)
+        return once(dx, y, dy), None, None, None, None

@@ -52,6 +52,13 @@ def test_scaled_and_wider_results_have_their_gradients(shape, dim, dtype):
         assert torch.allclose(dx.double(), gradient, atol=2e-2 if dtype is torch.bfloat16 else 1e-5)
 
 
+def test_a_gradient_of_a_gradient_is_refused():
+    x = torch.randn(5, 7, requires_grad=True)
+    (dx,) = torch.autograd.grad(softmax_of_torch()(x)[:, 0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(dx.square().sum() + x.sum(), x)
+
+
 def test_invalid_scales_and_dtypes_are_refused():
     softmax, x = softmax_of_torch(), torch.ones(3, 4)
     for scale in (0.0, -1.0, float("nan"), float("inf"), 1e39, 10**400, 1e-60):
