@@ -18,6 +18,7 @@ from softbench.worker.timing import device_timer
 from softbench.worker.timing.device_timer import FLUSH_BYTES, MARK_BYTES, MAX_CALLS, MAX_ISSUED, MIN_CALLS, DeviceTimer
 from softbench.worker.timing.timers import MIN_SAMPLES, Samples, Timers, bind
 from softbench.worker.timing.trace import Activity, NoKernelError, Separators, UntracedError
+from softbench.worker.timing.users_calls import UsersCall
 
 FILL, PAUSE = "fill_kernel", "spin_kernel"
 
@@ -247,6 +248,18 @@ def test_a_users_call_is_timed_without_autograd_recorded_and_with_its_backward(m
         assert loaded.profile.users_us == tuple(2 * samples for samples in one)
     assert set(calls) == {False, True}
     assert loaded.inputs[0].grad is None and not loaded.inputs[0].requires_grad
+
+
+def test_two_functions_take_turns_and_each_begins_as_often():
+    told = []
+
+    def named(name):
+        return lambda x: told.append(name) or 2 * x
+
+    UsersCall((torch.ones(2),), named("a"), named("b")).us(lambda call: [call() is None])
+    turns = ["".join(told[i : i + 2]) for i in range(0, len(told), 2)]
+    assert turns[:12] == ["ab", *["ab", "ba"] * 2, "ab", "ab", *["ba", "ab"] * 2, "ba"]  # each first without a turn
+    assert len(turns) == 3 * 6 + 1  # training needs a result's form first
 
 
 def test_what_was_noted_before_is_told_without_a_call(monkeypatch):
