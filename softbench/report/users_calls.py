@@ -13,7 +13,8 @@ from softbench.results.columns import OVER_REFERENCE, USERS, Row, grouped
 
 MODES = ("without autograd", "recorded by autograd", "with backward")
 """The calls, in the order of USERS."""
-TITLE = "host time of users' calls, median over the cases, and its ratio to {} in the same process"
+TITLE = "host time of users' calls, median over the cases"
+RATIO = ", and its ratio to {} in the same process"
 
 
 def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -34,8 +35,9 @@ def _texts(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def title(rows: Sequence[Row]) -> str:
-    """The line above the table."""
-    return TITLE.format(next((row.relative_to for row in rows if row.no_grad_us), ""))
+    """The line above the table. Files of earlier versions have no ratios."""
+    reference = next((row.relative_to for row in rows if any(getattr(row, column) for column in OVER_REFERENCE)), "")
+    return TITLE + (RATIO.format(reference) if reference else "")
 
 
 def table(rows: Sequence[Row]) -> Table | None:

@@ -69,6 +69,9 @@ def test_calls_of_users_are_compared_by_operation_and_with_torch(make_row):
     assert ["softmax", "│", "recorded", "by", "autograd", "│", "20", "us", "│", "16", "us"] in lines
     assert ["softmax", "│", "with", "backward", "│", "│", "50", "us"] in lines
     assert "| softmax | without autograd | 25 us | 20 us 0.70x |" in tables.as_markdown(measured)
+    head = "host time of users' calls, median over the cases"
+    assert f"{head}, and its ratio to torch in the same process\n" in tables.as_markdown(measured)
+    assert f"{head}\n" in tables.as_markdown([replace(row, no_grad_ratio=None) for row in measured])  # of an earlier version
 
 
 def test_more_than_two_unavailable_backends_have_no_reasons_below(rows):
