@@ -161,6 +161,6 @@ def confirmation(request: RunRequest, cells: Sequence[CellKey], pairs: int) -> R
     """The request that measures only these cases, in this many fresh process pairs."""
     sweeps = tuple(map(only, dict.fromkeys(cell.identity for cell in cells)))
     flags = {key: value for key, value in request.flags.items() if key not in AXES}
-    flags.pop("wait", None)  # the first look waited, and has what would be lost
+    flags["wait"] = 0.0  # the first look waited, and has what would be lost
     flags["processes"] = pairs
     return replace(request, config={**request.config, "sweep": sweeps}, flags=flags, resume=False)

@@ -200,7 +200,9 @@ def test_fresh_pairs_measure_only_their_cases():
     assert asked.config["batch_ms"] == ab_run.DEFAULTS["batch_ms"]
     again = ab_run.confirmation(asked, [CellKey("new", "forward", "fp32", 4, 16)], 3)
     assert [(sweep.M, sweep.N) for sweep in again.config["sweep"]] == [((4,), (16,))]
-    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in ("M", "N", "wait")}, "processes": 3}
+    assert again.flags == {**{k: v for k, v in asked.flags.items() if k not in ("M", "N")}, "processes": 3, "wait": 0}
+    configured = replace(asked, config={**asked.config, "wait": 60.0}, flags={"device": "cpu"})
+    assert ab_run.confirmation(configured, [CellKey("new", "forward", "fp32", 4, 16)], 3).settings().wait == 0
     with pytest.raises(UsageError, match="self-test"):
         ab_run.ab_request(asked, "a", "a")
 
