@@ -187,7 +187,7 @@ class CheckReport:
     plugins: Mapping[str, str] = field(default_factory=dict)
     """By backend: the plugin that it comes from, if the user named that."""
     alone: bool = False
-    """True if the one backend of a plugin was checked without its name, which a backend of softbench may have too."""
+    """True if plugins were checked without names of backends: one of softbench's may have the name of theirs."""
 
     @property
     def nothing(self) -> str:
@@ -220,12 +220,13 @@ class CheckReport:
         return [(finding, self._command(finding)) for finding in self.findings if finding.bad]
 
     def _command(self, finding: Finding) -> str:
+        plugin = self.plugins.get(finding.backend)
         words = [
             "softbench",
             "check",
             *(["--sanitize"] if self.sanitized else []),
             *(["--invariance"] if self.invariance else []),
-            *([] if self.alone else ["--backends", finding.backend]),
+            *([] if self.alone and plugin and [*self.plugins.values()].count(plugin) == 1 else ["--backends", finding.backend]),
             f"--case={finding.item if self.invariance else escape(finding.item)}",
             "--direction",
             finding.direction,
@@ -234,7 +235,7 @@ class CheckReport:
         words += ["--op", name if self.op_given.partition("(")[0] == name else self.op_given] if name != OPERATION else []
         words += ["--set", ",".join(f"{key}={value_text(value)}" for key, value in parameters.items())] if parameters else []
         words += ["--dtype", finding.dtype, "--device", self.device, "--seed", str(self.seed)]
-        words += ["--plugin", self.plugins[finding.backend]] if finding.backend in self.plugins else []
+        words += ["--plugin", plugin] if plugin else []
         return shlex.join(words)
 
 
@@ -294,7 +295,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         total - done,
         interrupted,
         {slot.name: slot.info.origin.shown for slot in chosen if slot.info.origin.shown in request.plugins},
-        request.alone and len(chosen) == 1,
+        request.alone,
     )
 
 

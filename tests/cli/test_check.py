@@ -106,10 +106,12 @@ def test_without_backends_only_those_of_the_plugin_are_checked(main, tmp_path, b
         assert found == {"torch"} if backends[1] == "torch" else found > {"torch", "naive", "mine"}
 
 
-def test_the_command_that_repeats_a_finding_takes_a_plugin_that_has_the_name_of_a_backend(main, tmp_path):
+@pytest.mark.parametrize("others", [(), ("--plugin", "other.py")])
+def test_the_command_that_repeats_a_finding_takes_a_plugin_that_has_the_name_of_a_backend(main, tmp_path, others):
     (tmp_path / "naive.py").write_text("def softmax(x):\n    return x\n")
+    (tmp_path / "other.py").write_text("def softmax(x):\n    return x.softmax(-1)\n")
     given = ("--plugin", "naive.py", "--case", "shape 37x2", "--dtype", "fp32", "--direction", "forward", "--device", "cpu")
-    code, _, err = main("check", *given)
+    code, _, err = main("check", *given, *others)
     (line,) = (line for line in err.splitlines() if line.startswith("  softbench check"))
     assert (code, "naive is wrong" in err) == (1, True)
     code, _, again = main(*shlex.split(line)[1:])
