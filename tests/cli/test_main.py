@@ -244,10 +244,6 @@ BAD = {
         "16x0'; each pattern needs its own --case; --case ''",
     ),
     "a pattern of no case": (("check", "--case", "no such*", "--device", "cpu"), "unknown case 'no such*'; --case '' prints the "),
-    "names of cases in a file": (
-        ("check", "--case", "", "--junit", "a.xml", "--csv", "a.csv", "--device", "cpu"),
-        "--case '': prints the names of cases and checks none; name a case for --csv or --junit",
-    ),
     "an unknown dtype to check": (("check", "--dtype", "fp8"), "known are fp32, fp16, bf16"),
     "an unknown direction to check": (("check", "--direction", "bath"), "known are forward, backward, both"),
     "a check of the yardstick": (("check", "--backends", "copy", "--device", "cpu"), "--backends copy: the yardstick computes nothing"),
