@@ -89,8 +89,8 @@ def cross_entropy(
       the logits has their dtype. Kept for it are the logits and two numbers a row. Forward mode and `torch.func` run torch's operators.
     - Targets out of range other than ignore_index: torch raises IndexError on the CPU. On a CUDA device our kernels make the loss and the
       gradient of the row NaN, without an error, where torch stops the device by an assertion.
-    - torch.compile(fullgraph=True), CUDA graphs and any strides are supported. Classes in another dimension than the last, as of images
-      (N, C, H, W), are read in place.
+    - torch.compile, CUDA graphs and any strides are supported, fullgraph=True unless process_group is given. Classes in another dimension
+      than the last, as of images (N, C, H, W), are read in place.
 
     Raises:
         IndexError, RuntimeError, TypeError, ValueError: what torch raises for its arguments.
