@@ -90,7 +90,7 @@ ENDS = {
     "hangs": ("timeout", "took longer than 12 s"),
     "writes-far-away": ("failed", "illegal memory access"),
     "asserts": ("failed", "assert"),
-    "takes-all-memory": ("oom", "Tried to allocate"),
+    "takes-all-memory": ("oom", "it asked for"),
 }
 LENGTHS, DTYPES = range(64, 1025, 64), ("fp32", "bf16")
 
