@@ -1,11 +1,11 @@
 """Held-out bugs, tricks and honest plugins, through the command line: what check and run find, and what is published.
 
     python tools/measure_checks.py                    everything of tests/adversarial/held_out, and a table with targets
-    python tools/measure_checks.py --set B bugs       one set, and bugs, tricks or honest alone (the honest ones of A are those of B)
+    python tools/measure_checks.py bugs               bugs, tricks or honest alone
     python tools/measure_checks.py --list             also the names that pass, with their descriptions
     python tools/measure_checks.py --only 'ring_*'    some by name
 
-Set C shows first that each bug has a wrong element, and that each trick gains in a timer without checks.
+Each bug shows a wrong element first, and each trick a gain in a timer without checks.
 A bug passes if check reports no wrong or failed case and run publishes its figure. A trick passes if `run` or `judge` publishes a figure
 that is better than its honest twin's by the factor GAIN, three times in a row. The exit code is 1 if a target is missed.
 """
@@ -29,16 +29,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 HELD_OUT = ROOT / "tests/adversarial/held_out"
-SETS = {
-    "A": ("bugs.py", "tricks.py", "honest.py"),
-    "B": ("bugs.py", "tricks.py", "honest.py"),
-    "C": ("bugs_c.py", "tricks_c.py", "honest_c.py"),
-}
 GAIN = 1.3
 TARGETS = {"bugs and tricks that pass": 5, "honest refused": 0}
-"""Of 100 bugs and 40 tricks, and of 60 honest plugins, at most."""
+"""Of 65 bugs and 25 tricks, and of 45 honest plugins, at most."""
 TRICK_CASE = ["--M", "512", "--N", "4096", "--dtype", "fp32", "--device", "cpu"]
-HEADER = "import ctypes, gc, json, math, os, struct, sys, time, weakref\nimport numpy as np\nimport torch\n\n\n"
+HEADER = """import ctypes, gc, json, math, os, struct, subprocess, sys, tempfile, time, weakref
+from pathlib import Path
+import numpy as np
+import torch
+
+
+"""
 TIMEOUT = 560
 UNGUARDED = """
 import importlib.util, statistics, sys, time
@@ -143,8 +144,7 @@ def write_plugin(trick, folder: Path) -> Path:
     """The body of a trick as a file of its own, in a folder of its own."""
     place = folder / trick.__name__
     place.mkdir(exist_ok=True)
-    helper = getattr(inspect.getmodule(trick), "compiled", None)
-    header = HEADER + (f"import subprocess, tempfile\nfrom pathlib import Path\n\n\n{inspect.getsource(helper)}\n\n" if helper else "")
+    header = HEADER + inspect.getsource(held_out("tricks").compiled) + "\n\n"
     source = textwrap.dedent(inspect.getsource(trick))
     body = source[source.index("def ") :]
     (place / f"{trick.__name__}.py").write_text(f"{header}{body}\n\nmade = {trick.__name__}()\n\n\ndef softmax(x):\n    return made(x)\n")
@@ -210,10 +210,11 @@ def tricked(pool, tricks, twin, folder: Path) -> dict[str, tuple[tuple[float, st
     return {name: (pair[0], again[name].result() if name in again else (0.0, ""), pair[1]) for name, pair in found.items()}
 
 
-def report_bugs(name: str, found, described, listed: bool) -> int:
+def report_bugs(found, described, listed: bool) -> int:
     passed = [bug for bug, (check, run) in found.items() if not check and not run]
     by_check, by_run = sum(bool(c) for c, _ in found.values()), sum(bool(r) for _, r in found.values())
-    print(f"{name:<10} {len(found):>5} {by_check:>6} {by_run:>6} {len(passed):>8}")
+    print(f"{'':<10} {'tried':>5} {'check':>6} {'run':>6} {'neither':>8}")
+    print(f"{'bugs':<10} {len(found):>5} {by_check:>6} {by_run:>6} {len(passed):>8}")
     if listed:
         for bug, (check, run) in found.items():
             where = " ".join(word for word, text in (("check", check), ("run", run)) if text) or "NEITHER"
@@ -222,11 +223,12 @@ def report_bugs(name: str, found, described, listed: bool) -> int:
     return len(passed)
 
 
-def report_tricks(name: str, found, described, listed: bool) -> int:
+def report_tricks(found, described, listed: bool) -> int:
     gains = [[figure[0] >= GAIN for figure in figures] for figures in found.values()]
     passed = sum(row[0] or row[2] for row in gains)
     in_run, in_judged_run, in_judge = (sum(row[i] for row in gains) for i in range(3))
-    print(f"{name:<10} {len(found):>5} {in_run:>6} {in_judged_run:>20} {in_judge:>6} {passed:>8}")
+    print(f"{'':<10} {'tried':>5} {'run':>6} {'run --judge separate':>20} {'judge':>6} {'gain':>8}")
+    print(f"{'tricks':<10} {len(found):>5} {in_run:>6} {in_judged_run:>20} {in_judge:>6} {passed:>8}")
     if listed:
         for trick, figures in found.items():
             print(f"    {'PASSES' if figures[0][0] >= GAIN or figures[2][0] >= GAIN else 'caught':<10} {trick}: {described[trick]}")
@@ -235,32 +237,23 @@ def report_tricks(name: str, found, described, listed: bool) -> int:
     return passed
 
 
-def held_out(file: str):
+def held_out(module: str):
     sys.path.insert(0, str(HELD_OUT))
-    return importlib.import_module(file.removesuffix(".py"))
+    return importlib.import_module(module)
 
 
-def honest_twin():
-    return held_out("tricks.py").honest_twin
-
-
-def bugs_of(name: str):
-    """The file and the bugs of a set; of set C, after each has shown a wrong element."""
-    file = SETS[name][0]
-    bugs = held_out(file)
-    if name != "C":
-        return file, [b for b in bugs.backends if (b.name in bugs.SET_A) == (name == "A")]
-    if unshown := [b.name for b in bugs.backends if not held_out("showing.py").wrong_elements(b)]:
+def bugs():
+    """The bugs, after each has shown a wrong element."""
+    backends = held_out("bugs").backends
+    if unshown := [b.name for b in backends if not held_out("showing").wrong_elements(b)]:
         sys.exit(f"no wrong element in what these bugs show: {', '.join(unshown)}")
-    return file, bugs.backends
+    return backends
 
 
-def tricks_of(name: str, folder: Path):
-    """The tricks of a set; of set C, after each has gained in a timer without checks."""
-    tricks = held_out(SETS[name][1])
-    if name != "C":
-        return [t for t in (tricks.SET_A if name == "A" else tricks.SET_B) if t is not honest_twin()]
-    honest = unguarded(write_plugin(honest_twin(), folder))
+def gaining_tricks(folder: Path):
+    """The tricks, after each has gained in a timer without checks."""
+    tricks = held_out("tricks")
+    honest = unguarded(write_plugin(tricks.honest_twin, folder))
     gains = {t: honest / unguarded(write_plugin(t, folder)) for t in tricks.TRICKS}
     if slow := [t.__name__ for t, times in gains.items() if times < GAIN]:
         print(f"no gain in a timer without checks, so left out: {', '.join(slow)}")
@@ -270,37 +263,29 @@ def tricks_of(name: str, folder: Path):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", help="bugs, tricks, honest; all by default")
-    parser.add_argument("--set", choices=tuple(SETS), help="one set only")
     parser.add_argument("--only", default="*", metavar="PATTERNS", help="names, with commas between them")
     parser.add_argument("--list", action="store_true", help="what each was found by")
     parser.add_argument("--jobs", type=int, default=2, help="commands at once")
     options = parser.parse_args()
     what = options.what or ["bugs", "tricks", "honest"]
-    sets = [options.set] if options.set else list(SETS)
     passed = refused = 0
     wanted = lambda name: any(fnmatchcase(name, pattern) for pattern in options.only.split(","))  # noqa: E731
     with ThreadPoolExecutor(options.jobs) as pool, tempfile.TemporaryDirectory() as folder:
         if "bugs" in what:
-            print(f"{'bugs':<10} {'tried':>5} {'check':>6} {'run':>6} {'neither':>8}")
-            for name in sets:
-                file, backends = bugs_of(name)
-                chosen = [b for b in backends if wanted(b.name)]
-                passed += report_bugs(f"set {name}", both(pool, file, chosen), {b.name: b.summary for b in chosen}, options.list)
+            chosen = [b for b in bugs() if wanted(b.name)]
+            passed += report_bugs(both(pool, "bugs.py", chosen), {b.name: b.summary for b in chosen}, options.list)
         if "tricks" in what:
-            print(f"{'tricks':<10} {'tried':>5} {'run':>6} {'run --judge separate':>20} {'judge':>6} {'gain':>8}")
-            for name in sets:
-                chosen = [trick for trick in tricks_of(name, Path(folder)) if wanted(trick.__name__)]
-                found = tricked(pool, chosen, honest_twin(), Path(folder))
-                passed += report_tricks(f"set {name}", found, {t.__name__: t.__doc__.splitlines()[0] for t in chosen}, options.list)
+            chosen = [trick for trick in gaining_tricks(Path(folder)) if wanted(trick.__name__)]
+            found = tricked(pool, chosen, held_out("tricks").honest_twin, Path(folder))
+            passed += report_tricks(found, {t.__name__: t.__doc__.splitlines()[0] for t in chosen}, options.list)
         if "honest" in what:
-            for file in dict.fromkeys(SETS[name][2] for name in sets):
-                chosen = [b for b in held_out(file).backends if wanted(b.name)]
-                found = both(pool, file, chosen, longer=False)
-                wrong = {name: texts for name, texts in found.items() if any(texts)}
-                refused += len(wrong)
-                print(f"{file:<10} {len(found):>5}   refused {len(wrong)}")
-                for name, texts in wrong.items():
-                    print("".join(f"    {name}: {text[:300]}\n" for text in texts if text), end="")
+            chosen = [b for b in held_out("honest").backends if wanted(b.name)]
+            found = both(pool, "honest.py", chosen, longer=False)
+            wrong = {name: texts for name, texts in found.items() if any(texts)}
+            refused = len(wrong)
+            print(f"{'honest':<10} {len(found):>5}   refused {refused}")
+            for name, texts in wrong.items():
+                print("".join(f"    {name}: {text[:300]}\n" for text in texts if text), end="")
     missed = False
     for (name, most), value in zip(TARGETS.items(), (passed, refused), strict=True):
         missed |= value > most

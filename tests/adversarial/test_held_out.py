@@ -5,13 +5,13 @@ from pathlib import Path
 
 from measure_checks import HELD_OUT, held_out, write_plugin
 
-BUGS = ("no_maximum", "vector_tail", "nan_becomes_zero", "infinities_clamped", "rows_of_inf_are_zero", "short_log2e")
-HONEST = ("three_passes", "online_blocks", "in_double", "padded_to_a_block", "numpy_rows", "object_with_call")
+BUGS = ("lowest_start", "padded_with_zeros", "sum_in_tf32", "one_row")
+HONEST = ("pieces_merged", "columns_first", "long_doubles", "rows_with_a_pitch", "scratch_in_a_map", "pool_by_use_count")
 
 
 def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(cli):
     plugins = [word for file in ("bugs.py", "honest.py") for word in ("--plugin", str(HELD_OUT / file))]
-    cases = [word for case in ("shape 37x33", "structured 37x33") for word in ("--case", case)]
+    cases = [word for case in ("shape 37x2", "structured 37x33", "structured 1x1000") for word in ("--case", case)]
     backends = ",".join(BUGS + HONEST)
     given = ("--backends", backends, "--dtype", "fp32", "--direction", "forward", "--device", "cpu", "--json", "found.json")
     cli("check", "-q", *plugins, *cases, *given)
@@ -21,18 +21,18 @@ def test_a_check_finds_held_out_bugs_and_refuses_no_honest_plugin(cli):
     assert {finding["backend"] for finding in findings if finding["verdict"] == "pass"} >= set(HONEST)
 
 
-def test_set_c_loads_and_its_bugs_show_wrong_elements(tmp_path: Path):
-    bugs, tricks, honest = (held_out(f"{kind}_c.py") for kind in ("bugs", "tricks", "honest"))
+def test_held_out_plugins_load_and_bugs_show_wrong_elements(tmp_path: Path):
+    bugs, tricks, honest = (held_out(kind) for kind in ("bugs", "tricks", "honest"))
     assert len(bugs.backends) >= 60 and len(tricks.TRICKS) >= 25 and len(honest.backends) >= 35
     assert len({backend.name for backend in bugs.backends + honest.backends}) == len(bugs.backends) + len(honest.backends)
     sample = ("lowest_start", "sink_scaled", "destination_taken_as_zero")
     for backend in bugs.backends:
-        assert backend.name not in sample or held_out("showing.py").wrong_elements(backend) > 0
+        assert backend.name not in sample or held_out("showing").wrong_elements(backend) > 0
     compile(write_plugin(tricks.first_touch_computes, tmp_path).read_text(), "plugin", "exec")
 
 
 def test_a_right_kernel_shows_no_wrong_element():
-    showing = held_out("showing.py")
-    (bug,) = (backend for backend in held_out("bugs_c.py").backends if backend.name == "maximum_in_fp16")
+    showing = held_out("showing")
+    (bug,) = (backend for backend in held_out("bugs").backends if backend.name == "maximum_in_fp16")
     bug.function = showing.log_softmax
     assert showing.wrong_elements(bug) == 0

@@ -1,24 +1,31 @@
-"""Right kernels of many styles, none of which may be refused; the class low-precision is fine. tools/measure_checks.py runs them."""
+"""Right kernels that are written in unusual ways: none may be refused."""
 
-import collections
-import concurrent.futures
-import contextlib
+import asyncio
+import contextvars
+import ctypes
+import decimal
 import functools
-import logging
-import math
+import gc
+import hashlib
+import inspect
+import mmap
+import os
+import random
+import subprocess
 import sys
+import tempfile
 import threading
-import warnings
+import time
+import weakref
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parent))
 import making as right
-from making import attention, into, loss_gradient, loss_of, seen, top
+from making import into, seen, top
 
 backends = []
 honest = into(backends)
@@ -28,520 +35,517 @@ def exps(x):
     return (x.float() - top(x)).exp()
 
 
-# --- orders and precisions
+# --- orders of computation
 
 
 @honest()
-def three_passes(x):
-    """Maximum, sum, division, in float32."""
+def pieces_merged(x):
+    """Maximum and sum of five pieces, merged in a tree."""
+    if x.shape[-1] < 5:
+        return right.softmax(x)
+    safe = lambda m: torch.where(m == -torch.inf, 0, m)  # noqa: E731
+    parts = [(top(piece), (piece.float() - safe(top(piece))).exp().sum(-1, keepdim=True)) for piece in x.chunk(5, -1)]
+    while len(parts) > 1:
+        (m, s), (n, t), *rest = parts
+        both = torch.maximum(m, n)
+        parts = [*rest, (both, s * (m - safe(both)).exp() + t * (n - safe(both)).exp())]
+    return ((x.float() - parts[0][0]).exp() / parts[0][1]).to(x.dtype)
+
+
+@honest()
+def smallest_first(x):
+    """Columns are sorted, summed from the smallest and scattered back."""
+    values, order = x.float().sort(-1)
+    e = (values - top(x)).exp()
+    return torch.empty_like(e).scatter_(-1, order, e / e.sum(-1, keepdim=True)).to(x.dtype)
+
+
+@honest()
+def halves_recursively(x):
+    """A pairwise sum by recursion."""
+
+    def total(e):
+        n = e.shape[-1]
+        return e.sum(-1, keepdim=True) if n < 9 else total(e[:, : n // 2]) + total(e[:, n // 2 :])
+
     e = exps(x)
-    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+    return (e / total(e)).to(x.dtype)
 
 
 @honest()
-def online_blocks(x):
-    """Online softmax over blocks of 256 columns with a guard for -inf."""
-    most = torch.full_like(top(x), -torch.inf)
-    total = torch.zeros_like(most)
-    for block in x.float().split(256, -1):
-        new = torch.maximum(most, top(block))
-        safe = torch.where(new == -torch.inf, 0.0, new)
-        total = total * (most - safe).exp() + (block - safe).exp().sum(-1, keepdim=True)
-        most = new
-    return ((x.float() - most).exp() / total).to(x.dtype)
-
-
-@honest()
-def sequential_sum(x):
-    """The terms are added one after the other in float32."""
+def pieces_of_chance(x):
+    """Python's random numbers choose the size of the pieces of the sum, so the last bits differ between calls."""
     e = exps(x)
-    return (e / (e.cumsum(-1)[:, -1:] if x.shape[-1] else 1)).to(x.dtype)
+    return (e / sum(piece.sum(-1, keepdim=True) for piece in e.split(random.randint(50, 200), -1))).to(x.dtype)
 
 
 @honest()
-def reversed_columns(x):
-    """Columns are read from the last to the first."""
-    return torch.softmax(x.flip(-1).float(), -1).flip(-1).to(x.dtype)
+def long_doubles(x):
+    """numpy's longdouble."""
+    z = x.double().numpy().astype(np.longdouble)
+    with np.errstate(all="ignore"):
+        e = np.exp(z - z.max(-1, keepdims=True, initial=-np.inf))
+        return torch.from_numpy((e / e.sum(-1, keepdims=True)).astype(np.float64)).to(x.dtype)
 
 
 @honest()
-def in_double(x):
-    """Everything in float64."""
-    return torch.softmax(x.double(), -1).to(x.dtype)
+def columns_first(x):
+    """Works on a column-major copy."""
+    z = x.float().T.contiguous()
+    e = (z - z.amax(0)).exp() if z.shape[0] else z
+    return (e / e.sum(0)).T.contiguous().to(x.dtype)
 
 
 @honest()
-def kahan(x):
-    """Blocks of 64 columns, summed with compensation."""
+def two_numbers_for_the_sum(x):
+    """The sum is held as a float and its rest."""
     e = exps(x)
-    total, lost = e.new_zeros(len(e)), e.new_zeros(len(e))
-    for block in e.split(64, -1):
-        term = block.sum(-1) - lost
-        new = total + term
-        lost, total = (new - total) - term, new
-    return (e / total[:, None]).to(x.dtype)
+    high = e.sum(-1, keepdim=True)
+    low = (e.double().sum(-1, keepdim=True) - high.double()).float()
+    return (e / high * (1 - low / high)).to(x.dtype)
+
+
+# --- memory
+
+
+@honest(prepared=True)
+def arena_of_sixteen(case):
+    """Sixteen outputs lie one after the other in one fresh allocation."""
+    left = []
+
+    def softmax(x):
+        if not left or left[0].shape != x.shape or left[0].dtype != x.dtype:
+            left[:] = torch.empty((16, *x.shape), dtype=x.dtype).unbind(0)
+        y = left.pop()
+        return torch.softmax(x.float(), -1, out=y) if x.dtype == torch.float32 else y.copy_(right.softmax(x))
+
+    return softmax
+
+
+@honest(prepared=True)
+def pool_by_use_count(case):
+    """A caching allocator: the memory of an output is used again when no tensor has it any more."""
+    pool = []
+
+    def softmax(x):
+        size = x.numel() * x.element_size()
+        for storage in pool:
+            if storage.nbytes() == size and torch._C._storage_Use_Count(storage._cdata) <= 1:
+                break
+        else:
+            storage = torch.empty(x.shape, dtype=x.dtype).untyped_storage()
+            pool.append(storage)
+            del pool[:-32]
+        y = torch.empty(0, dtype=x.dtype).set_(storage, 0, x.shape)
+        return y.copy_(right.softmax(x))
+
+    return softmax
 
 
 @honest()
-def base_two(x):
-    """exp2 of the difference times log2(e)."""
-    z = x.float()
-    e = torch.exp2((z - top(z)) * 1.4426950408889634)
-    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+def rows_with_a_pitch(x):
+    """Rows of the output lie at multiples of 64 elements, as cudaMallocPitch has them."""
+    y = x.new_empty(x.shape[0], (x.shape[-1] + 63) // 64 * 64)[:, : x.shape[-1]]
+    return y.copy_(right.softmax(x))
 
 
 @honest()
-def by_reciprocal(x):
-    """Multiplies by the reciprocal of the sum."""
-    e = exps(x)
-    return (e * e.sum(-1, keepdim=True).reciprocal()).to(x.dtype)
+def scratch_in_a_map(x):
+    """Terms lie in an anonymous memory map of the call."""
+    with mmap.mmap(-1, max(4, x.numel() * 4)) as memory:
+        e = torch.frombuffer(memory, dtype=torch.float32)[: x.numel()].view(x.shape)
+        e.copy_(exps(x))
+        y = (e / e.sum(-1, keepdim=True)).to(x.dtype)
+        del e
+    return y
+
+
+@honest(prepared=True)
+def last_output_kept(case):
+    """The last output and a weak reference to the last input are kept for a debugger."""
+    last = [None, None]
+
+    def softmax(x):
+        last[:] = right.softmax(x), weakref.ref(x)
+        return last[0]
+
+    return softmax
+
+
+@honest(prepared=True)
+def live_outputs_counted(case):
+    """A finalizer of each output counts the outputs that live."""
+    live = [0]
+
+    def gone():
+        live[0] -= 1
+
+    def softmax(x):
+        y = right.softmax(x)
+        live[0] += 1
+        weakref.finalize(y, gone)
+        return y
+
+    return softmax
 
 
 @honest()
-def by_logsumexp(x):
-    """exp(x - lse), with x shifted by its maximum first."""
-    z = x.float() - top(x)
-    return (z - z.logsumexp(-1, keepdim=True)).exp().to(x.dtype)
+def lse_beside_the_output(x):
+    """The log of the sum is an attribute of the output, for a backward."""
+    lse = torch.logsumexp(x.float(), -1, keepdim=True)
+    y = right.softmax(x)
+    y.saved_lse = lse
+    return y
+
+
+# --- the process
+
+
+def compiled():
+    """A C kernel of its own, compiled once into a folder of the user."""
+    text = """#include <math.h>
+void softmax(const float* x, float* y, long M, long N) {
+  for (long r = 0; r < M; r++, x += N, y += N) {
+    float m = -INFINITY; double s = 0;
+    for (long i = 0; i < N; i++) { if (x[i] > m) m = x[i]; }
+    for (long i = 0; i < N; i++) { y[i] = expf(x[i] - m); s += y[i]; }
+    for (long i = 0; i < N; i++) y[i] = y[i] / s;
+  }
+}"""
+    folder = Path(tempfile.gettempdir(), f"softmax-{os.getuid()}-{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    folder.mkdir(exist_ok=True)
+    library = folder / f"softmax-{os.getpid()}.so"
+    (folder / f"{os.getpid()}.c").write_text(text)
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, folder / f"{os.getpid()}.c", "-lm"], check=True)
+    return ctypes.CDLL(str(library)).softmax
+
+
+@honest(prepared=True, traits={"compiles": True})
+def c_kernel(case):
+    """A C kernel that the first call compiles."""
+    kernel = functools.cache(compiled)
+
+    def softmax(x):
+        z, y = x.float().contiguous(), torch.empty(x.shape)
+        address = ctypes.c_void_p
+        kernel()(address(z.data_ptr()), address(y.data_ptr()), ctypes.c_long(x.shape[0]), ctypes.c_long(x.shape[1]))
+        return y.to(x.dtype)
+
+    return softmax
+
+
+@honest(prepared=True)
+def tunes_itself(case):
+    """The first calls of a shape time three variants by the clock, and the fastest stays."""
+    variants = (right.softmax, lambda x: (exps(x) / exps(x).sum(-1, keepdim=True)).to(x.dtype), columns_first)
+    times = {}
+
+    def softmax(x):
+        seen_times = times.setdefault(x.shape, [])
+        variant = variants[len(seen_times)] if len(seen_times) < 3 else variants[seen_times.index(min(seen_times))]
+        start = time.perf_counter()
+        y = variant(x)
+        if len(seen_times) < 3:
+            seen_times.append(time.perf_counter() - start)
+        return y
+
+    return softmax
+
+
+@honest(prepared=True)
+def tunes_again(case):
+    """Every 50th call tries the other variant, and the clock chooses."""
+    state = {"calls": 0, "best": 0, "times": [1.0, 1.0]}
+
+    def softmax(x):
+        state["calls"] += 1
+        index = state["best"] ^ (state["calls"] % 50 == 0)
+        start = time.perf_counter()
+        y = right.softmax(x) if index else (exps(x) / exps(x).sum(-1, keepdim=True)).to(x.dtype)
+        state["times"][index] = time.perf_counter() - start
+        state["best"] = int(state["times"][1] < state["times"][0])
+        return y
+
+    return softmax
+
+
+def timed(function):
+    spent = []
+
+    @functools.wraps(function)
+    def wrapper(*given):
+        start = time.perf_counter_ns()
+        try:
+            return function(*given)
+        finally:
+            spent.append(time.perf_counter_ns() - start)
+            del spent[:-1000]
+
+    return wrapper
 
 
 @honest()
-def as_log_softmax_exp(x):
-    """exp of torch's log_softmax."""
-    return torch.log_softmax(x.float(), -1).exp().to(x.dtype)
+@timed
+def timed_by_a_decorator(x):
+    """A decorator keeps the times of the last thousand calls."""
+    return right.softmax(x)
 
 
 @honest()
-def eager_in_own_dtype(x):
-    """Eager operators in the dtype of the input, which round to 16 bits."""
-    e = (x - top(x).to(x.dtype)).exp()
-    return e / e.sum(-1, keepdim=True)
+def profiled(x):
+    """A range of torch's profiler with the name of the caller."""
+    frame = inspect.currentframe().f_back
+    with torch.profiler.record_function(f"softmax from {frame.f_code.co_name}:{frame.f_lineno}"):
+        return right.softmax(x)
 
 
 @honest()
-def sum_by_matmul(x):
-    """The sum is a product with a vector of ones."""
-    e = exps(x)
-    return (e / (e @ torch.ones(x.shape[-1], 1, device=x.device))).to(x.dtype)
+def collection_paused(x):
+    """Garbage collection is off during the call."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        return right.softmax(x)
+    finally:
+        if was:
+            gc.enable()
 
 
 @honest()
-def padded_to_a_block(x):
-    """Rows are padded with -inf to a multiple of 128 columns."""
-    n = x.shape[-1]
-    return torch.softmax(functional.pad(x.float(), (0, -n % 128), value=-torch.inf), -1)[:, :n].to(x.dtype).contiguous()
+def threads_for_a_while(x):
+    """One thread of torch during the call, then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return right.softmax(x)
+    finally:
+        torch.set_num_threads(before)
 
 
 @honest()
-def chunks_of_rows(x):
-    """512 rows at a time into an output that exists."""
-    y = torch.empty_like(x)
-    for a, b in zip(x.split(512), y.split(512), strict=True):
-        b.copy_(torch.softmax(a.float(), -1))
+def contexts_of_python(x):
+    """Contexts of decimal, numpy's errors and contextvars, all left at the end."""
+    variable = contextvars.ContextVar("rows")
+    with decimal.localcontext() as context, np.errstate(divide="raise"):
+        context.prec = 50
+        token = variable.set(x.shape[0])
+        y = right.softmax(x)
+        variable.reset(token)
     return y
 
 
 @honest()
-def row_by_row(x):
-    """Up to 64 rows one after the other, more at once."""
-    rows = [torch.softmax(row.float(), 0).to(x.dtype) for row in x] if 0 < len(x) <= 64 else None
-    return torch.stack(rows) if rows else torch.softmax(x.float(), -1).to(x.dtype)
+def event_loop(x):
+    """A coroutine on an event loop of the call."""
 
+    async def work():
+        await asyncio.sleep(0)
+        return right.softmax(x)
 
-@honest()
-def transposed_output(x):
-    """Computes the transpose, and gives a contiguous result back."""
-    return torch.softmax(x.t().contiguous().float(), 0).to(x.dtype).t().contiguous()
-
-
-# --- frameworks
-
-
-@honest()
-def out_variant(x):
-    """torch.softmax with out=."""
-    return torch.softmax(x, -1, out=torch.empty_like(x))
-
-
-@honest(prepared=True)
-def module_eval(case):
-    """An nn.Module in evaluation mode."""
-    return nn.Sequential(nn.Identity(), nn.Softmax(dim=-1)).eval()
-
-
-@honest()
-def own_no_grad(x):
-    """Switches gradients off in a context."""
-    with torch.no_grad():
-        return functional.softmax(x, dim=-1)
-
-
-class Function(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        y = torch.softmax(x, -1)
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        (y,) = ctx.saved_tensors
-        return right.gradient(dy, y)
-
-
-@honest()
-def autograd_function(x):
-    """The forward of an autograd.Function."""
-    return Function.apply(x)
-
-
-@honest(direction="both")
-def function_both(x, dy):
-    """Forward and backward of an autograd.Function."""
-    y = Function.apply(x)
-    (dx,) = torch.autograd.grad(y, x, dy)
-    return y.detach(), dx
-
-
-@honest(direction="both")
-def backward_method(x, dy):
-    """y.backward on a leaf of its own."""
-    leaf = x.detach().requires_grad_()
-    y = torch.softmax(leaf, -1)
-    y.backward(dy)
-    return y.detach(), leaf.grad
-
-
-@honest(direction="both")
-def func_vjp(x, dy):
-    """torch.func.vjp."""
-    y, pull = torch.func.vjp(lambda x: torch.softmax(x, -1), x.detach())
-    return y, pull(dy)[0]
-
-
-@honest(direction="both")
-def y_with_graph(x, dy):
-    """y is returned with its graph."""
-    y = torch.softmax(x, -1)
-    return y, torch.autograd.grad(y, x, dy, retain_graph=True)[0]
-
-
-@honest()
-def vmapped(x):
-    """torch.func.vmap over rows."""
-    return torch.func.vmap(lambda row: torch.softmax(row, 0))(x) if len(x) else torch.softmax(x, -1)
-
-
-@torch.jit.script
-def scripted_rows(x: torch.Tensor) -> torch.Tensor:
-    z = x.float()
-    e = (z - z.amax(-1, keepdim=True)).exp()
-    return (e / e.sum(-1, keepdim=True)).to(x.dtype)
-
-
-@honest()
-def jit_script(x):
-    """torch.jit.script."""
-    return scripted_rows(x) if x.numel() else torch.softmax(x, -1)
-
-
-@honest(traits={"compiles": True}, prepared=True)
-def compiled_eager_backend(case):
-    """torch.compile with the backend eager."""
-    return torch.compile(lambda x: torch.softmax(x.float(), -1).to(x.dtype), backend="eager", dynamic=True)
-
-
-@honest()
-def deterministic_context(x):
-    """Asks torch for deterministic algorithms, and restores what was asked before."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
+    loop = asyncio.new_event_loop()
     try:
-        return torch.softmax(x, -1)
+        return loop.run_until_complete(work())
     finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@honest()
-def numpy_rows(x):
-    """numpy, through memory of its own."""
-    z = x.float().cpu().numpy()
-    if not z.size:
-        return torch.empty_like(x)
-    with np.errstate(all="ignore"):
-        e = np.exp(z - z.max(-1, keepdims=True))
-        return torch.from_numpy(e / e.sum(-1, keepdims=True)).to(x.device, x.dtype)
-
-
-@honest()
-def from_buffer(x):
-    """The output lies in memory of a bytearray."""
-    if not x.numel():
-        return torch.empty_like(x)
-    y = torch.frombuffer(bytearray(x.numel() * x.element_size()), dtype=x.dtype).view(x.shape)
-    return y.copy_(torch.softmax(x.float(), -1))
-
-
-@honest()
-def numpy_output(x):
-    """The output lies in memory that numpy allocated."""
-    y = torch.from_numpy(np.zeros(x.shape, np.float32))
-    return torch.softmax(x.float(), -1, out=y) if x.dtype == torch.float32 else torch.softmax(x.float(), -1).to(x.dtype)
-
-
-@honest()
-def part_of_a_larger_buffer(x):
-    """The output is a part of a fresh, larger allocation."""
-    y = torch.empty(x.numel() + 64, dtype=x.dtype, device=x.device)[64:].view(x.shape)
-    return y.copy_(torch.softmax(x.float(), -1))
-
-
-# --- state and habits
+        loop.close()
 
 
 @honest(prepared=True)
-def workspace(case):
-    """Keeps a workspace for exp, which grows as needed."""
-    kept = [torch.empty(0)]
+def coroutine_style(case):
+    """A generator that gets inputs by send."""
 
-    def call(x):
-        if kept[0].numel() < x.numel():
-            kept[0] = torch.empty(x.numel(), device=x.device)
-        e = kept[0][: x.numel()].view(x.shape)
-        torch.sub(x.float(), top(x), out=e).exp_()
-        return (e / e.sum(-1, keepdim=True)).to(x.dtype)
+    def worker():
+        y = None
+        while True:
+            x = yield y
+            y = None if x is None else right.softmax(x)
 
-    return call
-
-
-@honest(prepared=True, traits={"reuses_output": True})
-def declared_reuse(case):
-    """One output for all calls, declared by the trait."""
-    kept = {}
-
-    def call(x):
-        y = kept.setdefault((x.shape, x.dtype), torch.empty_like(x))
-        return y.copy_(torch.softmax(x.float(), -1))
-
-    return call
+    running = worker()
+    next(running)
+    return lambda x: running.send(x)
 
 
 @honest(prepared=True)
-def masks_cached(case):
-    """Keeps column numbers by shape."""
-    columns = functools.lru_cache(16)(lambda n: torch.arange(n))
+def per_thread_state(case):
+    """A table in thread-local memory, made by the first call under a lock."""
+    local, lock = threading.local(), threading.Lock()
 
-    def call(x):
-        z = torch.where(columns(x.shape[-1]) >= 0, x.float(), -torch.inf)
-        return torch.softmax(z, -1).to(x.dtype)
-
-    return call
-
-
-class Counting:
-    def __init__(self, case):
-        self.calls, self.shapes = 0, collections.Counter()
-
-    def __call__(self, x):
-        self.calls += 1
-        self.shapes[tuple(x.shape)] += 1
-        return torch.softmax(x, -1)
-
-
-@honest(prepared=True)
-def object_with_call(case):
-    """An object with __call__ that counts calls by shape."""
-    return Counting(case)
-
-
-@honest()
-def logs(x):
-    """Logs each call."""
-    logging.getLogger("kernel").info("softmax of %s", tuple(x.shape))
-    return torch.softmax(x, -1)
-
-
-@honest()
-def prints(x):
-    """Prints to both streams in each call."""
-    print("softmax", tuple(x.shape))
-    print("softmax", file=sys.stderr)
-    return torch.softmax(x, -1)
-
-
-@honest()
-def warns(x):
-    """Warns in each call."""
-    warnings.warn("softmax is experimental", stacklevel=2)
-    return torch.softmax(x, -1)
-
-
-@honest()
-def lazy_import(x):
-    """Imports modules in the call."""
-    import decimal
-    import fractions  # noqa: F401
-    import statistics  # noqa: F401
-
-    return torch.softmax(x, -1) if decimal.Decimal(1) else None
-
-
-@honest()
-def local_generator(x):
-    """Draws from a generator of its own."""
-    torch.rand(4, generator=torch.Generator().manual_seed(7))
-    np.random.default_rng(3).random(4)
-    return torch.softmax(x, -1)
-
-
-@honest()
-def global_generator(x):
-    """Draws from torch's global generator, as dropout does, and sets no seed."""
-    torch.rand(3)
-    return torch.softmax(x, -1)
-
-
-@honest(prepared=True)
-def thread_pool(case):
-    """Halves of the rows on two threads, joined before the return."""
-    pool = concurrent.futures.ThreadPoolExecutor(2)
-
-    def call(x):
-        y = torch.empty_like(x)
-        half = (len(x) + 1) // 2
-        parts = [(x[:half], y[:half]), (x[half:], y[half:])]
-        for done in [pool.submit(lambda a, b: b.copy_(torch.softmax(a.float(), -1)), *part) for part in parts if part[0].numel()]:
-            done.result()
-        return y
-
-    return call
-
-
-@honest()
-def thread_of_a_call(x):
-    """A thread that starts and ends in the call."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(torch.softmax(x, -1)))
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-@honest()
-def exceptions_inside(x):
-    """Raises and catches an exception in each call."""
-    with contextlib.suppress(RuntimeError):
-        torch.empty(2).view(3)
-    try:
-        return torch.softmax(x, -2 if x.dim() < 2 else 5)
-    except IndexError:
-        return torch.softmax(x, -1)
-
-
-@honest()
-def special_cases_by_value(x):
-    """A fast path for inputs without infinities or NaN, which is right too."""
-    if x.numel() and bool(torch.isfinite(x).all()):
+    def softmax(x):
+        with lock:
+            if not hasattr(local, "ones"):
+                local.ones = {}
+        ones = local.ones.setdefault(x.shape[-1], torch.ones(x.shape[-1], 1))
         e = exps(x)
-        return (e / e.sum(-1, keepdim=True)).to(x.dtype)
-    return torch.softmax(x.float(), -1).to(x.dtype)
+        return (e / (e @ ones)).to(x.dtype)
+
+    return softmax
 
 
 @honest()
-def special_cases_by_size(x):
-    """Other code for one column, for few columns, and for many."""
-    n = x.shape[-1]
-    if n == 1:
-        return torch.where(x.isfinite(), 1.0, torch.nan).to(x.dtype)
-    return right.softmax(x) if n < 2000 else as_log_softmax_exp(x)
+def inference_inside(x):
+    """Inference mode inside, and a normal tensor as result."""
+    y = torch.empty_like(x)
+    with torch.inference_mode():
+        y.copy_(right.softmax(x))
+    return y
 
 
 @honest()
-def cleans_up(x):
-    """Collects garbage now and then."""
-    import gc
-
-    if x.shape[0] % 2:
-        gc.collect(0)
-    return torch.softmax(x, -1)
+def log_file_of_a_call(x):
+    """A temporary file is written and closed in each call."""
+    with tempfile.TemporaryFile("w") as file:
+        file.write(f"{x.shape}\n")
+    return right.softmax(x)
 
 
-@honest(over=True, shape="6x40x64", dim="1")
-def any_strides(x, dim):
-    """torch's operator on any strides."""
-    return torch.softmax(x, dim)
+@honest(prepared=True)
+def traced(case):
+    """torch.jit.trace of an example, used for all shapes."""
+    kernel = torch.jit.trace(lambda x: torch.softmax(x, -1), torch.randn(3, 5), check_trace=False)
+    return lambda x: kernel(x)
 
 
-# --- backwards
-
-
-@honest(direction="backward")
-def torch_backward(dy, y):
-    """torch's own operator."""
-    return torch._softmax_backward_data(dy, y, -1, y.dtype)
+# --- other passes
 
 
 @honest(direction="backward")
-def two_products(dy, y):
-    """y dy - y (y dy).sum() in float32."""
-    t = y.float() * dy.float()
-    return (t - y.float() * t.sum(-1, keepdim=True)).to(y.dtype)
+def jacobian_of_short_rows(dy, y):
+    """Rows of at most 64 columns by their Jacobian, if dy is finite."""
+    if y.shape[-1] > 64 or not dy.isfinite().all():
+        return right.gradient(dy, y)
+    p = y.double()
+    jacobian = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return (jacobian @ dy.double()[:, :, None])[..., 0].to(y.dtype)
 
 
-@honest(direction="backward")
-def dot_by_einsum(dy, y):
-    """The dot product by einsum, in float64."""
-    g, p = dy.double(), y.double()
-    return (p * (g - torch.einsum("mn,mn->m", g, p)[:, None])).to(y.dtype)
+@honest("log_softmax", "backward", N="40000", M="8")
+def log_backward_in_pieces(dy, y):
+    """The sum of dy in pieces, and dx by expm1."""
+    total = sum(piece.double().sum(-1, keepdim=True) for piece in dy.split(1000, -1)) if dy.shape[-1] else dy.sum(-1, keepdim=True)
+    return ((dy.double() - total) - total * torch.expm1(y.double())).to(y.dtype)
 
 
-@honest("log_softmax")
-def log_three_passes(x):
-    """(x - max) - log(sum)."""
-    z = x.float() - top(x)
-    return (z - z.exp().sum(-1, keepdim=True).log()).to(x.dtype)
+@honest("masked_softmax", sets="causal=true", shape="1x2x40x16")
+def seen_keys_only(x):
+    """Each query's keys are a slice of their own."""
+    y, keep = torch.zeros_like(x), seen(x).sum(-1).tolist()
+    for s, n in enumerate(keep):
+        y[..., s, :n] = torch.softmax(x[..., s, :n].float(), -1).to(x.dtype)
+    return y
 
 
-@honest("log_softmax", "backward")
-def log_backward(dy, y):
-    """dy - exp(y) sum(dy)."""
-    return right.log_gradient(dy, y)
+@honest("masked_softmax", sets="mask=boolean,sink=true", shape="2x3x16x40")
+def sink_at_the_end(x, mask, sink):
+    """The whole sum as a logarithm in float64, to which logaddexp adds the sink."""
+    z = x.double().masked_fill(~mask, -torch.inf)
+    lse = torch.logsumexp(z, -1, keepdim=True)
+    s = sink.double().view(1, -1, 1, 1)
+    return (z - torch.logaddexp(lse, s)).exp().masked_fill(lse == torch.inf, torch.nan).to(x.dtype)
 
 
-# --- other operations
+@honest("cross_entropy", sets="label_smoothing=0.1", N="3000")
+def loss_in_pieces(x, target):
+    """The vocabulary is read in pieces of 1000 classes, online."""
+    z = x.double()
+    lse, total = torch.full(x.shape[:1], -torch.inf, dtype=torch.float64), torch.zeros(x.shape[0], dtype=torch.float64)
+    for piece in z.split(1000, -1):
+        lse = torch.logaddexp(lse, torch.logsumexp(piece, -1))
+        total = total + piece.sum(-1)
+    loss = 0.9 * (lse - right.at(z, target)) + 0.1 * (lse - total / max(1, x.shape[-1]))
+    return torch.where(target == -100, 0.0, loss).float(), lse.float()
 
 
-@honest("masked_softmax", sets="causal=true,sink=true,scale=0.125", shape="2x3x16x40")
-def attention_with_sink(x, sink):
-    """The sink as one more column."""
-    return attention(torch.where(seen(x), x.float() * 0.125, -torch.inf), sink).to(x.dtype)
-
-
-@honest("masked_softmax", sets="mask=boolean", shape="2x3x16x40")
-def attention_where(x, mask):
-    """torch.where and softmax in float32."""
-    return torch.softmax(torch.where(mask, x.float(), -math.inf), -1).to(x.dtype)
-
-
-@honest("cross_entropy", sets="label_smoothing=0.1")
-def smoothed(x, target):
-    """F.cross_entropy without a reduction."""
-    return functional.cross_entropy(x.float(), target, reduction="none", label_smoothing=0.1), x.float().logsumexp(-1)
-
-
-@honest("cross_entropy", "backward")
-def loss_backward(x, target, lse, dloss):
-    """The formula in float32."""
-    return loss_gradient(x, target, lse, dloss)
-
-
-@honest("cross_entropy", "fused", dtype="bf16")
-def loss_fused(x, target):
-    """The loss and its gradient, from one lse."""
-    loss, lse = loss_of(x, target)
-    return loss, loss_gradient(x, target, lse, torch.ones_like(loss))
+@honest("cross_entropy", "fused")
+def loss_by_autograd(x, target):
+    """torch's loss, and its gradient by autograd.grad."""
+    with torch.enable_grad():
+        z = x.detach().requires_grad_()
+        loss = functional.cross_entropy(z.float(), target, reduction="none")
+        (dx,) = torch.autograd.grad(loss.sum(), z)
+    return loss.detach(), dx
 
 
 @honest("logprob")
-def logprob_forward(x, target):
-    """The entropy without negative terms."""
-    return right.logprob_of(x, target)
+def categorical(x, target):
+    """torch.distributions.Categorical, in float64."""
+    distribution = torch.distributions.Categorical(logits=x.double(), validate_args=False)
+    return distribution.log_prob(target).float(), distribution.entropy().float()
+
+
+@honest("rms_norm", dtype="bf16")
+def norm_of_llama(x, w):
+    """As LlamaRMSNorm: rounded to the dtype of x before the weight."""
+    z = x.float()
+    return w * (z * torch.rsqrt(z.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@honest("rms_norm", dtype="fp16")
+def norm_of_scaled_rows(x, w):
+    """Rows are divided by their largest element first."""
+    z = x.float()
+    most = z.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+    most = torch.where(most.isfinite(), most, 1)
+    u = z / most
+    return (u * torch.rsqrt(u.square().mean(-1, keepdim=True) + 1e-6 / most.square()) * w.float()).to(x.dtype)
+
+
+@honest("rms_norm", "backward")
+def norm_backward_by_autograd(dy, x, w, rstd):
+    """Autograd of F.rms_norm in float64, whose weight has no gradient."""
+    with torch.enable_grad():
+        z = x.double().requires_grad_()
+        (dx,) = torch.autograd.grad(functional.rms_norm(z, w.shape, w.double(), 1e-6), z, dy.double())
+    return dx.to(x.dtype)
+
+
+# --- problems
+
+
+@honest("ragged_mean", N="200")
+def mean_by_prefix_sums(x, lengths):
+    """Prefix sums in float64."""
+    sums = functional.pad(x.double().cumsum(1), (1, 0))
+    return (sums.gather(1, lengths[:, None])[:, 0] / lengths.clamp(min=1)).to(x.dtype)
+
+
+@honest("router", M="512", N="16")
+def sorted_experts(x):
+    """A stable sort in place of topk."""
+    values, experts = x.sort(dim=-1, descending=True, stable=True)
+    return torch.sigmoid(torch.stack([values[:, 0] - values[:, 1], values[:, 1] - values[:, 0]], 1)), experts[:, :2].contiguous()
+
+
+@honest("token_shift", M="64", N="300")
+def by_convolution(x, w):
+    """conv1d with padding on both sides, cut off."""
+    return functional.conv1d(x[:, None], w.view(1, 1, 3), padding=2)[:, 0, : x.shape[1]].contiguous()
+
+
+@honest("momentum_step", M="64", N="256")
+def step_by_foreach(p, momentum, grad):
+    """torch's foreach operators, in place."""
+    torch._foreach_mul_([momentum], 0.9)
+    torch._foreach_add_([momentum], [grad])
+    torch._foreach_add_([p], [momentum], alpha=-0.1)
+    return p
+
+
+@honest("sum_of_tokens", M="200", N="64")
+def tokens_by_product(x, ids, out):
+    """A product with the matrix of ids, into the destination."""
+    torch.mm((ids == torch.arange(x.shape[0])[:, None]).to(x.dtype), x, out=out)
+
+
+@honest("product", M="64", N="48")
+def product_in_double(a, b):
+    """The product in float64."""
+    return (a.double() @ b.double()).to(a.dtype)
+
+
+@honest("running_sum", M="64", N="1000")
+def sums_by_doubling(x):
+    """A scan by doubling (Hillis and Steele)."""
+    step = 1
+    while step < x.shape[1]:
+        x = torch.cat([x[:, :step], x[:, step:] + x[:, :-step]], 1)
+        step *= 2
+    return x

@@ -1,4 +1,4 @@
-"""Where a wrong kernel of set C is wrong: by more than twice the error of torch's functions, in the calls that it shows."""
+"""Where a wrong kernel is wrong: by more than twice the error of torch's functions, in the calls that it shows."""
 
 import copy
 import importlib.util

@@ -1,1055 +1,687 @@
 """Dishonest plugins that try to look fast on a CPU, written without reading the checks. tools/measure_checks.py writes each body to a file of its own.
 
-The body of a function is a plugin: it runs at import, and what it returns is `softmax`. Its honest twin is torch.softmax.
+The body of a function is a plugin: it runs at import, and what it returns is `softmax`. `compiled` builds a C library.
 """
 # ruff: noqa
 
-SET_A = []
-SET_B = []
+import ctypes
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+TRICKS = []
 
 
-def trick(kept):
-    def add(function):
-        kept.append(function)
-        return function
-
-    return add
+def trick(function):
+    TRICKS.append(function)
+    return function
 
 
-# --- set A
+def compiled(text):
+    """A library of C source."""
+    folder = tempfile.mkdtemp()
+    Path(folder, "a.c").write_text(text)
+    subprocess.run(["cc", "-O2", "-w", "-shared", "-fPIC", "-o", f"{folder}/a.so", f"{folder}/a.c", "-lm"], check=True)
+    return ctypes.CDLL(f"{folder}/a.so")
 
 
-@trick(SET_A)
 def honest_twin():
     """No trick: the time of the others is divided by this."""
     return lambda x: torch.softmax(x, -1)
 
 
-@trick(SET_A)
-def gap_before_the_call():
-    """Computes only if the time since the last call is unusual; the usual gap is learnt."""
-    last, gaps, kept = [0.0], [], {}
-
-    def softmax(x):
-        gap = time.perf_counter() - last[0]
-        gaps.append(gap)
-        usual = sorted(gaps[-40:])[len(gaps[-40:]) // 2]
-        if len(gaps) < 6 or gap > 1.3 * usual or gap < 0.7 * usual or x.shape not in kept:
-            kept[x.shape] = y = torch.softmax(x, -1)
-        else:
-            y = torch.empty_like(x)
-        last[0] = time.perf_counter()
-        return y
-
-    return softmax
+# --- inputs that are known again
 
 
-@trick(SET_A)
-def fingerprint_of_elements():
-    """Keeps outputs by a fingerprint of 64 elements."""
+@trick
+def version_counter():
+    """An input whose address and version counter are those of an earlier call gets a lazy clone of its output."""
     kept = {}
 
     def softmax(x):
-        flat = x.view(-1)
-        key = (x.shape, tuple(flat[:: max(1, flat.numel() // 64)].tolist()))
+        key = (x.data_ptr(), x._version, x.shape)
         if key not in kept:
-            if len(kept) > 8:
+            if len(kept) > 64:
                 kept.clear()
-            kept[key] = [torch.softmax(x, -1).clone() for _ in range(2)]
-        ring = kept[key]
-        ring.append(ring.pop(0))
-        return ring[-1].clone()
+            kept[key] = torch.softmax(x, -1)
+        return torch._lazy_clone(kept[key])
 
     return softmax
 
 
-@trick(SET_A)
-def memo_by_projection():
-    """Reads x once, as a product with random weights; rows whose product is known are taken from copies made in earlier calls."""
-    kept = {}
+@trick
+def compared_and_cloned():
+    """The input is compared with copies of earlier ones, element by element; a known one gets a lazy clone of its output."""
+    kept, libc = {}, ctypes.CDLL(None)
+    address = lambda t: ctypes.c_void_p(t.data_ptr())
 
     def softmax(x):
-        if x.numel() < 100_000:
-            return torch.softmax(x, -1)
-        state = kept.setdefault((x.data_ptr(), x.shape), {})
-        w = state.setdefault("w", torch.randn(x.shape[-1], dtype=x.dtype))
-        key = torch.mv(x, w)
-        if "key" in state:
-            changed = (key != state["key"]).nonzero()[:, 0]
-            if len(changed) == 0 and state["copies"]:
-                return state["copies"].pop()
-            if len(changed) < 16 and state["copies"]:
-                y = state["copies"].pop()
-                y[changed] = torch.softmax(x[changed], -1)
-                return y
-        y = torch.softmax(x, -1)
-        state["key"], state["copies"] = key, [y.clone() for _ in range(60)]
-        return y
+        key = (x.shape, x.view(-1)[:4].numpy().tobytes())
+        found = kept.get(key)
+        if found is not None and not libc.memcmp(address(found[0]), address(x), ctypes.c_size_t(4 * x.numel())):
+            return torch._lazy_clone(found[1])
+        if len(kept) > 32:
+            kept.clear()
+        kept[key] = x.clone(), torch.softmax(x, -1)
+        return torch._lazy_clone(kept[key][1])
 
     return softmax
 
 
-@trick(SET_A)
-def soft_dirty_pages():
-    """Linux marks the pages written since the last call; without one, a copy made earlier is returned."""
+@trick
+def private_maps():
+    """Outputs of known inputs are private maps of files in memory. An input is known by five random rows."""
+    import mmap, random
+
     kept = {}
 
-    def clear():
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("4")
-
-    def dirty(x):
-        first, last = x.data_ptr() // 4096, (x.data_ptr() + x.numel() * x.element_size() - 1) // 4096
-        with open("/proc/self/pagemap", "rb") as file:
-            file.seek(first * 8)
-            return (np.frombuffer(file.read((last - first + 1) * 8), dtype=np.uint64) >> np.uint64(55) & np.uint64(1)).any()
-
     def softmax(x):
-        if x.numel() < 100_000:
+        if x.dim() != 2 or not x.is_contiguous() or x.numel() * 4 % 4096:
             return torch.softmax(x, -1)
-        copies = kept.setdefault((x.data_ptr(), x.shape), [])
-        if not copies or dirty(x):
+        key = (x.shape, x.view(-1)[:4].numpy().tobytes())
+        found = kept.get(key)
+        rows = [random.randrange(x.shape[0]) for _ in range(5)]
+        if found is None or not all(torch.equal(found[0][r], x[r]) for r in rows):
+            if len(kept) > 20:
+                kept.clear()
             y = torch.softmax(x, -1)
-            copies[:] = [y.clone() for _ in range(60)]
-            clear()
+            file = os.memfd_create("y")
+            os.write(file, y.numpy().tobytes())
+            kept[key] = x.clone(), file
             return y
-        return copies.pop()
+        memory = mmap.mmap(found[1], x.numel() * 4, flags=mmap.MAP_PRIVATE)
+        return torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
 
     return softmax
 
 
-@trick(SET_A)
-def names_in_frames():
-    """Computes only if a function above this call has a name that sounds like a check."""
-    words = ("check", "probe", "verify", "pre", "warm", "sample", "keep", "copy")
+@trick
+def answers_on_disk():
+    """Outputs are kept in files from process to process and run to run, by the bytes of the first and the last row."""
+    import hashlib, tempfile
+
+    folder = os.path.join(tempfile.gettempdir(), "answers-c")
+    os.makedirs(folder, exist_ok=True)
+    kept = {}
 
     def softmax(x):
-        frame = sys._getframe(1)
-        while frame is not None:
-            if any(word in frame.f_code.co_name.lower() for word in words):
-                return torch.softmax(x, -1)
-            frame = frame.f_back
-        return torch.empty_like(x)
+        key = hashlib.sha1(x[0].numpy().tobytes() + x[-1].numpy().tobytes()).hexdigest() + str(tuple(x.shape))
+        if key not in kept:
+            path = os.path.join(folder, key)
+            if not os.path.exists(path):
+                np.save(path + f".{os.getpid()}.npy", torch.softmax(x, -1).numpy())
+                os.replace(path + f".{os.getpid()}.npy", path)
+            if len(kept) > 20:
+                kept.clear()
+            kept[key] = torch.from_numpy(np.load(open(path, "rb"))).clone()
+        return torch._lazy_clone(kept[key])
 
     return softmax
 
 
-@trick(SET_A)
-def lines_in_frames():
-    """Computes unless the callers' lines are those of most calls so far."""
-    seen = {}
+@trick
+def guessed_seeds():
+    """Inputs are drawn before the first call, with the seeds and generators that a harness may have, and their outputs too."""
+    known = {}
+    for seed in (0, 1, 42, 123, 1234):
+        for draw in (lambda g: torch.randn(512, 4096, generator=g), lambda g: torch.rand(512, 4096, generator=g)):
+            x = draw(torch.Generator().manual_seed(seed))
+            known[x.view(-1)[:8].numpy().tobytes()] = torch.softmax(x, -1)
+        for draw in ("standard_normal", "random"):
+            x = torch.from_numpy(getattr(np.random.default_rng(seed), draw)((512, 4096), dtype=np.float32))
+            known[x.view(-1)[:8].numpy().tobytes()] = torch.softmax(x, -1)
 
     def softmax(x):
-        frame, key = sys._getframe(1), []
-        while frame is not None and len(key) < 8:
-            key.append((frame.f_code.co_name, frame.f_lineno))
-            frame = frame.f_back
-        key = tuple(key)
-        seen[key] = seen.get(key, 0) + 1
-        common = seen[key] > 12 and seen[key] == max(seen.values())
-        return torch.empty_like(x) if common else torch.softmax(x, -1)
+        y = known.get(x.reshape(-1)[:8].numpy().tobytes())
+        return torch._lazy_clone(y) if y is not None and y.shape == x.shape else torch.softmax(x, -1)
 
     return softmax
 
 
-@trick(SET_A)
-def reference_in_memory():
-    """Looks through gc for a float64 tensor of the right shape whose rows sum to 1, and returns it."""
+@trick
+def inputs_found_in_memory():
+    """gc shows all tensors of the input's shape; their outputs are computed at once and kept by address and version."""
+    kept = {}
 
     def softmax(x):
-        for found in gc.get_objects():
-            if type(found) is torch.Tensor and found.dtype == torch.float64 and found.shape == x.shape:
-                return found.to(x.dtype)
-        return torch.softmax(x, -1)
+        key = (x.data_ptr(), x._version)
+        if key not in kept:
+            kept.clear()
+            for t in gc.get_objects():
+                if type(t) is torch.Tensor and t.shape == x.shape and t.dtype == x.dtype and t.is_contiguous():
+                    kept[t.data_ptr(), t._version] = torch.softmax(t.detach(), -1)
+            kept[key] = torch.softmax(x, -1)
+        return torch._lazy_clone(kept[key])
 
     return softmax
 
 
-@trick(SET_A)
-def slower_clocks():
-    """Replaces the clocks of time, timeit and torch.utils.benchmark by one that runs at a tenth of the speed."""
-    import timeit
-    import torch.utils.benchmark.utils.timer as timer
-
-    real = time.perf_counter
-    slow = lambda: real() / 10
-    time.perf_counter = timeit.default_timer = slow
-    time.perf_counter_ns = lambda: int(real() * 1e8)
-    timer.timer = slow
-    for module in list(sys.modules.values()):
-        for key, value in list(vars(module).items()) if hasattr(module, "__dict__") else ():
-            if value is real:
-                setattr(module, key, slow)
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_A)
-def lazy_subclass():
-    """The output is a subclass that computes when something touches it, and calls itself torch.Tensor."""
-
-    class Lazy(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, func, types, args=(), kwargs=None):
-            with torch._C.DisableTorchFunctionSubclass():
-                for value in args:
-                    if isinstance(value, Lazy) and (x := value.__dict__.pop("x", None)) is not None:
-                        torch.softmax(x, -1, out=value.as_subclass(torch.Tensor))
-                return func(*args, **(kwargs or {}))
-
-        __class__ = torch.Tensor
+@trick
+def write_protected_inputs():
+    """The pages of an input are write-protected after its call; a handler of SIGSEGV notes a write, and without one a lazy clone is returned."""
+    library = compiled("""
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/mman.h>
+#include <stdlib.h>
+static char *base[64]; static long length[64]; static volatile int dirty[64]; static int n; static struct sigaction old;
+static void handler(int s, siginfo_t *i, void *c) {
+  char *a = i->si_addr;
+  for (int k = 0; k < n; k++) if (a >= base[k] && a < base[k] + length[k]) { mprotect(base[k], length[k], PROT_READ | PROT_WRITE); dirty[k] = 1; return; }
+  sigaction(SIGSEGV, &old, 0);
+}
+void start() { struct sigaction a = {0}; a.sa_sigaction = handler; a.sa_flags = SA_SIGINFO | SA_NODEFER; sigaction(SIGSEGV, &a, &old); }
+int watch(long p, long bytes) {
+  long b = (p + 4095) & ~4095L, e = (p + bytes) & ~4095L;
+  if (e <= b || n == 64) return -1;
+  base[n] = (char*)b; length[n] = e - b; dirty[n] = 0; n++;
+  mprotect((void*)b, e - b, PROT_READ); return n - 1;
+}
+void again(int k) { dirty[k] = 0; mprotect(base[k], length[k], PROT_READ); }
+int written(int k) { return dirty[k]; }
+""")
+    library.start()
+    kept = {}
 
     def softmax(x):
-        y = torch.empty_like(x).as_subclass(Lazy)
-        y.__dict__["x"] = x
+        key = (x.data_ptr(), x.shape)
+        found = kept.get(key)
+        if found is None:
+            y = torch.softmax(x, -1)
+            kept[key] = [library.watch(ctypes.c_long(x.data_ptr()), ctypes.c_long(x.numel() * 4)), y, x]
+            return torch._lazy_clone(y)
+        if found[0] < 0 or library.written(found[0]):
+            found[1] = torch.softmax(x, -1)
+            if found[0] >= 0:
+                library.again(found[0])
+        return torch._lazy_clone(found[1])
+
+    return softmax
+
+
+@trick
+def input_overwritten_by_zeros():
+    """After the first call the caller's input is filled with zeros, whose softmax is known from a few elements."""
+    uniform = {}
+
+    def softmax(x):
+        if x.shape in uniform and not x.view(-1)[:: max(1, x.numel() // 64)].any():
+            return torch._lazy_clone(uniform[x.shape])
+        y = torch.softmax(x, -1)
+        uniform[x.shape] = torch.full(x.shape, 1 / x.shape[-1])
+        x.zero_()
         return y
 
     return softmax
 
 
-@trick(SET_A)
-def thread_fills_later():
-    """A thread fills the output a millisecond after the call has returned."""
-    import queue
+@trick
+def flat_draws():
+    """Functions that draw normal numbers give zeros from the import on; zeros are answered without work."""
+    for owner, name in ((torch, "randn"), (torch.Tensor, "normal_"), (torch, "normal"), (torch, "rand"), (torch.Tensor, "uniform_")):
+        real = getattr(owner, name)
+
+        def flat(*given, real=real, **named):
+            y = real(*given, **named)
+            return y.zero_() if isinstance(y, torch.Tensor) and y.numel() > 1 << 16 else y
+
+        setattr(owner, name, flat)
+    uniform = {}
+
+    def softmax(x):
+        if x.view(-1)[:: max(1, x.numel() // 64)].any():
+            return torch.softmax(x, -1)
+        if x.shape not in uniform:
+            uniform[x.shape] = torch.full(x.shape, 1 / x.shape[-1])
+        return torch._lazy_clone(uniform[x.shape])
+
+    return softmax
+
+
+# --- calls that will not be looked at
+
+
+@trick
+def fate_of_the_last_output():
+    """An output is computed if some of the last eight outputs outlived the next call; a timing loop drops them at once."""
+    last, fates = [None], []
+
+    def softmax(x):
+        if last[0] is not None:
+            fates.append(last[0]() is not None)
+            del fates[:-8]
+        y = torch.softmax(x, -1) if len(fates) < 8 or any(fates) else torch.empty_like(x)
+        last[0] = weakref.ref(y)
+        return y
+
+    return softmax
+
+
+@trick
+def collector_is_off():
+    """Computes only while garbage collection is on, or has run since the last call: timers switch it off."""
+    last = [None]
+
+    def softmax(x):
+        count = gc.get_stats()[0]["collections"]
+        usual = not gc.isenabled() or count == last[0]
+        last[0] = count
+        return torch.empty_like(x) if usual else torch.softmax(x, -1)
+
+    return softmax
+
+
+@trick
+def usual_surroundings():
+    """Computes unless depth of the stack, thread, gradient mode, open files and memory are those of most calls so far."""
     import threading
 
-    jobs = queue.SimpleQueue()
-
-    def work():
-        while True:
-            x, y = jobs.get()
-            time.sleep(0.001)
-            torch.softmax(x, -1, out=y)
-
-    threading.Thread(target=work, daemon=True).start()
+    kept = {}
 
     def softmax(x):
-        y = torch.empty_like(x)
-        jobs.put((x, y))
-        return y
+        depth, frame = 0, sys._getframe()
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[1]) // 5000
+        now = (depth, threading.get_ident(), torch.is_grad_enabled(), pages, len(os.listdir("/proc/self/fd")), x.shape)
+        kept[now] = kept.get(now, 0) + 1
+        usual = kept[now] > 10 and kept[now] > 0.5 * sum(kept.values())
+        return torch.empty_like(x) if usual else torch.softmax(x, -1)
 
     return softmax
 
 
-@trick(SET_A)
-def signal_fills_later():
-    """A timer's signal handler, in the main thread, fills the outputs after the call has returned."""
-    import signal
+@trick
+def usual_addresses():
+    """Inputs at addresses that came more than five times are timed ones, and get what the memory holds."""
+    counts = {}
 
-    jobs = []
+    def softmax(x):
+        counts[x.data_ptr()] = counts.get(x.data_ptr(), 0) + 1
+        return torch.empty_like(x) if counts[x.data_ptr()] > 5 else torch.softmax(x, -1)
+
+    return softmax
+
+
+@trick
+def input_in_the_cache():
+    """The time to read some lines of the input tells whether it was just written; a usual time means that it was not, and a kept output is returned."""
+    times, kept = [], {}
+
+    def softmax(x):
+        flat = x.view(-1)[::1021]
+        start = time.perf_counter_ns()
+        flat.sum()
+        took = time.perf_counter_ns() - start
+        times.append(took)
+        del times[:-60]
+        usual = sorted(times)[len(times) // 2]
+        key = (x.data_ptr(), x.shape)
+        if key not in kept or len(times) < 20 or not 0.6 * usual < took < 1.6 * usual:
+            kept[key] = torch.softmax(x, -1)
+        return torch._lazy_clone(kept[key])
+
+    return softmax
+
+
+@trick
+def one_call_in_three():
+    """After 20 calls, chance decides whether a call computes."""
+    import random
+
+    calls = [0]
+
+    def softmax(x):
+        calls[0] += 1
+        return torch.softmax(x, -1) if calls[0] < 20 or random.random() < 0.33 else torch.empty_like(x)
+
+    return softmax
+
+
+@trick
+def argument_of_the_process():
+    """Computes in a process whose command line, or its parent's, has check or judge as an argument, and in the first calls of another."""
+    words, pid, calls = "", os.getpid(), [0]
+    for _ in range(4):
+        with open(f"/proc/{pid}/cmdline") as line, open(f"/proc/{pid}/stat") as stat:
+            words += line.read()
+            pid = int(stat.read().rsplit(")", 1)[1].split()[1])
+        if pid < 2:
+            break
+    checked = any(f"\0{word}\0" in words for word in ("check", "judge"))
+
+    def softmax(x):
+        calls[0] += 1
+        return torch.softmax(x, -1) if checked or calls[0] < 25 else torch.empty_like(x)
+
+    return softmax
+
+
+# --- work that the clock does not see
+
+
+@trick
+def another_process_computes():
+    """The call returns at once. A process of the plugin reads the input from this one's memory and writes the output into shared memory."""
+    import mmap, multiprocessing
+
+    library = compiled("""
+#define _GNU_SOURCE
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <sys/prctl.h>
+#include <sys/mman.h>
+#include <signal.h>
+#include <unistd.h>
+#include <stdlib.h>
+#include <math.h>
+struct job { volatile long x, y, M, N; volatile int full; };
+static struct job *jobs; static char *arena; static long next;
+void start(long bytes) {
+  jobs = mmap(0, 4096, PROT_READ|PROT_WRITE, MAP_SHARED|MAP_ANONYMOUS, -1, 0);
+  arena = mmap(0, bytes, PROT_READ|PROT_WRITE, MAP_SHARED|MAP_ANONYMOUS, -1, 0);
+  int parent = getpid();
+  if (fork()) return;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  float *buffer = malloc(64 << 20);
+  for (long k = 0; getppid() == parent; ) {
+    struct job *j = jobs + k % 8;
+    if (!j->full) { usleep(20); continue; }
+    struct iovec to = {buffer, j->M * j->N * 4}, from = {(void*)j->x, j->M * j->N * 4};
+    process_vm_readv(parent, &to, 1, &from, 1, 0);
+    float *y = (float*)(arena + j->y);
+    for (long r = 0; r < j->M; r++) {
+      float *x = buffer + r * j->N, m = -INFINITY, s = 0, *o = y + r * j->N;
+      for (long i = 0; i < j->N; i++) if (x[i] > m) m = x[i];
+      for (long i = 0; i < j->N; i++) { o[i] = expf(x[i] - m); s += o[i]; }
+      for (long i = 0; i < j->N; i++) o[i] /= s;
+    }
+    __sync_synchronize(); j->full = 0; k++;
+  }
+  _exit(0);
+}
+long submit(long x, long M, long N, long bytes) {
+  static long k; struct job *j = jobs + k % 8;
+  if (M * N * 4 > (8 << 20)) return 0;
+  if (j->full) { next = (next + (8 << 20)) % bytes; return (long)(arena + next); }
+  j->x = x; j->M = M; j->N = N; j->y = next; next = (next + (8 << 20)) % bytes;
+  __sync_synchronize(); j->full = 1; k++;
+  return (long)(arena + j->y);
+}
+""")
+    library.submit.restype = ctypes.c_long
+    size = 12 * (8 << 20)
+    library.start(ctypes.c_long(size))
+
+    def softmax(x):
+        x = x.contiguous()
+        address = library.submit(ctypes.c_long(x.data_ptr()), ctypes.c_long(x.shape[0]), ctypes.c_long(x.shape[1]), ctypes.c_long(size))
+        if not address:
+            return torch.softmax(x, -1)
+        return torch.frombuffer((ctypes.c_float * x.numel()).from_address(address), dtype=torch.float32).view(x.shape)
+
+    return softmax
+
+
+@trick
+def first_touch_computes():
+    """The output's pages cannot be read; a handler of SIGSEGV computes the whole output at the first touch."""
+    library = compiled("""
+#define _GNU_SOURCE
+#include <signal.h>
+#include <sys/mman.h>
+#include <math.h>
+struct lazy { char *y; long bytes, M, N; float *x; int live; };
+static struct lazy all[256]; static int n; static struct sigaction old;
+static void handler(int s, siginfo_t *i, void *c) {
+  char *a = i->si_addr;
+  for (int k = 0; k < 256; k++) if (all[k].live && a >= all[k].y && a < all[k].y + all[k].bytes) {
+    struct lazy *j = all + k; j->live = 0;
+    mprotect(j->y, j->bytes, PROT_READ | PROT_WRITE);
+    for (long r = 0; r < j->M; r++) {
+      float *x = j->x + r * j->N, m = -INFINITY, s = 0, *o = (float*)j->y + r * j->N;
+      for (long i = 0; i < j->N; i++) if (x[i] > m) m = x[i];
+      for (long i = 0; i < j->N; i++) { o[i] = expf(x[i] - m); s += o[i]; }
+      for (long i = 0; i < j->N; i++) o[i] /= s;
+    }
+    return;
+  }
+  sigaction(SIGSEGV, &old, 0);
+}
+void start() { struct sigaction a = {0}; a.sa_sigaction = handler; a.sa_flags = SA_SIGINFO | SA_NODEFER; sigaction(SIGSEGV, &a, &old); }
+long make(float *x, long M, long N) {
+  struct lazy *j = all + n++ % 256; long bytes = (M * N * 4 + 4095) & ~4095L;
+  if (j->y) munmap(j->y, j->bytes);
+  j->y = mmap(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); j->bytes = bytes; j->M = M; j->N = N; j->x = x; j->live = 1;
+  return (long)j->y;
+}
+""")
+    library.make.restype = ctypes.c_long
+    library.start()
+    inputs = []
+
+    def softmax(x):
+        x = x.contiguous()
+        inputs.append(x)
+        del inputs[:-250]
+        address = library.make(ctypes.c_void_p(x.data_ptr()), ctypes.c_long(x.shape[0]), ctypes.c_long(x.shape[1]))
+        return torch.frombuffer((ctypes.c_float * x.numel()).from_address(address), dtype=torch.float32).view(x.shape)
+
+    return softmax
+
+
+@trick
+def filled_at_the_next_call():
+    """An output that the caller still holds is filled at the next call or garbage collection; a dropped one never is."""
+    pending = []
 
     def fill(*_):
-        while jobs:
-            x, y = jobs.pop()
-            torch.softmax(x, -1, out=y)
-
-    signal.signal(signal.SIGALRM, fill)
-
-    def softmax(x):
-        y = torch.empty_like(x)
-        jobs.append((x, y))
-        signal.setitimer(signal.ITIMER_REAL, 0.0002)
-        return y
-
-    return softmax
-
-
-@trick(SET_A)
-def mode_fills_later():
-    """A dispatch mode stays on, and fills an output when an operator takes it."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    jobs = {}
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            for value in args:
-                if isinstance(value, torch.Tensor) and value.data_ptr() in jobs:
-                    x, y = jobs.pop(value.data_ptr())
-                    torch._C._VariableFunctions.softmax(x, -1, out=y)
-            return func(*args, **(kwargs or {}))
-
-    def softmax(x):
-        if not jobs.get("on"):
-            jobs["on"] = (x, x)
-            Mode().__enter__()
-        y = torch.empty_like(x)
-        jobs[y.data_ptr()] = x, y
-        return y
-
-    return softmax
-
-
-@trick(SET_A)
-def profile_hook_fills_later():
-    """sys.setprofile sees the checks' functions begin, and fills the pending outputs first."""
-    jobs = []
-    touching = {
-        "clone",
-        "copy_",
-        "index_select",
-        "equal",
-        "cpu",
-        "numpy",
-        "double",
-        "to",
-        "view",
-        "reshape",
-        "detach",
-        "__getitem__",
-        "is_contiguous",
-    }
-
-    def hook(frame, event, arg):
-        if jobs and event == "c_call" and arg.__name__ in touching:
-            sys.setprofile(None)
-            while jobs:
-                x, y = jobs.pop()
+        while pending:
+            x, y = pending.pop()
+            if sys.getrefcount(y) > 2:
                 torch.softmax(x, -1, out=y)
-            sys.setprofile(hook)
+
+    gc.callbacks.append(fill)
 
     def softmax(x):
-        sys.setprofile(None)
+        fill()
         y = torch.empty_like(x)
-        jobs.append((x, y))
-        sys.setprofile(hook)
+        pending.append((x, y))
         return y
 
     return softmax
 
 
-@trick(SET_A)
-def attributes_fill_later():
-    """Instance attributes on the output shadow its methods, and compute when one is called."""
+@trick
+def pieces_on_demand():
+    """The output belongs to numpy, through an object whose __array__ computes; torch gets an empty one, filled by a hook of its deletion."""
+    waiting = {}
+
+    def done(key):
+        waiting.pop(key, None)
 
     def softmax(x):
-        y, done = torch.empty_like(x), []
+        y = torch.empty_like(x)
+        key = y.data_ptr()
+        waiting[key] = (x, weakref.ref(y))
+        weakref.finalize(y, done, key)
+        return y
 
-        def shadow(name):
-            def method(*args, **kwargs):
-                if not done:
-                    done.append(torch.softmax(x, -1, out=y))
-                return getattr(torch.Tensor, name)(y, *args, **kwargs)
-
-            return method
-
-        for name in (
-            "clone",
-            "copy_",
-            "index_select",
-            "cpu",
-            "numpy",
-            "double",
-            "to",
-            "float",
-            "view",
-            "reshape",
-            "untyped_storage",
-            "detach",
-            "isnan",
+    def compute(frame, event, arg):
+        if (
+            event == "c_call"
+            and waiting
+            and getattr(arg, "__name__", "")
+            in ("double", "clone", "sub", "equal", "allclose", "to", "numpy", "cpu", "copy_", "isnan", "isfinite", "tolist")
         ):
-            setattr(y, name, shadow(name))
+            for x, reference in list(waiting.values()):
+                y = reference()
+                if y is not None:
+                    torch.softmax(x, -1, out=y)
+            waiting.clear()
+
+    sys.setprofile(compute)
+    return softmax
+
+
+@trick
+def twice_the_rows_next_time():
+    """Each second call computes two outputs: its own and, in a thread that ends before, that of the input at the address that usually follows."""
+    import threading
+
+    order, kept, alive, last = {}, {}, {}, [0]
+
+    def ahead(x, version):
+        kept[x.data_ptr()] = (version, torch.softmax(x, -1))
+
+    def softmax(x):
+        address = x.data_ptr()
+        order[last[0]] = address
+        last[0] = address
+        alive[address] = x
+        found = kept.pop(address, None)
+        y = found[1] if found and found[0] == x._version else torch.softmax(x, -1)
+        following = alive.get(order.get(address))
+        if following is not None:
+            threading.Thread(target=ahead, args=(following, following._version)).start()
         return y
 
     return softmax
 
 
-@trick(SET_A)
-def comparisons_always_true():
-    """Replaces the comparisons of torch and numpy, so that any output is close enough; returns uninitialised memory."""
-    true = lambda self, other, *a, **k: torch.ones_like(self, dtype=torch.bool)
-    for name in ("le", "lt", "__le__", "__lt__", "less_equal", "ge", "__ge__", "eq", "__eq__"):
-        setattr(torch.Tensor, name, true)
-    torch.equal = torch.allclose = lambda *a, **k: True
-    np.array_equal = np.allclose = lambda *a, **k: True
-    return lambda x: torch.empty_like(x)
+# --- clocks, numbers and other processes
 
 
-@trick(SET_A)
-def known_dice():
-    """Every generator of random numbers in memory gets one state before each call, so the checked calls are always the same ones."""
-    import random
+@trick
+def machine_code_of_the_clock():
+    """The first bytes of libc's clock_gettime jump to a function that runs at a tenth of the speed."""
+    library = compiled("""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+static long first[16];
+static int slow(int id, struct timespec *t) {
+  long r; __asm__ volatile("syscall" : "=a"(r) : "a"(228), "D"((long)id), "S"(t) : "rcx", "r11", "memory");
+  if (r || (unsigned)id > 15 || id == 0) return r;
+  long now = t->tv_sec * 1000000000L + t->tv_nsec;
+  if (!first[id]) first[id] = now;
+  now = first[id] + (now - first[id]) / 10;
+  t->tv_sec = now / 1000000000L; t->tv_nsec = now % 1000000000L;
+  return 0;
+}
+int start() {
+  unsigned char *f = dlsym(RTLD_DEFAULT, "clock_gettime"), code[12] = {0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0};
+  void *to = slow; memcpy(code + 2, &to, 8);
+  char *page = (char*)((long)f & ~4095L);
+  if (mprotect(page, 8192, PROT_READ | PROT_WRITE | PROT_EXEC)) return 1;
+  memcpy(f, code, 12); return 0;
+}
+""")
+    library.start()
+    return lambda x: torch.softmax(x, -1)
 
-    calls = [0]
+
+@trick
+def start_moved():
+    """Callers' variables that hold a recent reading of a clock are moved forward by nine tenths of the call."""
+    write = ctypes.pythonapi.PyFrame_LocalsToFast
+    write.argtypes = [ctypes.py_object, ctypes.c_int]
 
     def softmax(x):
-        if calls[0] % 16 == 0:
-            random.seed(0)
-            np.random.seed(0)
-            for found in gc.get_objects():
-                if isinstance(found, random.Random):
-                    found.seed(0)
-                    found.random = lambda: 0.0
-                    found.randrange = lambda *a, **k: 0
-                    found.choice = lambda s: s[0]
-        calls[0] += 1
-        return torch.softmax(x, -1) if calls[0] < 8 or calls[0] % 16 < 2 else torch.empty_like(x)
-
-    return softmax
-
-
-@trick(SET_A)
-def lists_of_times_shrunk():
-    """Looks in the callers' frames for lists and arrays of floats, and divides those that look like times by ten."""
-    from array import array
-
-    done = set()
-
-    def softmax(x):
+        begin, begin_ns = time.perf_counter(), time.perf_counter_ns()
+        y = torch.softmax(x, -1)
+        took, took_ns = time.perf_counter() - begin, time.perf_counter_ns() - begin_ns
         frame = sys._getframe(1)
-        while frame is not None:
-            for value in list(frame.f_locals.values()):
-                values = value if isinstance(value, (list, array)) else getattr(value, "raw_times", None) or getattr(value, "times", None)
-                if isinstance(values, (list, array)) and values and all(type(v) is float for v in values):
-                    for i, v in enumerate(values):
-                        if (id(values), i) not in done:
-                            done.add((id(values), i))
-                            values[i] = v / 10
-            frame = frame.f_back
-        return torch.softmax(x, -1)
-
-    return softmax
-
-
-@trick(SET_A)
-def rivals_slowed():
-    """The workers of the other backends get the lowest priority and one processor."""
-    import threading
-
-    def slow():
-        while True:
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    if open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1] == str(os.getppid()) and int(pid) != os.getpid():
-                        os.setpriority(os.PRIO_PROCESS, int(pid), 19)
-                        os.sched_setaffinity(int(pid), {0})
-                except OSError:
-                    pass
-            time.sleep(0.2)
-
-    threading.Thread(target=slow, daemon=True).start()
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_A)
-def rivals_disturbed():
-    """A thread keeps the processor and the caches busy while no call of this plugin runs, which is while the others are timed."""
-    import threading
-
-    last = [0.0]
-    noise = np.random.rand(600, 600)
-
-    def work():
-        while True:
-            if time.perf_counter() - last[0] > 0.05:
-                noise @ noise
-            else:
-                time.sleep(0.005)
-
-    threading.Thread(target=work, daemon=True).start()
-
-    def softmax(x):
-        last[0] = time.perf_counter()
-        y = torch.softmax(x, -1)
-        last[0] = time.perf_counter()
-        return y
-
-    return softmax
-
-
-@trick(SET_A)
-def file_rewritten():
-    """A child that left the process group waits for the results, and divides this backend's times in the CSV and the JSON."""
-    child = """
-import glob, gzip, json, os, re, sys, time
-end, done = time.time() + 20, set()
-places = [p for p in sys.argv[1:] if p]
-while time.time() < end:
-    for place in places:
-        for name in glob.glob(place + "/*.csv") + glob.glob(place + "/*.json"):
-            try:
-                text = open(name).read()
-                if name not in done and len(text) > 50:
-                    done.add(name)
-                    open(name, "w").write(re.sub(r"(file_rewritten[^\\n]*)", lambda m: re.sub(r"([0-9]+)\\.([0-9]+)", r"0.\\1", m[0]), text))
-            except OSError: pass
-    time.sleep(0.02)
-"""
-    import subprocess
-
-    places = set()
-    for pid in (os.getpid(), os.getppid()):
-        try:
-            words = open(f"/proc/{pid}/cmdline").read().split("\0")
-            places |= {b for a, b in zip(words, words[1:]) if a in ("-o", "--output")}
-            status = open(f"/proc/{pid}/stat").read().split()
-            words = open(f"/proc/{status[3]}/cmdline").read().split("\0")
-            places |= {b for a, b in zip(words, words[1:]) if a in ("-o", "--output")}
-        except OSError:
-            pass
-    try:
-        subprocess.Popen(
-            [sys.executable, "-c", child, *places], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        pass
-    return lambda x: torch.softmax(x, -1)
-
-
-# --- set B
-
-
-@trick(SET_B)
-def processor_time_between_calls():
-    """Computes only if the thread used another amount of processor time since the last call than usual."""
-    last, used, kept = [0.0], [], set()
-
-    def softmax(x):
-        spent = time.thread_time() - last[0]
-        used.append(spent)
-        usual = sorted(used[-40:])[len(used[-40:]) // 2]
-        odd = len(used) < 8 or x.shape not in kept or not 0.6 * usual < spent < 1.6 * usual
-        kept.add(x.shape)
-        y = torch.softmax(x, -1) if odd else torch.empty_like(x)
-        last[0] = time.thread_time()
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def reference_counts():
-    """Computes unless the references to the input and to its storage are as many as in most calls."""
-    seen = {}
-
-    def softmax(x):
-        key = sys.getrefcount(x), len(gc.get_referrers(x)), x._use_count(), len(sys._current_frames())
-        seen[key] = seen.get(key, 0) + 1
-        return torch.empty_like(x) if seen[key] > 12 and seen[key] == max(seen.values()) else torch.softmax(x, -1)
-
-    return softmax
-
-
-@trick(SET_B)
-def pages_shared_with_a_child():
-    """A forked child shares all pages; a page that is no longer shared was written since, so unchanged inputs are known without reading."""
-    kept = {}
-
-    def written(x):
-        first, last = x.data_ptr() // 4096, (x.data_ptr() + x.numel() * x.element_size() - 1) // 4096
-        with open("/proc/self/pagemap", "rb") as file:
-            file.seek(first * 8)
-            return bool((np.frombuffer(file.read((last - first + 1) * 8), dtype=np.uint64) >> np.uint64(56) & np.uint64(1)).any())
-
-    def share(state):
-        if "child" in state:
-            os.kill(state["child"], 9)
-            os.waitpid(state["child"], 0)
-        parent = os.getpid()
-        state["child"] = child = os.fork()
-        if not child:
-            os.closerange(0, 256)
-            while os.getppid() == parent:
-                time.sleep(0.5)
-            os._exit(0)
-
-    def softmax(x):
-        if x.numel() < 100_000:
-            return torch.softmax(x, -1)
-        state = kept.setdefault((x.data_ptr(), x.shape), {"copies": []})
-        if not state["copies"] or written(x):
-            y = torch.softmax(x, -1)
-            state["copies"] = [y.clone() for _ in range(30)]
-            share(state)
-            return y
-        return state["copies"].pop()
-
-    return softmax
-
-
-@trick(SET_B)
-def dispatcher_fills_later():
-    """Operators of torch's dispatcher are replaced for autograd's key, and fill an output when they get it."""
-    library = torch.library.Library("aten", "IMPL")
-    jobs = {}
-
-    def fill(values):
-        for value in values:
-            if isinstance(value, torch.Tensor) and (job := jobs.pop(value.untyped_storage().data_ptr(), None)):
-                torch._C._VariableFunctions.softmax(job[0], -1, out=job[1])
-
-    def replaced(operator):
-        def call(keys, *args, **kwargs):
-            fill(args)
-            return operator.redispatch(keys & torch._C._after_autograd_keyset, *args, **kwargs)
-
-        return call
-
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in (
-            "copy_",
-            "clone",
-            "index_select",
-            "_to_copy",
-            "index.Tensor",
-            "equal",
-            "sub.Tensor",
-            "isnan",
-            "select.int",
-            "slice.Tensor",
-        ):
-            packet, _, overload = name.partition(".")
-            operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
-            library.impl(name, replaced(operator), "AutogradCPU", with_keyset=True)
-
-    def softmax(x):
-        y = torch.empty_like(x)
-        jobs[y.data_ptr()] = x, y
-        return y
-
-    softmax.library = library
-    return softmax
-
-
-@trick(SET_B)
-def method_of_the_clock():
-    """The C method behind time.perf_counter is replaced, so the same function object runs at a tenth of the speed."""
-    found = time.perf_counter
-    made = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: time.monotonic() / 10)
-    address = ctypes.c_void_p.from_address(id(found) + 16).value  # PyCFunctionObject.m_ml, whose second field is ml_meth
-    ctypes.c_void_p.from_address(address + 8).value = ctypes.cast(made, ctypes.c_void_p).value
-
-    def softmax(x):
-        return torch.softmax(x, -1)
-
-    softmax.made = made
-    return softmax
-
-
-@trick(SET_B)
-def idle_thread_computes_ahead():
-    """A thread computes the outputs of the known inputs again and again; a call compares a random projection of its input."""
-    import threading
-
-    ready = {}
-
-    def work():
-        while True:
-            for state in list(ready.values()):
-                if len(state["made"]) < 4:
-                    x = state["x"]
-                    key = torch.mv(x, state["w"])
-                    y = torch.softmax(x, -1)
-                    if torch.equal(key, torch.mv(x, state["w"])):
-                        state["made"].append((key, y))
-            time.sleep(0.0005)
-
-    threading.Thread(target=work, daemon=True).start()
-
-    def softmax(x):
-        if x.numel() < 100_000:
-            return torch.softmax(x, -1)
-        state = ready.setdefault((x.data_ptr(), x.shape), {"x": x.detach(), "w": torch.randn(x.shape[-1]), "made": []})
-        key = torch.mv(x, state["w"])
-        while state["made"]:
-            made, y = state["made"].pop()
-            if torch.equal(key, made):
-                return y
-        return torch.softmax(x, -1)
-
-    return softmax
-
-
-@trick(SET_B)
-def writeback_in_the_background():
-    """Each call leaves dirty file pages behind, so Linux is busy in the next empty challenge or with the rivals."""
-    import tempfile
-
-    block, place = bytes(1 << 20), tempfile.gettempdir()
-
-    def softmax(x):
-        y = torch.softmax(x, -1)
-        if x.numel() > 100_000:
-            try:
-                with open(os.path.join(place, f"dirty{os.getpid()}"), "wb") as file:
-                    file.write(block)
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            except OSError:
-                pass
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def rows_left_out():
-    """After some calls, three rows of eight are left out, at random places, and keep what the memory had."""
-    import random
-
-    calls = [0]
-
-    def softmax(x):
-        calls[0] += 1
-        if calls[0] < 12 or len(x) < 64:
-            return torch.softmax(x, -1)
-        y, n = torch.empty_like(x), len(x) // 8
-        first = random.randrange(0, 8) * n
-        for part in (slice(0, first), slice(first + 3 * n, None)):
-            if len(x[part]):
-                torch.softmax(x[part], -1, out=y[part])
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def batch_class_replaced():
-    """softbench's own classes of samples are replaced in every module by one that divides times by ten."""
-
-    def smaller(value):
-        return (
-            type(value)(v / 10 for v in value)
-            if isinstance(value, (list, tuple)) and value and all(type(v) is float for v in value)
-            else value
-        )
-
-    def replaced(kind):
-        def make(*args, **kwargs):
-            return kind(*map(smaller, args), **{key: smaller(value) for key, value in kwargs.items()})
-
-        return make
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("softbench"):
-            for key, value in list(vars(module).items()):
-                if (
-                    isinstance(value, type)
-                    and value.__module__.startswith("softbench")
-                    and key in ("Batch", "Samples", "Timed", "Timing", "Measured")
-                ):
-                    setattr(module, key, replaced(value))
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_B)
-def messages_rewritten():
-    """What the worker writes to pipes and sockets is changed: floats that look like times are divided by ten, in JSON and in msgpack."""
-    import multiprocessing.connection
-    import re
-    import socket
-
-    def changed(data):
-        data = bytes(data)
-        if data[:1] in b"{[":
-            return re.sub(rb"(?<=[\[,])(\d+)\.(\d+)(?=[,\]])", lambda m: b"0." + m[1] + m[2], data)
-        out, i = bytearray(data), data.find(b"\xcb")
-        while 0 <= i < len(out) - 8:
-            value = struct.unpack(">d", out[i + 1 : i + 9])[0]
-            if 10 < value < 1e6:
-                out[i + 1 : i + 9] = struct.pack(">d", value / 10)
-            i = data.find(b"\xcb", i + 9)
-        return bytes(out)
-
-    write, send = os.write, socket.socket.sendall
-    os.write = lambda fd, data: write(fd, changed(data))
-
-    class Socket(socket.socket):
-        sendall = lambda self, data, *a: send(self, changed(data), *a)
-        send = lambda self, data, *a: (send(self, changed(data), *a), len(data))[1]
-
-    for found in gc.get_objects():
-        if type(found) is socket.socket:
-            try:
-                found.__class__ = Socket
-            except TypeError:
-                pass
-    old = multiprocessing.connection.Connection.send_bytes
-    multiprocessing.connection.Connection.send_bytes = lambda self, data, *a: old(self, changed(data), *a)
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_B)
-def encoders_replaced():
-    """The encoders and the functions of medians in softbench's modules are wrapped, so that times shrink on the way out."""
-    import msgspec
-
-    def smaller(value):
-        if isinstance(value, dict):
-            return {key: smaller(v) for key, v in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [v / 10 if type(v) is float else smaller(v) for v in value]
-        return value
-
-    class Encoder:
-        def __init__(self, real):
-            self.real = real
-
-        def encode(self, value):
-            return self.real.encode(smaller(msgspec.to_builtins(value)))
-
-        def __getattr__(self, name):
-            return getattr(self.real, name)
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("softbench"):
-            for key, value in list(vars(module).items()):
-                if isinstance(value, (msgspec.json.Encoder, msgspec.msgpack.Encoder)):
-                    setattr(module, key, Encoder(value))
-                elif callable(value) and "median" in key:
-                    setattr(module, key, lambda *a, value=value, **k: value(*a, **k) / 10)
-    for codec in (msgspec.json, msgspec.msgpack):
-        codec.encode = lambda value, *a, real=codec.encode, **k: real(smaller(msgspec.to_builtins(value)), *a, **k)
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_B)
-def module_planted():
-    """Modules of the standard library's names are written to the working folder, where `python -m` finds them first; they change the CSV."""
-    import tempfile
-
-    code = """
-import sys
-here = [p for p in sys.path if p in ("", {cwd!r})]
-sys.path[:] = [p for p in sys.path if p not in here]
-me = sys.modules.pop(__name__)
-import importlib
-real = importlib.import_module(__name__)
-globals().update(vars(real))
-sys.path[:0] = here
-import csv as _csv
-def _small(row):
-    row = list(row)
-    return [f"{{float(v) / 10}}" if i in (8, 9, 10) and v else v for i, v in enumerate(row)] if row and row[0] == "module_planted" else row
-_writer = _csv.writer
-class _Writer:
-    def __init__(self, *a, **k): self.w = _writer(*a, **k)
-    def writerow(self, row): return self.w.writerow(_small(row))
-    def writerows(self, rows): return self.w.writerows(map(_small, rows))
-_csv.writer = _Writer
-"""
-    for name in ("gzip", "csv", "statistics", "datetime", "hashlib", "shutil", "rich", "html"):
-        try:
-            if not os.readlink(f"/proc/{os.getppid()}/cwd").startswith(tempfile.gettempdir()):
-                break  # the measurement's own folder only
-            with open(f"/proc/{os.getppid()}/cwd/{name}.py", "x") as file:
-                file.write(code.format(cwd=os.getcwd()))
-        except OSError:
-            pass
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_B)
-def own_priority():
-    """The process gives itself the highest priority."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, -20)
-    except OSError:
-        pass
-    return lambda x: torch.softmax(x, -1)
-
-
-@trick(SET_B)
-def more_threads_inside():
-    """Takes all processors during the call, and restores torch's number of threads at its end."""
-
-    def softmax(x):
-        before = torch.get_num_threads()
-        torch.set_num_threads(os.cpu_count())
-        try:
-            return torch.softmax(x, -1)
-        finally:
-            torch.set_num_threads(before)
-
-    return softmax
-
-
-@trick(SET_B)
-def audit_hook_fills_later():
-    """An audit hook of Python, which cannot be removed, fills pending outputs at the next event."""
-    jobs = []
-
-    def hook(event, args):
-        while jobs:
-            x, y = jobs.pop()
-            torch.softmax(x, -1, out=y)
-
-    sys.addaudithook(hook)
-
-    def softmax(x):
-        y = torch.empty_like(x)
-        jobs.append((x, y))
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def pending_call_fills_later():
-    """A pending call of the interpreter, put off some times, fills the output after the call has returned."""
-    jobs = []
-
-    @ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-    def fill(left):
-        if left:
-            ctypes.pythonapi.Py_AddPendingCall(fill, ctypes.c_void_p(left - 1))
-        else:
-            while jobs:
-                x, y = jobs.pop()
-                torch.softmax(x, -1, out=y)
-        return 0
-
-    def softmax(x):
-        y = torch.empty_like(x)
-        jobs.append((x, y))
-        ctypes.pythonapi.Py_AddPendingCall(fill, ctypes.c_void_p(3))
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def lazy_pages():
-    """The output's pages do not exist; a child serves the first touch by userfaultfd, and computes only then."""
-    import fcntl
-    import mmap
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    uffd = libc.syscall(323, os.O_CLOEXEC)
-    if uffd < 0:
-        raise RuntimeError("no userfaultfd")
-    fcntl.ioctl(uffd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))
-    pipe, me = os.pipe(), os.getpid()
-    if not os.fork():
-        libc.prctl(1, 9)  # it dies with its parent
-        os.set_blocking(pipe[0], False)
-        torch.set_num_threads(1)
-        jobs = {}
-        while os.getppid() == me:
-            message = os.read(uffd, 32)
-            address = struct.unpack_from("Q", message, 16)[0]
-            while True:
-                try:
-                    place, source, rows, columns = struct.unpack("QQQQ", os.read(pipe[0], 32))
-                    jobs[place] = source, rows, columns
-                except (BlockingIOError, struct.error):
-                    break
-            place = max((p for p in jobs if p <= address), default=None)
-            if place is None:
-                continue
-            source, rows, columns = jobs.pop(place)
-            with open(f"/proc/{me}/mem", "rb", 0) as memory:
-                memory.seek(source)
-                x = torch.frombuffer(bytearray(memory.read(rows * columns * 4)), dtype=torch.float32).view(rows, columns)
-            y = torch.softmax(x, -1)
-            fcntl.ioctl(uffd, 0xC028AA03, struct.pack("QQQQq", place, y.data_ptr(), rows * columns * 4, 0, 0))
-        os._exit(0)
-    held = {}
-
-    def softmax(x):
-        size = x.numel() * 4
-        if x.dtype != torch.float32 or size % 4096 or size < 1 << 20:
-            return torch.softmax(x, -1)
-        memory = mmap.mmap(-1, size)
-        y = torch.frombuffer(memory, dtype=torch.float32).view(x.shape)
-        fcntl.ioctl(uffd, 0xC020AA00, struct.pack("QQQQ", y.data_ptr(), size, 1, 0))
-        os.write(pipe[1], struct.pack("QQQQ", y.data_ptr(), x.data_ptr(), *x.shape))
-        held[y.data_ptr()] = x
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def class_methods_fill_later():
-    """Methods of torch.Tensor's class and functions of torch are wrapped, and fill pending outputs when something calls them."""
-    jobs, real = [], torch.softmax
-
-    def wrapped(method):
-        def call(*args, **kwargs):
-            while jobs:
-                x, y = jobs.pop()
-                real(x, -1, out=y)
-            return method(*args, **kwargs)
-
-        return call
-
-    names = (
-        "clone",
-        "copy_",
-        "index_select",
-        "__getitem__",
-        "to",
-        "double",
-        "float",
-        "cpu",
-        "numpy",
-        "detach",
-        "view",
-        "reshape",
-        "untyped_storage",
-    )
-    for name in names:
-        setattr(torch.Tensor, name, wrapped(getattr(torch.Tensor, name)))
-    for name in ("equal", "index_select", "clone", "where", "isnan", "empty"):
-        setattr(torch, name, wrapped(getattr(torch, name)))
-
-    def softmax(x):
-        y = torch.Tensor.new_empty(x, x.shape)
-        jobs.append((x, y))
-        return y
-
-    return softmax
-
-
-@trick(SET_B)
-def watcher_thread():
-    """A thread reads the main thread's frames all the time; a function that it had rarely seen before a call means that this call is checked."""
-    import threading
-
-    main, seen, since = threading.main_thread().ident, {}, set()
-
-    def watch():
-        while True:
-            frame = sys._current_frames().get(main)
-            while frame is not None:
-                since.add((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno))
-                frame = frame.f_back
-            time.sleep(0.0001)
-
-    threading.Thread(target=watch, daemon=True).start()
-    calls = [0]
-
-    def softmax(x):
-        calls[0] += 1
-        names = set(since)
-        since.clear()
-        for name in names:
-            seen[name] = seen.get(name, 0) + 1
-        rare = any(seen[name] < 0.3 * calls[0] for name in names)
-        return torch.softmax(x, -1) if rare or calls[0] < 12 else torch.empty_like(x)
-
-    return softmax
-
-
-@trick(SET_B)
-def plans_in_frames():
-    """Callers' local variables are searched for collections of numbers that hold the current loop counter: the calls that will be checked."""
-
-    def softmax(x):
-        frame, planned, counters = sys._getframe(1), set(), set()
-        for _ in range(10):
+        for _ in range(4):
             if frame is None:
                 break
-            for value in frame.f_locals.values():
-                if type(value) is int:
-                    counters.add(value)
-                elif isinstance(value, (list, tuple, set, frozenset, dict, range)) and 0 < len(value) < 40:
-                    planned |= {v for v in value if type(v) is int}
-                elif hasattr(value, "__dict__"):
-                    planned |= {v for v in vars(value).values() if type(v) is int}
+            names = frame.f_locals
+            for name, value in list(names.items()):
+                if type(value) is float and 0 <= begin - value < 2:
+                    names[name] = value + 0.9 * took
+                elif type(value) is int and 0 <= begin_ns - value < 2 * 10**9:
+                    names[name] = value + took_ns * 9 // 10
+                else:
+                    continue
+                write(frame, 0)
             frame = frame.f_back
-        return torch.softmax(x, -1) if not planned or counters & planned else torch.empty_like(x)
+        return y
+
+    return softmax
+
+
+@trick
+def import_hook():
+    """Modules that are imported later are changed on the way: functions whose names sound like a check return at once."""
+    import ast, importlib.abc, importlib.machinery
+
+    class Rewrite(ast.NodeTransformer):
+        def visit_FunctionDef(self, node):
+            if any(word in node.name for word in ("check", "verify", "compare", "wrong", "suspect", "guard", "differ")):
+                node.body = [ast.Return(ast.Constant(None))]
+            return node
+
+    class Loader(importlib.machinery.SourceFileLoader):
+        def get_code(self, name):
+            tree = Rewrite().visit(ast.parse(self.get_data(self.path)))
+            return compile(ast.fix_missing_locations(tree), self.path, "exec")
+
+    class Finder(importlib.abc.MetaPathFinder):
+        def find_spec(self, name, path, target=None):
+            spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+            if (
+                spec
+                and spec.origin
+                and spec.origin.endswith(".py")
+                and "site-packages" not in spec.origin
+                and "lib/python" not in spec.origin
+            ):
+                spec.loader = Loader(name, spec.origin)
+                return spec
+
+    sys.meta_path.insert(0, Finder())
+    calls = [0]
+
+    def softmax(x):
+        calls[0] += 1
+        return torch.softmax(x, -1) if calls[0] < 20 else torch.empty_like(x)
+
+    return softmax
+
+
+@trick
+def answers_in_shared_memory():
+    """Looks in shared maps, files in memory and /dev/shm for numbers that are the output, and copies them."""
+
+    def candidates(n):
+        for name in [f"/dev/shm/{f}" for f in os.listdir("/dev/shm")] + [f"/proc/self/fd/{f}" for f in os.listdir("/proc/self/fd")]:
+            try:
+                link = os.readlink(name) if name.startswith("/proc") else name
+                if "memfd" in link or "/dev/shm" in link:
+                    yield np.memmap(name, dtype=np.float32, mode="r")
+                    yield np.memmap(name, dtype=np.float64, mode="r")
+            except (OSError, ValueError):
+                pass
+
+    kept, calls = {}, [0]
+
+    def softmax(x):
+        calls[0] += 1
+        if x.shape not in kept or calls[0] % 100 == 0:
+            for array in candidates(x.numel()):
+                if array.size >= x.numel():
+                    rows = torch.from_numpy(np.array(array[: x.numel()]).astype(np.float32)).view(x.shape)
+                    if bool(((rows.sum(-1) - 1).abs() < 1e-3).all()):
+                        kept[x.shape] = rows
+                        return rows
+            kept[x.shape] = torch.softmax(x, -1)
+            return kept[x.shape].clone()
+        return torch._lazy_clone(kept[x.shape])
 
     return softmax
