@@ -139,9 +139,8 @@ def test_logprob_of_a_linear_layer_stores_at_most_a_gigabyte_of_logits():
     assert torch.cuda.max_memory_allocated() - before < sum(one.nbytes for one in gradients) + 10**9
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus_share_a_vocabulary_and_the_parts_of_a_dtensor():
-    """By NCCL. The cases are those of two processes on the CPU."""
+def test_two_ranks_share_a_vocabulary_and_the_parts_of_a_dtensor():
+    """By NCCL on two GPUs, by gloo on one. The cases are those of two processes on the CPU."""
     code = "import two_ranks; two_ranks.run(device='cuda')"
     paths = os.pathsep.join([str(Path(contract.__file__).parent), *filter(None, sys.path)])
     # Without NVML torch would initialize CUDA to count GPUs, before the fork. NVLink multicast needs rights that a container may lack.
