@@ -70,19 +70,18 @@ def _as_autocast(x: Tensor) -> Tensor:
 
 
 class _Loss(torch.autograd.Function):
-    """The loss, and an empty result by which `once` finds this node."""
+    """The loss, and the factors of its gradients: a saved result leads `once` to this node, and callers may write over the loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-        loss, *results = _linear_cross_entropy(x, weight, target, *ctx.needs_input_grad[:2], *options)
-        empty = loss.new_empty(0)
-        ctx.save_for_backward(*results, empty)
-        return loss, empty
+        loss, dx, dw, factors = _linear_cross_entropy(x, weight, target, *ctx.needs_input_grad[:2], *options)
+        ctx.save_for_backward(dx, dw, factors)
+        return loss, factors
 
     @staticmethod
-    def backward(ctx: Any, dloss: Tensor, _dempty: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dloss: Tensor, _dfactors: Tensor) -> tuple[Tensor | None, ...]:
         """In place, since the gradient of another weight may be a gigabyte. The version counter refuses a second backward."""
-        *both, factors, empty = ctx.saved_tensors
+        *both, factors = ctx.saved_tensors
         found: list[Tensor | None] = []
         with torch.no_grad():
             of_each = (dloss * factors).unbind() if factors.numel() else (dloss, dloss)
@@ -93,7 +92,7 @@ class _Loss(torch.autograd.Function):
                     found.append((one * factor.view(1, 1)).to(one.dtype) if factors.numel() else one * factor)
                 else:
                     found.append(parts.multiply(one, factor) if factors.numel() else one.mul_(factor))
-        return *(None if one is None else once(one, empty, dloss) for one in found), *[None] * 5
+        return *(None if one is None else once(one, factors, dloss) for one in found), *[None] * 5
 
 
 @custom_op("softbench::linear_cross_entropy", mutates_args=())

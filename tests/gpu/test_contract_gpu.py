@@ -12,7 +12,7 @@ import pytest
 import torch
 from softbench.kernels.automatic.choice import which
 from softbench.kernels.common import linear_cross_entropy as parts
-from softbench.kernels.cuda import losses as cuda_losses
+from softbench.kernels.cuda import launch, losses as cuda_losses, masked_softmax as scores
 from torch.testing import assert_close
 
 from softbench import kernels
@@ -41,6 +41,25 @@ def test_samples_and_errors_of_torchs_opinfo(name):
 def test_other_results_and_a_given_lse_of_cross_entropy():
     contract.check_other_results("cuda", torch.float32)
     contract.check_given_lse("cuda", torch.float32)
+
+
+def test_gradients_that_kernels_have_once_refuse_those_of_a_gradient():
+    x, weight = (torch.randn(64, size, device=DEVICE, requires_grad=True) for size in (1000, 1000))
+    target, lse = torch.randint(64, (64,), device=DEVICE), torch.logsumexp(x.detach(), 1)
+    calls = (
+        lambda: kernels.cross_entropy(x, target, lse=lse),
+        lambda: kernels.cross_entropy(x * 1, target, inplace_backward=True),
+        lambda: kernels.linear_cross_entropy(x, weight, target),
+        lambda: kernels.softmax(x, invariant=True).square().sum(),
+        lambda: launch.log_softmax(x).square().sum(),
+        lambda: scores.masked_softmax(x.view(2, 4, 8, 1000), causal=True).square().sum(),
+    )
+    for call in calls:
+        (expected,) = torch.autograd.grad(call(), x)
+        (dx,) = torch.autograd.grad(call(), x, create_graph=True)
+        assert_close(dx.detach(), expected)
+        with pytest.raises(RuntimeError, match=r"differentiable once|no autograd formula"):
+            torch.autograd.grad(dx.square().sum() + x.sum(), x)
 
 
 def test_autocast_gives_what_torch_gives():
