@@ -62,7 +62,7 @@ class Mode(Enum):
     STORED_SELF_TESTS = (
         "stored self-tests",
         "softbench gate --self-test a.csv b.csv",
-        "Results of self-tests are added up; nothing is measured. With --baseline and FILES of unchanged code, each file is judged.",
+        "Results of self-tests are added up; nothing is measured.",
     )
 
     def __init__(self, shown: str, example: str, about: str) -> None:
@@ -79,7 +79,7 @@ OF_MODES: dict[str, tuple[Mode, ...]] = {
     **dict.fromkeys(("plugins", "config"), (Mode.VERSIONS, Mode.BASELINE, Mode.SELF_TEST)),
     **dict.fromkeys(("processes", "dry_run"), (Mode.VERSIONS, Mode.PACKAGES, Mode.BASELINE)),
     "candidate": (Mode.VERSIONS, Mode.PACKAGES),
-    "baseline": (Mode.VERSIONS, Mode.BASELINE, Mode.FILES, Mode.STORED_SELF_TESTS),
+    "baseline": (Mode.VERSIONS, Mode.BASELINE, Mode.FILES),
     "reference": (Mode.VERSIONS, Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
     "self_test": (Mode.SELF_TEST, Mode.STORED_SELF_TESTS),
 }
@@ -141,7 +141,7 @@ SelfTest = Annotated[
     bool,
     option(
         SELF_TEST,
-        "Measure the false alarms and the power of the gate. With FILES, add up earlier self-tests; with --baseline too, judge each file.",
+        "Measure the false alarms and the power of the gate. With FILES, add up earlier self-tests.",
         "--self-test",
         default=False,
     ),
@@ -186,7 +186,7 @@ DryRun = Annotated[bool, option(WHERE, "Show the cases, what will be found, and 
 def mode_of(given: Mapping[str, Any]) -> Mode | None:
     """The mode that the given parameters choose; None if they choose none."""
     if given.get("self_test"):
-        return Mode.STORED_SELF_TESTS if given.get("files") or given.get("baseline") else Mode.SELF_TEST
+        return Mode.STORED_SELF_TESTS if given.get("files") else Mode.SELF_TEST
     environments = given.get("candidate_env") is not None or given.get("reference_env") is not None
     function = ":" in str(given.get("candidate") or "") and given.get("reference") is None
     if environments or function or given.get("changed"):
@@ -298,11 +298,7 @@ def gate(
 
         return requested({**given, "rounds": rounds, "processes": processes}, sys.argv[1:], output=output, resume=resume)
 
-    if mode is Mode.STORED_SELF_TESTS and baseline is not None:
-        if reference is not None or plot is not None:
-            raise UsageError("gate: --reference and --plot do not go with --self-test --baseline, which judges files")
-        _sittings(files or [], strictness, stored, outputs)
-    elif mode in (Mode.SELF_TEST, Mode.STORED_SELF_TESTS):
+    if mode in (Mode.SELF_TEST, Mode.STORED_SELF_TESTS):
         run = _added_up(files, stored) if files else _measure_repetitions(reference or "torch", families, request())
         _self_test(run, reference or "torch", strictness, outputs)
     elif mode is Mode.PACKAGES:
@@ -412,23 +408,6 @@ def _new_processes(request: RunRequest, strictness: _Strictness, stored: _Stored
     measuring = partial(measure, resumable=False, announced=[partial(baseline_run.plan_text, base=base, rules=rules)])
     report = baseline_run.compare(measuring, adjusted, base, rules, stored.allowed)
     return replace(report, next_step=next_step.after_new_processes(report, typed_command(), base, adjusted.settings().processes))
-
-
-def _sittings(files: Sequence[Path], strictness: _Strictness, stored: _Stored, outputs: Outputs) -> NoReturn:
-    """Judge runs of unchanged code against the baseline, a file for each sitting."""
-    from softbench.cli import output
-    from softbench.gate import run_files, self_test, unpaired
-    from softbench.gate.environment_match import check
-    from softbench.report import gate_report
-
-    if not files:
-        raise UsageError("gate: --self-test --baseline needs results of unchanged code, a file for each sitting")
-    base, runs = stored.open(), [run_files.read(file) for file in files]
-    warn([text for run in runs for text in check(run, base, stored.allowed)])
-    result = self_test.analyse_sittings(runs, base, strictness.rules(unpaired.MARGIN))
-    if not wrote_to_stdout(result.document, outputs.json):
-        output.show(gate_report.sittings(result), output.console())
-    raise typer.Exit(result.exit_code)
 
 
 def _against_baseline(files: Sequence[Path], strictness: _Strictness, stored: _Stored) -> GateReport:

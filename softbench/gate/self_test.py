@@ -3,8 +3,6 @@
 Each process set begins one A/A repetition, which judges every case as `softbench gate --candidate` does, in this set and the next ones.
 So repetitions share sets, and the cells of a repetition share processes. Bounds count repetitions that share nothing: one for each
 `fresh_pairs.PAIRS` sets.
-
-Against a baseline, each run of unchanged code is an A/A family, and bounds count the sittings of the runs.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
-from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.errors import UsageError
 from softbench.core.json import JsonObject
-from softbench.gate import fresh_pairs, paired, unpaired
+from softbench.gate import fresh_pairs, paired
 from softbench.gate.inference import proportion_bounds
-from softbench.gate.samples import CellKey, CellSamples, RunSamples, join
+from softbench.gate.samples import CellKey, CellSamples, RunSamples
 from softbench.gate.verdicts import GateReport, Rules
 
 SLOWDOWNS = (0.03, 0.05, 0.08)
@@ -242,56 +240,3 @@ def _select(run: RunSamples, chosen: Mapping[CellKey, str], reference: str, sets
             selected = {number: samples.processes[process] for number, process in enumerate(sets) if process in samples.processes}
             cells[key.with_backend(new_name)] = replace(samples, processes=selected)
     return replace(run, cells=cells, processes=len(sets))
-
-
-@dataclass(frozen=True, slots=True)
-class SittingTest:
-    """The self-test against a baseline: each run of unchanged code is an A/A family."""
-
-    baseline: str
-    """The baseline's file."""
-    device_name: str
-    """Name of the GPU or CPU."""
-    families: int
-    """Number of A/A families: a file is one."""
-    independent: int
-    """Sittings of the families: the number of trials for bounds."""
-    alarms: int
-    """Families that ended with exit code 1."""
-    passed: int
-    """Families that ended with exit code 0."""
-    sitting_sd: float
-    """Standard deviation between sittings of a cell's log latency, over the baseline and all families."""
-    outcomes: tuple[str, ...]
-    """The summary of each family."""
-
-    @property
-    def exit_code(self) -> int:
-        """0 without a false alarm and if at least one family passed, else 1."""
-        return 0 if self.passed and not self.alarms else 1
-
-    def document(self) -> JsonObject:
-        """As JSON, with the bound."""
-        return {**asdict(self), "exit_code": self.exit_code, "false_alarm_rate_at_most": self.alarms_at_most}
-
-    @property
-    def alarms_at_most(self) -> float:
-        """The upper 95 % bound of the rate of false alarms with this baseline."""
-        return proportion_bounds(self.alarms * self.independent / self.families, self.independent)[1]
-
-
-def analyse_sittings(families: Sequence[RunSamples], base: RunSamples, rules: Rules) -> SittingTest:
-    """Judge each run against the baseline, and estimate the variance between all sittings.
-
-    Raises:
-        InconclusiveError: a run has too few processes, or all runs are of one sitting.
-    """
-    reports = [unpaired.compare(family, base, rules) for family in families]
-    estimate = unpaired.between_sittings(join([base, *families]))
-    if estimate is None:
-        raise InconclusiveError(f"{base.source}: no cell was measured in two sittings, so that nothing shows how sittings differ")
-    codes = [report.exit_code for report in reports]
-    outcomes = tuple(f"{family.source}: {report.summary}" for family, report in zip(families, reports, strict=True))
-    return SittingTest(
-        base.source, base.device_name, len(codes), len(join(families).by_sitting), codes.count(1), codes.count(0), estimate.sd, outcomes
-    )

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from softbench.core.text import count, margin, micros, one_line
 from softbench.gate.samples import RunSamples
-from softbench.gate.self_test import FOR_5_PERCENT, SelfTest, SittingTest
+from softbench.gate.self_test import FOR_5_PERCENT, SelfTest
 from softbench.gate.verdicts import GateReport, State, Verdict
 from softbench.report import markup, rich_tables
 from softbench.report.markup import TestSuite, outcome, safe
@@ -171,16 +171,3 @@ def self_test(result: SelfTest) -> RenderableType:
         power.add_row(f"{level.injected:.0%}", f"{level.measured:.1%}", between, str(level.trials), str(level.found), *shares)
     footnote = "measured: median over the cells; at least, at most: one-sided 95 % bounds, which count repetitions that share no process"
     return Group(*map(Text, lines), power, Text(footnote, style="dim"))
-
-
-def sittings(result: SittingTest) -> RenderableType:
-    """Each family's outcome, the false alarms, and the variance between sittings."""
-    lines = [
-        *(one_line(outcome, 1000) for outcome in result.outcomes),
-        f"{one_line(result.baseline)} on {result.device_name}: each file is an A/A family of one sitting",
-        f"false alarms: {result.alarms} of {result.families} families of {count(result.independent, 'sitting')} "
-        f"(at most {result.alarms_at_most:.2%}, with 95 % confidence)",
-        f"ended with exit 0: {result.passed} of {result.families}",
-        f"standard deviation between sittings: {result.sitting_sd:.2%}; save all these runs in one baseline, so that the gate uses it",
-    ]
-    return Group(*map(Text, lines))

@@ -115,7 +115,7 @@ PRINTED = {
     **{"gated cell": "gated cells", "advisory cell": "(advisory", "launch-bound": "advisory: launch-bound"},
     **{"first look": "in the first look"},
     **{"ambiguous cell": "ambiguous cell", "undecided cell": "undecided cells", "outlying process": " outlying left out"},
-    **{"A/A family": "A/A family", "false alarm": "false alarms: ", "fresh pair": "fresh process pair", "sitting": "between sittings"},
+    **{"false alarm": "false alarms: ", "fresh pair": "fresh process pair", "sitting": "between sittings"},
 }
 """Terms, and the text with which the gate prints them."""
 
