@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -45,8 +45,6 @@ PASSES = ("forward", "gradient", "widened", "fused")
 """A forward is widened if its results have more bytes than its input. A loss with its gradient in one pass is fused."""
 Kind = tuple[str, int, int]
 """A pass, the bytes of an element, and the alignment of rows in bytes."""
-Lines = list[tuple[int | None, list[tuple[int | None, str]]]]
-"""The lines of a kind as a file has them: up to how many bytes of a row, and for each cell up to how many KiB an SM; None at the end."""
 
 
 class TableError(Exception):
@@ -127,10 +125,10 @@ def _of_card(language: str, path: Path, card: str, advice: str) -> dict[str, Any
     return found
 
 
-def lines_of(cells: Iterable[Cell]) -> Lines:
-    """The lines that have these cells."""
+def lines_of(cells: Iterable[Cell]) -> list[str]:
+    """The lines of a kind as a file has them: `4096: 64 block 1 0 128; inf block 2 0 128`."""
     grouped = itertools.groupby(cells, lambda cell: cell.row_bytes)
-    return [(_least(most), [(_least(cell.kib_per_sm), family_name(cell.family)) for cell in of]) for most, of in grouped]
+    return [f"{most:.0f}: {'; '.join(f'{cell.kib_per_sm:.0f} {family_name(cell.family)}' for cell in of)}" for most, of in grouped]
 
 
 def tuned_file(card: str) -> Path:
@@ -171,26 +169,20 @@ def kind_name(kind: Kind) -> str:
     return " ".join(map(str, kind))
 
 
-def _ordered(language: str, name: str, lines: Lines) -> tuple[Cell, ...]:
+def _ordered(language: str, name: str, lines: list[str]) -> tuple[Cell, ...]:
     cells = tuple(_cells(language, lines))
-    ends = [(cell.row_bytes, cell.kib_per_sm) for cell in cells]
-    if ends != sorted(set(ends)) or ends[-1:] != [(float("inf"), float("inf"))]:
-        raise ValueError(f"the lines of {name!r} must ascend to null, and so must the cells of a line")
+    ends = [(0.0, 0.0), *((cell.row_bytes, cell.kib_per_sm) for cell in cells)]
+    if not all(one < after for one, after in itertools.pairwise(ends)) or ends[-1] != (float("inf"), float("inf")):
+        raise ValueError(f"the lines of {name!r} must ascend to inf, and so must the cells of a line")
     return cells
 
 
-def _cells(language: str, lines: Lines) -> Iterator[Cell]:
-    for row_bytes, cells in lines:
-        for kib_per_sm, family in cells:
-            yield Cell(_most(row_bytes), _most(kib_per_sm), family_of(language, family))
-
-
-def _most(number: float | None) -> float:
-    return float("inf") if number is None else number
-
-
-def _least(number: float) -> int | None:
-    return None if number == float("inf") else int(number)
+def _cells(language: str, lines: list[str]) -> Iterator[Cell]:
+    for line in lines:
+        row_bytes, _, cells = line.partition(": ")
+        for cell in cells.split("; "):
+            kib_per_sm, _, family = cell.partition(" ")
+            yield Cell(float(row_bytes), float(kib_per_sm), family_of(language, family))
 
 
 def family_of(language: str, text: str) -> Family:
@@ -213,17 +205,14 @@ def family_name(family: Family) -> str:
     return " ".join(map(str, family))
 
 
-def written(card: str, capability: int, languages: dict[str, dict[Kind, Lines]], measured: str) -> str:
+def written(card: str, capability: int, languages: Mapping[str, Mapping[Kind, Iterable[Cell]]], measured: str) -> str:
     """The text of a table's file. `measured`: what a reader should know about the measurement."""
     parts = [f'{{"card": {json.dumps(card)}, "capability": {capability}, "measured": {json.dumps(measured)}']
     for language, kinds in languages.items():
-        named = ((kind_name(kind), lines) for kind, lines in sorted(kinds.items()))
-        inner = ",\n".join(f"{json.dumps(name)}: [\n{_packed([*map(_compact, lines)])}]" for name, lines in named)
+        named = ((kind_name(kind), [*map(json.dumps, lines_of(cells))]) for kind, cells in sorted(kinds.items()))
+        inner = ",\n".join(f"{json.dumps(name)}: [\n{_packed(lines)}]" for name, lines in named)
         parts.append(f'"{language}": {{\n{inner}}}')
     return ",\n".join(parts) + "}\n"
-
-
-_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _packed(parts: list[str]) -> str:

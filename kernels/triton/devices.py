@@ -45,17 +45,15 @@ def device_traits(device: torch.device) -> tuple[Card, int, bool, float, bool]:
 @functools.cache
 def bytes_per_cycle(index: int) -> float:
     """Peak bytes that a device's memory moves in a cycle of its SMs; 0 if the driver does not report the clocks."""
-    cuda = driver()
-    if cuda is None:
-        return 0.0
-    found = []
-    for attribute in (MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH, CLOCK_RATE):
-        value = ctypes.c_int()
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, index) or value.value <= 0:
-            return 0.0
-        found.append(value.value)
-    memory_khz, bits, khz = found
-    return 2 * memory_khz * bits / 8 / khz
+    memory_khz, bits, khz = (attribute(index, one) for one in (MEMORY_CLOCK_RATE, MEMORY_BUS_WIDTH, CLOCK_RATE))
+    return 2 * memory_khz * bits / 8 / khz if khz else 0.0
+
+
+def attribute(index: int, number: int) -> int:
+    """An attribute of a device; 0 if the driver does not report it."""
+    cuda, value = driver(), ctypes.c_int()
+    failed = cuda is None or cuda.cuDeviceGetAttribute(ctypes.byref(value), number, index)
+    return 0 if failed else max(0, value.value)
 
 
 @functools.cache

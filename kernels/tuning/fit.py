@@ -26,7 +26,7 @@ KIB = tuple(2**power for power in range(1, 12))
 PER_OCTAVE = 8
 """Lengths at which a kind may be cut, between one and twice as much. Half as many gain less on held-out shapes of an H200."""
 CELL_COST = 0.1
-"""Of a line, and of a cell: the sum of relative losses that it must save, so that the noise of one shape makes none.
+"""Of a line, and of a cell: the least sum of relative losses that it must save, so that the noise of one shape makes none.
 On held-out shapes of an H200, half as much makes more cells and loses more in the slowest ones; twice as much gains less."""
 NEIGHBOURS = 3
 """So many of the nearest shapes say what a family loses on one that was not timed: their mean, since one measurement is noisy.
@@ -51,12 +51,14 @@ class Timed:
     families: dict[Family, float]
 
 
-def table_of(timed: Sequence[Timed], families: Sequence[Family], sms: int, now: Collection[Kind]) -> dict[Kind, list[Cell]]:
+def table_of(
+    timed: Sequence[Timed], families: Sequence[Family], sms: int, now: Collection[Kind], cell_cost: float = CELL_COST
+) -> dict[Kind, list[Cell]]:
     """The cells of each kind that was measured: NOW in boxes in which its plans lose least. `now`: the kinds that have some."""
     kinds = defaultdict(list)
     for one in timed:
         kinds[one.shape.kind].append(one)
-    return {kind: _cells(found, [*families, NOW] if kind in now else families, sms) for kind, found in kinds.items()}
+    return {kind: _cells(found, [*families, NOW] if kind in now else families, sms, cell_cost) for kind, found in kinds.items()}
 
 
 def imagined(
@@ -110,7 +112,7 @@ def _lost(one: Timed, families: Sequence[Family]) -> Array:
     return np.minimum(UNFIT, np.array([math.log(times[family] / best) if family in times else math.nan for family in families]))
 
 
-def _cells(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> list[Cell]:
+def _cells(timed: Sequence[Timed], families: Sequence[Family], sms: int, cost: float) -> list[Cell]:
     import numpy as np
 
     each = (2 ** (math.ceil(PER_OCTAVE * math.log2(one.shape.row_bytes)) / PER_OCTAVE) for one in timed)
@@ -123,9 +125,9 @@ def _cells(timed: Sequence[Timed], families: Sequence[Family], sms: int) -> list
     best = [0.0]
     made: list[_Cells] = []
     for end in range(1, len(below)):
-        cells = _Cells(below[end] - below[:end])
+        cells = _Cells(below[end] - below[:end], cost)
         cells.start = int((np.array(best) + cells.costs).argmin())
-        best.append(best[cells.start] + float(cells.costs[cells.start]) + CELL_COST)
+        best.append(best[cells.start] + float(cells.costs[cells.start]) + cost)
         made.append(cells)
     found: list[Cell] = []
     end = len(made)
@@ -165,7 +167,7 @@ class _Cells:
 
     start = 0
 
-    def __init__(self, losses: Array) -> None:
+    def __init__(self, losses: Array, cost: float) -> None:
         import numpy as np
 
         starts, sizes, families = losses.shape
@@ -175,7 +177,7 @@ class _Cells:
         for end in range(1, sizes + 1):
             lost = below[:, end, None] - below[:, :end]
             family = lost.argmin(2)
-            total = costs[:, :end] + np.take_along_axis(lost, family[..., None], 2)[..., 0] + CELL_COST
+            total = costs[:, :end] + np.take_along_axis(lost, family[..., None], 2)[..., 0] + cost
             self.came[:, end] = at = total.argmin(1)
             each = np.arange(starts)
             costs[:, end], self.family[:, end] = total[each, at], family[each, at]

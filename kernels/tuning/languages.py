@@ -41,6 +41,8 @@ class Language(Protocol):
     name: str
     each: int
     """How many shapes have one length."""
+    seed: str
+    """Of the shapes."""
 
     def key(self) -> str:
         """Changes with the kernels."""
@@ -65,6 +67,9 @@ class Cuda:
     """The kernels in CUDA C++."""
 
     name, each = "cuda", 1
+
+    def __init__(self, seed: str) -> None:
+        self.seed = seed
 
     def key(self) -> str:
         return build.build(architecture_of(torch.cuda.get_device_capability())).parent.name
@@ -97,7 +102,8 @@ class Triton:
 
     name, each = "triton", 3
 
-    def __init__(self, processes: int | None = None) -> None:
+    def __init__(self, seed: str, processes: int | None = None) -> None:
+        self.seed = seed
         self.pool = ProcessPoolExecutor(processes or max(1, len(os.sched_getaffinity(0)) - 2), get_context("spawn"))
         self.threads = ThreadPoolExecutor()  # loading waits for the driver, which other processes of the host use too
         self.compiled: dict[Hashable, Future[None]] = {}
@@ -114,7 +120,7 @@ class Triton:
 
     def ready(self, number: int) -> bool:
         self.expected = max(self.expected, number) + 1  # further ahead each time: compiling takes longer than timing
-        found, _ = (self._compile(draw(one, self.name, self.each)) for one in (number, self.expected))
+        found, _ = (self._compile(draw(one, self.name, self.each, self.seed)) for one in (number, self.expected))
         return all(compiled.done() for compiled in found)
 
     def plans(self, shape: Shape) -> Plans:

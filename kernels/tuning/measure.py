@@ -12,9 +12,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import date
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ..common.cuda_library import BuildError
-from ..plans.table import VARIABLE, Cell, Kind, Lines, TableError, family_name, family_of, lines_of, table, tuned_file, written
-from .fit import NOW, Timed, imagined, judge, table_of, with_now
+from ..plans.table import VARIABLE, Cell, Kind, TableError, family_name, family_of, table, tuned_file, written
+from ..triton.devices import CLOCK_RATE, attribute
+from .fit import CELL_COST, NOW, Timed, imagined, judge, table_of, with_now
 from .languages import DTYPES, Call, Cuda, Language, Operands, Triton
 from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
@@ -39,8 +40,9 @@ FEWEST, MOST = 6, 24
 """Launches of one measurement."""
 HOST_US = 24
 """That the host takes for a launch, at most. A kernel that sleeps lets it queue launches before they start."""
-CYCLES_OF_US = 1900  # about an H200's
 BAR = 30  # columns of the progress
+MOST_LINES, DOUBLINGS = 300, 6
+"""Of a table's file, and so often a cell's cost is doubled until the file has no more."""
 FINALISTS, ROUNDS = 4, 2
 """The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
 
@@ -52,6 +54,7 @@ class Timer:
         self.inputs = torch.empty(POOL_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
         self.results = torch.empty_like(self.inputs)
         self.rotated_bytes = ROTATED * torch.cuda.get_device_properties(0).L2_cache_size
+        self.cycles_of_us = attribute(torch.cuda.current_device(), CLOCK_RATE) / 1e3  # at its highest clock
         self.start, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def operands(self, shape: Shape) -> list[Operands]:
@@ -73,7 +76,7 @@ class Timer:
     def us(self, calls: Sequence[Call], expected_us: float) -> float:
         """Microseconds of a launch."""
         count = int(max(FEWEST, min(MOST, ENOUGH_US / expected_us)))
-        torch.cuda._sleep(int((30 + count * max(0.0, HOST_US - expected_us / 2)) * CYCLES_OF_US))
+        torch.cuda._sleep(int((30 + count * max(0.0, HOST_US - expected_us / 2)) * self.cycles_of_us))
         calls[-1]()
         self.start.record()
         for number in range(count):
@@ -157,7 +160,7 @@ def measure(languages: Sequence[Language], stored: Sequence[Path], seconds: floa
             order = sorted(range(len(languages)), key=spent.__getitem__)
             at = next((one for one in order if languages[one].ready(len(known[one]))), order[0])
             language = languages[at]
-            found = time_shape(timer, language, draw(len(known[at]), language.name, language.each))
+            found = time_shape(timer, language, draw(len(known[at]), language.name, language.each, language.seed))
             known[at].append(found)
             print("null" if found is None else to_json(found), file=files[at], flush=True)
             spent[at] += time.monotonic() - now
@@ -188,48 +191,69 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
 
 def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
     major, minor = torch.cuda.get_device_capability()
-    lines: dict[str, dict[Kind, Lines]] = {}
-    counts, better = [], False
-    languages: tuple[Language, ...] = Cuda(), Triton()
+    before = [table(name, card, 10 * major + minor).cells for name in FAMILIES]
+    # Records have the times of these plans too. They were perhaps fitted to the shapes of another seed.
+    seeds = (sha256(repr(cells).encode()).hexdigest()[:8] for cells in before)
+    languages: tuple[Language, ...] = Cuda(next(seeds)), Triton(next(seeds))
     try:
-        before = [table(language.name, card, 10 * major + minor).cells for language in languages]
-        digests = (sha256(repr(cells).encode()).hexdigest()[:8] for cells in before)  # records have the times of these plans too
-        keys = (f"{language.key()}-{digest}" for language, digest in zip(languages, digests, strict=True))
-        stored = [tuned_file(card).with_suffix(f".{key}.jsonl") for key in keys]
-        for language, now, every in zip(languages, before, measure(languages, stored, seconds, told), strict=True):
-            found = tuned(language, every, now)
-            lines[language.name] = found or {kind: lines_of(cells) for kind, cells in now.items()}
-            better |= bool(found)
-            counts.append(f"{len(every)} shapes of {language.name}" if found else f"{language.name} as before")
+        stored = [tuned_file(card).with_suffix(f".{language.key()}-{language.seed}.jsonl") for language in languages]
+        measured = measure(languages, stored, seconds, told)
     finally:
         for language in languages:
             language.close()
+    fits = [fitted(language, every, now) for language, every, now in zip(languages, measured, before, strict=True)]
+    for doublings in range(DOUBLINGS):
+        found = [fit(CELL_COST * 2**doublings) for fit in fits]
+        cells = {language.name: one.cells for language, one in zip(languages, found, strict=True)}
+        about = f"{date.today()}: {' and '.join(one.about for one in found)}, all in float32 and bfloat16"
+        text = written(card, 10 * major + minor, cells, about)
+        if text.count("\n") <= MOST_LINES:
+            break
     out = output or tuned_file(card)
+    better = any(one.better for one in found)
     if better:
         part = out.with_name(f"{out.name}.part")  # a launch that begins meanwhile reads the whole table
-        part.write_text(written(card, 10 * major + minor, lines, f"{date.today()}: {' and '.join(counts)}, all in float32 and bfloat16"))
+        part.write_text(text)
         part.replace(out)
-    print(f"{out}: {'' if better else 'not '}written")
+    print("\n".join(one.report for one in found), f"{out}: {'' if better else 'not '}written", sep="\n")
 
 
-def tuned(language: Language, every: list[Timed | None], now: dict[Kind, tuple[Cell, ...]]) -> dict[Kind, Lines]:
-    """The lines of a language, after what they gain was printed; none if they gain nothing. Kinds that were not timed keep theirs."""
+@dataclass(frozen=True)
+class Tuned:
+    """The cells of a language: those of now if others gain nothing."""
+
+    cells: Mapping[Kind, Sequence[Cell]]
+    better: bool
+    about: str
+    """For the table's file."""
+    report: str
+
+
+def fitted(language: Language, every: list[Timed | None], now: dict[Kind, tuple[Cell, ...]]) -> Callable[[float], Tuned]:
+    """A function from a cell's cost to a language's cells. Kinds that were not timed keep theirs."""
     numbered = [(number // language.each % HELD_OUT, one) for number, one in enumerate(every) if one]
     held_out = [one for part, one in numbered if not part]
     known, families = [one for part, one in numbered if part], FAMILIES[language.name]
     if not held_out or not known:
         sys.exit(f"softbench: tune: the time is too short to time shapes of {language.name}; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    cells = {kind: [Cell(math.inf, math.inf, NOW)] for kind in now}
-    cells |= table_of([*known, *imagined(language.name, known, families, sms, now, language.makes)], families, sms, now)
-    found = judge(held_out, cells, sms)
-    lines = {kind: lines_of(with_now(of_kind, now.get(kind, ()))) for kind, of_kind in cells.items()}
-    kept = found.gained <= 1
-    why = ", not taken, because it gains nothing: tune for longer, or keep the plans of now" if kept else ""
-    print(f"{language.name}: {sum(map(len, lines.values()))} lines of {len(every)} shapes{why}")
-    print(f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}")
-    print(f"{found.of_copy:.3f} of copy; {found.slow:.1%} of the shapes are below .90 of it, {found.slow_now:.1%} before")
-    return {} if kept else lines
+    known += imagined(language.name, known, families, sms, now, language.makes)
+
+    def tuned(cost: float) -> Tuned:
+        cells = {kind: [Cell(math.inf, math.inf, NOW)] for kind in now} | table_of(known, families, sms, now, cost)
+        found = judge(held_out, cells, sms)
+        whole = {kind: with_now(of_kind, now.get(kind, ())) for kind, of_kind in cells.items()}
+        better = found.gained > 1
+        why = "" if better else ", not taken, because it gains nothing: tune for longer, or keep the plans of now"
+        report = (
+            f"{language.name}: {sum(map(len, whole.values()))} cells of {len(every)} shapes{why}\n"
+            f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}\n"
+            f"{found.of_copy:.3f} of copy; {found.slow:.1%} of the shapes are below .90 of it, {found.slow_now:.1%} before"
+        )
+        about = f"{len(every)} shapes of {language.name}" if better else f"{language.name} as before"
+        return Tuned(whole if better else now, better, about, report)
+
+    return tuned
 
 
 if __name__ == "__main__":

@@ -80,10 +80,14 @@ class Shape:
         return self.M * self.row_bytes * self.reads / 1024 / sms
 
 
-def draw(number: int, language: str, each: int = 1) -> Shape:
-    """The shape with this number. Half of the lengths are multiples of 8 or 64 elements. `each`: so many shapes have one length."""
-    dice, other = random.Random(f"softbench tune {number // each}"), random.Random(f"softbench tune {number // each} {number % each}")
-    which = [one for one, count in zip(PASSES, TIMED[language], strict=False) for _ in range(count)][number // each % 10]
+def draw(number: int, language: str, each: int = 1, seed: str = "") -> Shape:
+    """The shape with this number. Half of the lengths are multiples of 8 or 64 elements. `each`: so many shapes have one length.
+
+    `seed`: others draw other shapes.
+    """
+    length_of, of_length = divmod(number, each)
+    dice, other = random.Random(f"{seed} {length_of}"), random.Random(f"{seed} {length_of} {of_length}")
+    which = [one for one, count in zip(PASSES, TIMED[language], strict=False) for _ in range(count)][length_of % 10]
     size = 2 if which == "widened" else dice.choice((2, 4))
 
     def between(low: float, high: float, dice: random.Random = dice) -> float:

@@ -5,10 +5,10 @@ import json
 import pytest
 from softbench.kernels.cuda import launch
 from softbench.kernels.plans import table as tables
-from softbench.kernels.plans.table import Cell, Table, TableError, family_name, family_of, kind_of, table, written
+from softbench.kernels.plans.table import Cell, Table, TableError, family_name, family_of, kind_of, lines_of, table, written
 
-KIND = ("forward", 2, 16)
-LINES = {KIND: [(4096, [(64, "block 1 0 128"), (None, "block 2 0 128")]), (None, [(None, "split_bulk 8 256 -400 0 100")])]}
+KIND, INF, SPLIT = ("forward", 2, 16), float("inf"), ("split_bulk", 8, 256, -400, 0, 100)
+CELLS = {KIND: (Cell(4096, 64, ("block", 1, 0, 128)), Cell(4096, INF, ("block", 2, 0, 128)), Cell(INF, INF, SPLIT))}
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def chosen(monkeypatch, tmp_path):
     monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "mine.json"))
 
     def read(card="mine", text=None):
-        (tmp_path / "mine.json").write_text(written("mine", 90, {"cuda": LINES}, "today") if text is None else text)
+        (tmp_path / "mine.json").write_text(written("mine", 90, {"cuda": CELLS}, "today") if text is None else text)
         table.cache_clear()
         return table("cuda", card, 90)
 
@@ -26,18 +26,16 @@ def chosen(monkeypatch, tmp_path):
 
 
 def test_a_table_is_read_as_it_was_written(chosen):
-    inf = float("inf")
-    split = ("split_bulk", 8, 256, -400, 0, 100)
-    block = [Cell(4096, most, ("block", vectors, 0, 128)) for most, vectors in ((64, 1), (inf, 2))]
-    assert chosen() == Table("mine", {KIND: (*block, Cell(inf, inf, split))})
-    assert family_of("cuda", family_name(split)) == split
+    assert chosen() == Table("mine", CELLS)
+    assert lines_of(CELLS[KIND]) == ["4096: 64 block 1 0 128; inf block 2 0 128", "inf: inf split_bulk 8 256 -400 0 100"]
+    assert family_of("cuda", family_name(SPLIT)) == SPLIT
 
 
-LAST = '[null, [[null, "block 2 0 128"]]]'
+LAST = "inf: inf block 2 0 128"
 
 
 def damaged(lines):
-    return f'{{"card": "mine", "capability": 90, "cuda": {{"forward 2 16": [{lines}]}}}}'
+    return json.dumps({"card": "mine", "capability": 90, "cuda": {"forward 2 16": lines}})
 
 
 TEXTS = [
@@ -45,8 +43,12 @@ TEXTS = [
     "[]",
     '{"card": "mine"}',
     '{"card": "mine", "capability": 90, "cuda": {"sideways 2 16": []}}',
-    *(damaged(LAST.replace("block 2 0 128", family)) for family in ("warp 1 2", "split 8 0 -100")),
-    *(damaged(lines) for lines in (f"{LAST}, {LAST.replace('null, [', '64, [', 1)}", LAST.replace("null", "64", 1), "")),
+    *(damaged([LAST.replace("block 2 0 128", family)]) for family in ("warp 1 2", "split 8 0 -100")),
+    *(
+        damaged(lines)
+        for lines in ([LAST, "64: inf block 2 0 128"], ["64: inf block 2 0 128"], ["nan: inf block 2 0 128", LAST], [LAST[5:]], [])
+    ),
+    *(damaged(lines) for lines in ([["inf", "inf", "block 2 0 128"]], LAST, 3)),
 ]
 
 
@@ -77,7 +79,7 @@ def test_rows_of_another_kind_have_plans_of_rows_at_any_address():
 def test_a_card_without_a_table_has_that_of_the_nearest_architecture(monkeypatch, tmp_path):
     monkeypatch.setenv(tables.VARIABLE, "")
     old = tmp_path / "old.json"
-    old.write_text(written("old", 80, {"cuda": LINES}, ""))
+    old.write_text(written("old", 80, {"cuda": CELLS}, ""))
     shipped = next(path for path in tables._files() if path.stem == "NVIDIA-H200")
     monkeypatch.setattr(tables, "_files", lambda: [shipped, old])
     table.cache_clear()
@@ -92,7 +94,7 @@ def test_what_tune_wrote_here_replaces_the_shipped_table(monkeypatch, tmp_path):
     assert len(table("cuda", "NVIDIA H200", 90).cells) == 18
     own = tables.tuned_file("NVIDIA H200")
     own.parent.mkdir()
-    own.write_text(written("NVIDIA H200", 90, {"cuda": LINES}, ""))
+    own.write_text(written("NVIDIA H200", 90, {"cuda": CELLS}, ""))
     table.cache_clear()
     assert table("cuda", "NVIDIA H200", 90).cells.keys() == {KIND}
     with pytest.warns(UserWarning, match="NVIDIA-H200.json is no table of launch plans: it lacks keys; delete it, and softbench tune"):

@@ -108,8 +108,10 @@ def test_rows_that_no_device_holds_are_shared_too(backward, clusters):
 
 def test_a_table_decides_for_its_card(monkeypatch, tmp_path):
     kind = "forward", 4, 16
-    lines = {kind: [(4096, [(64, "rows 2 1 1 16"), (None, "rows 4 1 1 16")]), (None, [(None, "cluster 256 8 0")])]}
-    (tmp_path / "mine.json").write_text(tables.written("mine", 90, {"triton": lines}, ""))
+    inf = float("inf")
+    short = (tables.Cell(4096, most, ("rows", vectors, 1, 1, 16)) for most, vectors in ((64, 2), (inf, 4)))
+    cells = {kind: [*short, tables.Cell(inf, inf, ("cluster", 256, 8, 0))]}
+    (tmp_path / "mine.json").write_text(tables.written("mine", 90, {"triton": cells}, ""))
     monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "mine.json"))
     tables.table.cache_clear()
     given = Problem(False, 4096, 1024, 4, 16, True, 132, True)

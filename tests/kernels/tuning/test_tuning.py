@@ -35,6 +35,9 @@ def test_families_are_numbers_of_the_planner_and_shapes_are_all_kinds():
     assert all(shape.M * shape.row_bytes <= 2.1 * 4e8 for shape in shapes)
     assert sum(shape.M < 200 for shape in shapes) > 200
     of_length = [draw(number, "triton", 5) for number in range(10, 15)]
+    assert (
+        of_length == [draw(number, "triton", 5) for number in range(10, 15)] != [draw(number, "triton", 5, "b") for number in range(10, 15)]
+    )
     assert len({(shape.which, shape.size, shape.N) for shape in of_length}) == 1 and len({shape.M for shape in of_length}) > 1
 
 
@@ -122,8 +125,8 @@ class Faked:
 
     each, prepared = 1, 1000
 
-    def __init__(self, name, times):
-        self.name, self.times = name, times
+    def __init__(self, name, times, seed=""):
+        self.name, self.times, self.seed = name, times, seed
 
     def key(self):
         return "key"
@@ -169,8 +172,8 @@ def tune(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "measure", lambda languages, *_: [language.times for language in languages])
 
     def run(cuda, triton, output=None):
-        monkeypatch.setattr(measure, "Cuda", lambda: Faked("cuda", cuda))
-        monkeypatch.setattr(measure, "Triton", lambda: Faked("triton", triton))
+        monkeypatch.setattr(measure, "Cuda", lambda seed: Faked("cuda", cuda, seed))
+        monkeypatch.setattr(measure, "Triton", lambda seed: Faked("triton", triton, seed))
         measure.main(1, output, quiet=True)
 
     yield run
@@ -206,22 +209,37 @@ def test_two_tunings_of_a_card_and_a_folder_that_cannot_be_written_end_with_one_
 
 
 def test_a_language_that_gains_nothing_keeps_its_lines(tune, monkeypatch, tmp_path):
-    now = {"cuda": {KIND: [(4096, [(64, "block 1 0 128"), (None, "block 2 0 128")]), (None, [(None, "split 4 256 1024")])]}}
-    now["triton"] = {KIND: [(None, [(None, "rows 4 1 1 16")])]}
+    inf = math.inf
+    now = {
+        "cuda": {
+            KIND: (Cell(4096, 64, ("block", 1, 0, 128)), Cell(4096, inf, ("block", 2, 0, 128)), Cell(inf, inf, ("split", 4, 256, 1024)))
+        }
+    }
+    now["triton"] = {KIND: (Cell(inf, inf, ("rows", 4, 1, 1, 16)),)}
     (tmp_path / "now.json").write_text(tables.written("a card", 90, now, ""))
     monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "now.json"))
     tune([timed(1024, 10, {SHORT: 13.0})] * 12, [timed(1024, 10, {ROWS: 9.0})] * 12)
     monkeypatch.setenv(tables.VARIABLE, str(tables.tuned_file("a card")))
     tables.table.cache_clear()
-    found = {name: {kind: tables.lines_of(cells) for kind, cells in tables.table(name, "a card", 90).cells.items()} for name in now}
-    assert found == {"cuda": now["cuda"], "triton": {KIND: [(None, [(None, "rows 2 1 1 16")])]}}
+    found = {name: tables.table(name, "a card", 90).cells for name in now}
+    assert found == {"cuda": now["cuda"], "triton": {KIND: (Cell(inf, inf, ROWS),)}}
+
+
+def test_a_cell_costs_more_if_a_file_would_have_too_many_lines(tune, monkeypatch):
+    bands = [timed(1024 * n, 1000, {SHORT: 9.0, LONG: 9.5} if n // 4 % 2 else {SHORT: 9.5, LONG: 9.0}) for n in range(1, 64)]
+    lengths = []
+    for most in (300, 200):
+        monkeypatch.setattr(measure, "MOST_LINES", most)
+        tune(bands, [timed(1024, 10, {ROWS: 13.0})] * 12)
+        lengths.append(len(tables.tuned_file("a card").read_text()))
+    assert lengths[1] < lengths[0]
 
 
 def test_times_of_other_plans_of_now_are_not_continued(tune, monkeypatch, tmp_path):
     given = []
     monkeypatch.setattr(measure, "measure", lambda languages, stored, *_: given.append(stored) or [one.times for one in languages])
     times = [timed(1024, 10, {SHORT: 13.0})] * 12, [timed(1024, 10, {ROWS: 13.0})] * 12
-    other = {"cuda": {KIND: [(None, [(None, "block 2 0 128")])]}, "triton": {KIND: [(None, [(None, "rows 4 1 1 16")])]}}
+    other = {"cuda": {KIND: [Cell(math.inf, math.inf, SHORT)]}, "triton": {KIND: [Cell(math.inf, math.inf, ("rows", 4, 1, 1, 16))]}}
     (tmp_path / "other.json").write_text(tables.written("a card", 90, other, ""))
     for chosen in ("", "", str(tmp_path / "other.json")):
         monkeypatch.setenv(tables.VARIABLE, chosen)
