@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from softbench.cli.actions import note, warn
-from softbench.cli.options import BASELINES, GATE_EPILOG, Folder, Mismatch
+from softbench.cli.options import BASELINES, GATE_EPILOG, Folder
 from softbench.cli.panels import LineGroup, PanelCommand
 from softbench.core.errors import SoftbenchError
 from softbench.core.text import printable
@@ -86,18 +86,3 @@ def show(
     from softbench.report import gate_report
 
     output.show(gate_report.baseline(baselines.open_baseline(name, folder)), output.console())
-
-
-@commands.command(cls=PanelCommand, epilog=GATE_EPILOG)
-def promote(
-    candidate: Annotated[str, typer.Argument(metavar="NAME|FILE", help="The saved baseline that gets the name.")],
-    name: Annotated[str, typer.Argument(help="The new name. A former baseline of that name becomes NAME.previous.")],
-    allow_env_mismatch: Mismatch = None,
-    folder: Folder = BASELINES,
-) -> None:
-    """Give a saved baseline another name, for example after an intended change. The name's former baseline becomes NAME.previous."""
-    from softbench.gate import baselines
-
-    file, previous, warnings = baselines.promote(candidate, name, folder, allow_env_mismatch or [])
-    warn(warnings + ([f"the former baseline is {previous}"] if previous else []))
-    typer.echo(printable(str(file)))

@@ -15,7 +15,7 @@ from statistics import median
 
 from softbench.core.case import NAME
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
-from softbench.core.files import not_written, reject_folder, replace_file, replacing
+from softbench.core.files import not_written, reject_folder, replacing
 from softbench.core.json import JsonObject
 from softbench.core.outcome import Grade, Status
 from softbench.core.text import one_line, percent, unknown
@@ -47,34 +47,11 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     """
     file = path_of(name, folder)
     if file.exists() and not force:
-        raise UsageError(f"{file} exists already; take another name, or --force, or: softbench baseline promote NEW {name}")
+        raise UsageError(f"{file} exists already; take another name, or --force")
     warnings = list(dict.fromkeys([*environment_match.one_machine(parts), *environment_match.unnoticed(*parts)]))
     joined = join(parts)
     warnings += _check_processes(joined) + _check_one_sweep(joined) + check_noise(joined) + _check_sittings(joined, name)
     return _write(joined, name, file), warnings
-
-
-def promote(candidate: str, name: str, folder: Path = FOLDER, allowed: Sequence[str] = ()) -> tuple[Path, Path | None, list[str]]:
-    """Give a saved baseline the name `name`; the former baseline of that name becomes `NAME.previous`.
-
-    Returns the file, the former baseline's file (or None), and warnings.
-
-    Raises:
-        UsageError, ResultsError: the baseline is missing or damaged, or the folder cannot be written.
-        InconclusiveError: too few processes, or too noisy ones, or another machine than that of the baseline it replaces.
-    """
-    baseline, target = open_baseline(candidate, folder), path_of(name, folder)
-    if target in (Path(candidate), path_of(candidate, folder) if NAME.fullmatch(candidate) else None):
-        raise UsageError(f"baseline promote: {one_line(candidate, 60)} and {name} are one baseline; give the name of another one")
-    warnings, previous = _check_processes(baseline) + check_noise(baseline), None
-    if target.exists():
-        warnings += environment_match.check(baseline, open_baseline(str(target), folder), allowed)
-        previous = path_of(f"{name}.previous", folder)
-        try:
-            replace_file(previous, target.read_bytes(), durable=True)
-        except OSError as error:
-            raise not_written(previous, error) from None
-    return _write(baseline, name, target), previous, warnings
 
 
 def reject_not_measurable(file: Path) -> None:

@@ -83,7 +83,7 @@ def test_repeated_options_are_one_list(main):
     ("words", "part"),
     [
         (("rn",), "'run'"),
-        (("baseline", "promot"), "'promote'"),
+        (("baseline", "sav"), "'save'"),
         (("run", "--dtpye", "fp32"), "--dtype"),
         (("compare", "--exit-cod"), "--exit-code"),
     ],
@@ -158,7 +158,7 @@ def test_help_of_gate_names_arguments_first(main):
     assert text.index("Arguments:") < text.index("What to judge:") < text.index("Output:") < text.index("Rarely needed:")
 
 
-@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), ("baseline", "save"), ("baseline", "promote"), ()], ids=" ".join)
+@pytest.mark.parametrize("words", [*((name,) for name in COMMANDS), ("baseline", "save"), ("baseline", "show"), ()], ids=" ".join)
 def test_an_unknown_option_is_one_line(main, words):
     code, out, err = main(*words, "--nonsense")
     assert (code, out) == (2, "")

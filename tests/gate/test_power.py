@@ -58,12 +58,6 @@ def test_few_noisy_cells_warn_and_quiet_ones_do_not(main, tmp_path):
     assert "noisy" not in main("baseline", "save", write_run(tmp_path, noisy(0), name="quiet"), "--name", "quiet")[2]
 
 
-def test_a_noisy_baseline_is_not_promoted(main, tmp_path):
-    code, _, err = main("baseline", "promote", write_run(tmp_path, noisy(20)).with_suffix(".json.gz"), "h200")
-    assert code == 3
-    assert "too noisy for a baseline: the processes of 20 of 20 cells" in err
-
-
 def test_one_outlying_process_and_advisory_cells_do_not_count():
     base = stored(dice(1), 10, cells=20, outliers=0)
     for N in range(1, 21):
