@@ -29,7 +29,6 @@ from softbench.results.columns import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-"""Variants of compile-torch, which cost what those of compile do, and backends that Dynamo has for its own tests."""
 
 
 def docs_of(cls: type) -> Iterator[tuple[str, str]]:
