@@ -91,18 +91,21 @@ class Table:
 
 
 @functools.cache
-def table(language: str, card: str, capability: int) -> Table:
+def table(language: str, card: str, capability: int, tiers: tuple[str, ...] = ()) -> Table:
     """The table for a card: that of $SOFTBENCH_PLANS, what `softbench tune` wrote here, its own, or that of the card most like it.
 
     Most like it is the card with the nearest compute capability, where generations count first.
 
-    `capability`: as in 90.
+    `capability`: as in 90. `tiers`: only cells with these tiers, if there are any.
 
     What tune wrote and this version does not read is left out, with a warning.
 
     Raises:
         TableError: $SOFTBENCH_PLANS names no table, or one of another card.
     """
+    if tiers:
+        every = table(language, card, capability)
+        return Table(every.card, {kind: tuple(cell for cell in of if cell.family[0] in tiers) for kind, of in every.cells.items()})
     chosen = os.environ.get(VARIABLE)
     found = _of_card(language, Path(chosen), card, f"name another one in ${VARIABLE}, or unset it") if chosen else None
     if chosen is None:

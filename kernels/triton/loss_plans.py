@@ -28,6 +28,10 @@ LEAST_PROGRAMS = 4  # Of each SM that share rows: 64 KiB in flight.
 MUCH_LESS = 0.75  # Of the work of the busiest SM, for fewer parts a row.
 FEWER_READS = 0.95  # Of the reads of a row, for one more tile a turn.
 MOST_SHARED_ROWS = 8192  # Rows that several programs reduce: each needs a counter.
+TIERS = ("rows", "cluster")
+"""The second is only of cards with clusters."""
+MOST_ROW = {False: 1 << 18, True: 1 << 21}
+"""Bytes that a program of 1024 threads holds in 64 registers of each, and 16 of 512 threads that are a cluster."""
 LAST = families("triton", "rows 4 1 1 16, rows 2 1 1 16, rows 1 1 1 16, rows 8 1 1 16, rows 16 1 1 16, cluster 256 16 0, cluster 512 16 2")
 """If no family of the table makes a plan that holds a row."""
 # Tiles of a cluster's plan, by element size and number of additions: PlanCTA of Triton 3.6 gives up at a number of operations.
@@ -45,7 +49,9 @@ def fused_plan(problem: Problem, card: Card, additions: int = 0) -> Plan | None:
 
     `additions`: how many of label smoothing and softcap add operations to each element.
     """
-    found = (family for family in itertools.chain(ranked(problem, card, "fused"), LAST) if family[0] in ("rows", "cluster"))
+    if problem.row_bytes > MOST_ROW[problem.clusters]:
+        return None
+    found = itertools.chain(ranked(problem, card, "fused", TIERS[: 1 + problem.clusters]), LAST)
     return next((fused for plan in made(problem, found) if (fused := as_fused(problem, plan, additions))), None)
 
 

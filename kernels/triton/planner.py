@@ -68,14 +68,15 @@ def choose(problem: Problem, card: tuple[str, int]) -> Plan:
     """
     if problem.element_size == 8 or not problem.congruent:
         return generic_plan(problem)
-    return next(made(problem, ranked(problem, card)), None) or _longest(problem) or generic_plan(problem)
+    found = itertools.chain(ranked(problem, card), LAST)
+    return next(made(problem, found), None) or _longest(problem) or generic_plan(problem)
 
 
-def ranked(problem: Problem, card: tuple[str, int], which: str = "forward") -> Iterator[Family]:
-    """The table's families, that of the cell of these rows first, then those of the nearest ones, then LAST. `which`: of a forward."""
+def ranked(problem: Problem, card: tuple[str, int], which: str = "forward", tiers: tuple[str, ...] = ()) -> Iterator[Family]:
+    """The table's families, that of the cell of these rows first, then those of the nearest ones. `which`: of a forward."""
     row, which = problem.row_bytes, "gradient" if problem.backward else "widened" if problem.wide else which
     kind = kind_of(which, problem.element_size, row, problem.alignment)
-    return itertools.chain(table("triton", *card).ranked(kind, row, problem.input_bytes / 1024 / problem.sms), LAST)
+    return table("triton", *card, tiers).ranked(kind, row, problem.input_bytes / 1024 / problem.sms)
 
 
 def _longest(problem: Problem) -> Plan | None:
