@@ -23,7 +23,6 @@ Tensor tensor_of(PyObject* object) { return THPVariable_CheckExact(object) ? THP
 bool is_modified() {
   return at::impl::torch_function_mode_enabled() || c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
-bool has_tangent(const Tensor& x) { return x._fw_grad(0).defined(); }
 
 // Whether C++ may call a function with x. Nested and sparse tensors are torch's.
 bool is_taken(Function function, const Tensor& x) {

@@ -25,6 +25,8 @@ inline int number_of(c10::ScalarType dtype) {
   }
 }
 
+inline bool has_tangent(const at::Tensor& x) { return x._fw_grad(0).defined(); }
+inline bool has_tangent(const c10::IValue& argument) { return argument.isTensor() && has_tangent(argument.toTensor()); }
 inline int index_of(const at::Tensor& x) { return x.device().index() < 0 ? 0 : x.device().index(); }
 
 // aoti_torch_get_current_cuda_stream of torch: writes a stream, and returns 0.

@@ -268,6 +268,7 @@ template <typename Op, bool KEEP_IN_L2> bool dispatch(const Tensors<Op>& t, int6
 
 // Launches an operation on the rows of tensors; see softbench_forward.
 template <typename Op> int64_t run(Tensors<Op> t, int64_t N, Plan* p, void* workspace, int64_t workspace_bytes, cudaStream_t stream) {
+    const Launching launching;
     t.N = int(std::min<int64_t>(N, MAX_N));
     const bool invariant = p && p->tier == INVARIANT;
     Plan chosen = invariant ? invariant_plan(t, N) : p && p->tier != AUTO ? *p : choose_plan(t, N);

@@ -56,12 +56,21 @@ struct Device {
     bool clusters() const { return major >= 9 && shared_block >= 200 << 10; }
 };
 
+// The current device. Within a `Launching` the thread has asked the driver, once.
+inline thread_local int asked = -1;
+inline int current_device() {
+    int current = asked;
+    return current >= 0 || cudaGetDevice(&current) == cudaSuccess ? current : 0;
+}
+struct Launching {
+    Launching() { asked = current_device(); }
+    ~Launching() { asked = -1; }
+};
+
 inline const Device& device() {
     static Device known[64];
     static std::once_flag once[64];
-    int current = 0;
-    cudaGetDevice(&current);
-    current &= 63;
+    const int current = current_device() & 63;
     std::call_once(once[current], [&] {
         Device& d = known[current];
         cudaDeviceGetAttribute(&d.sms, cudaDevAttrMultiProcessorCount, current);

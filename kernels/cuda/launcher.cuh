@@ -48,10 +48,8 @@ struct Launcher {
         if (p.stagger_cycles <= 0 || !prepare(kernel, shared, cluster && p.per_row > 8)) return {0, 0};
         static std::mutex mutex;
         static std::map<std::tuple<const void*, int, int, size_t, int>, int> known;
-        int current = 0;
-        cudaGetDevice(&current);
         std::lock_guard<std::mutex> guard(mutex);
-        auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current, threads, shared, cluster ? p.per_row : 0}, 0);
+        auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current_device(), threads, shared, cluster ? p.per_row : 0}, 0);
         if (fresh) {
             int count = 0;
             cudaError_t status;
@@ -79,10 +77,8 @@ private:
         if (shared <= (48 << 10) - 4096 && !big_cluster) return true;
         static std::mutex mutex;
         static std::map<std::pair<const void*, int>, bool> done;
-        int current = 0;
-        cudaGetDevice(&current);
         std::lock_guard<std::mutex> guard(mutex);
-        bool& ready = done[{reinterpret_cast<const void*>(kernel), current}];
+        bool& ready = done[{reinterpret_cast<const void*>(kernel), current_device()}];
         if (ready) return true;
         cudaFuncAttributes attributes;
         error = cudaFuncGetAttributes(&attributes, kernel);
@@ -100,10 +96,8 @@ private:
     template <typename... P> int carveout(void (*kernel)(P...), int threads, size_t shared) {
         static std::mutex mutex;
         static std::map<std::tuple<const void*, int, int, size_t>, int> known;
-        int current = 0;
-        cudaGetDevice(&current);
         std::lock_guard<std::mutex> guard(mutex);
-        auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current, threads, shared}, 0);
+        auto [found, fresh] = known.try_emplace({reinterpret_cast<const void*>(kernel), current_device(), threads, shared}, 0);
         if (fresh) {
             cudaFuncAttributes attributes = {};
             int ctas = 1;

@@ -174,10 +174,8 @@ template <typename Op> Plan choose_plan(const Tensors<Op>& t, int64_t N) {
     if (!l.congruent || N > MAX_N) return {GENERIC, 0, N <= 2048 ? 128 : GENERIC_THREADS, N <= 2048, 0, 16, 0, 0};
     const int64_t bytes = N * SIZE, read = t.M * bytes * Op::READS;
     const int aligned = l.granularity * SIZE;
-    int current = 0;
-    cudaGetDevice(&current);
-    const std::vector<Cell>& all = cells(current);
-    const int64_t sms = device().sms;  // each look asks the driver
+    const std::vector<Cell>& all = cells(current_device());
+    const int64_t sms = device().sms;
     for (const int kind : {kind_of(PASS<Op>, SIZE, bytes, aligned), kind_of(PASS<Op>, SIZE, bytes, SIZE), kind_of(LAST, SIZE, bytes, aligned), kind_of(LAST, SIZE, bytes, SIZE)}) {
         const auto low = std::lower_bound(all.begin(), all.end(), kind, [](const Cell& c, int k) { return c.kind < k; });
         const auto high = std::upper_bound(low, all.end(), kind, [](int k, const Cell& c) { return k < c.kind; });
