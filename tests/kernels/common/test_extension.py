@@ -11,6 +11,7 @@ import torch.distributed as dist
 from softbench.kernels.automatic import choice, loss_operators as losses, masked_softmax as scores
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from softbench import kernels
@@ -255,6 +256,28 @@ def test_results_may_be_float32(launched):
         assert extension.entries.softmax(given, -1, dtype).dtype is dtype
         calls.clear()
     assert extension.entries.softmax(x.bfloat16(), -1, torch.float16) is None
+
+
+def test_what_watches_a_gradient_sees_its_operator(launched):
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, given=(), options=None):
+            names.append(str(operator))
+            return operator(*given, **(options or {}))
+
+    x, names = torch.randn(3, 8, requires_grad=True), []
+    y, negative = kernels.softmax(x), torch.randn(3, 8, dtype=torch.complex64).conj().imag
+    for dy in (torch.randn(3, 8), negative, torch.ones(()).expand(3, 8), torch.randn(8, 3).t()):
+        (expected,) = torch.autograd.grad(torch.softmax(x, -1), x, dy)
+        with Seen():
+            (seen,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        with torch.profiler.profile() as profile:
+            torch.autograd.grad(y, x, dy, retain_graph=True)
+        (found,) = torch.autograd.grad(y, x, dy, retain_graph=True)
+        torch.testing.assert_close((seen, found), (expected, expected))
+        assert "softbench.cuda_softmax_backward.default" in names
+        assert "softbench::cuda_softmax_backward" in {one.key for one in profile.key_averages()}
+        names.clear()
+    assert launched.calls == ["softmax forward", *["softmax backward"] * 6]  # of rows whose elements are adjacent
 
 
 @pytest.mark.parametrize("result", [None, torch.float32])
