@@ -6,8 +6,8 @@
 
 #include "operators.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty_ops.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
@@ -97,10 +97,10 @@ private:
   }
 };
 
+// Memory of the device that a Launch has made current: without the dispatcher, as the results of torch's own kernels.
 Tensor fresh(c10::IntArrayRef sizes, c10::ScalarType dtype, const Tensor& like) {
   const auto key = like.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  return at::_ops::empty_memory_format::redispatch(c10::DispatchKeySet(key), c10::fromIntArrayRefSlow(sizes), dtype, c10::kStrided, like.device(),
-                                                   std::nullopt, std::nullopt);
+  return Tensor(at::detail::empty_generic(sizes, c10::GetAllocator(like.device().type()), c10::DispatchKeySet(key), dtype, std::nullopt));
 }
 Tensor fresh_like(const Tensor& x) { return fresh(x.sizes(), x.scalar_type(), x); }
 
