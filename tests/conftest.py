@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import typer
 from forks import IMPORTS, INDUCTORS, Command, Forks, Imports, start_forkserver
 from interpreted import interpreted
 
@@ -93,6 +94,8 @@ SLOW_FILES = (
 """The files whose tests take longest, about in the order of their time; those of a GPU last."""
 SEARCHED: list[str] = []
 """The folders where Python searches for modules, as they are when all tests are collected."""
+COMMANDS = cache(typer.main.get_command)
+"""The command line, which typer would make anew for each call in this process."""
 
 
 def gpus() -> list[str]:
@@ -134,6 +137,8 @@ def pytest_configure(config: pytest.Config) -> None:
         shared = Imports(os.environ)
         os.environ[IMPORTS] = shared.address
         config.add_cleanup(shared.close)
+        if not devices and set(config.option.tx) == {"popen"}:
+            config.option.tx = [f"popen//python={shared.python()}"] * count
     if worker and len(devices) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu_of(worker, devices)
     if not count:
@@ -341,6 +346,7 @@ def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     monkeypatch.setattr(sys, "path", [*SEARCHED])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.setattr(typer.main, "get_command", COMMANDS)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         from softbench.cli import main as cli

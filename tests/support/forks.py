@@ -2,7 +2,8 @@
 
 A command costs seconds of imports, most of them in its forkserver. A fork has what a new process imports, so that the rest is the same:
 arguments, folder, environment, output files, forkserver, workers. The processes of pytest-xdist share the imports: `Imports` forks a
-forking process for each. That one is the subreaper of its forks, so it finds all that is left.
+forking process for each. That one is the subreaper of its forks, so it finds all that is left. Without a GPU the processes of pytest-xdist
+are forks too (`forked_python`): each would import for seconds before its first test.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import random
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,12 +25,13 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from types import ModuleType
 
 from softbench.processes.launch import openmp_environment
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MESSAGE_BYTES = 1 << 18
 INDUCTORS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 """A pointer of this process; torch.compile sets the variable before each use."""
@@ -41,6 +44,11 @@ READ_LATE = (
 """The first letters of variables that no import of the forking process reads, or that `command` reads in place of Python."""
 IMPORTED_BY_WORKERS = ("torch.utils.benchmark", "torch._dynamo", "torch._inductor.compile_fx")
 """What a worker imports for the tamper guard, and to compile."""
+IMPORTED_BY_TESTS = (
+    *("softbench.kernels.cuda", "softbench.kernels.triton.operator", "softbench.kernels.triton.masked_softmax", "pytest", "hypothesis"),
+    *("softbench.kernels.automatic.masked_softmax", "matplotlib.figure", "pandas", "torch.testing._internal.optests"),
+)
+"""What files of tests import."""
 RUNNING: dict[int, socket.socket] = {}
 """In the forking process: the sockets for the exit codes of its forks, by process number."""
 
@@ -95,24 +103,34 @@ def deciding(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Imports:
-    """The process that imports, from the side that starts it; `address` is where `Forks` finds it."""
+    """The process that imports, from the side that starts it; `address` is where `Forks` finds it, and `tests` where tests' processes do."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.address = f"softbench-tests-{uuid.uuid4().hex}"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            listening.bind(f"\0{self.address}")  # no file
-            listening.listen()
+        self.tests = f"{self.address}-tests"
+        with closing(_listening(self.address)) as listening, closing(_listening(self.tests)) as of_tests:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(listening.fileno()), json.dumps(deciding(env))],
-                pass_fds=[listening.fileno()],
+                [sys.executable, "-P", __file__, str(listening.fileno()), str(of_tests.fileno()), json.dumps(deciding(env))],
+                pass_fds=[listening.fileno(), of_tests.fileno()],
                 env=env | openmp_environment(None),
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
 
+    def python(self) -> str:
+        """The command that stands in for Python where pytest-xdist starts its processes."""
+        return shlex.join([sys.executable, "-IS", str(Path(__file__).with_name("forked_python.py")), self.tests])
+
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait()
+
+
+def _listening(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.bind(f"\0{address}")  # no file
+    made.listen()
+    return made
 
 
 class Forks:
@@ -176,14 +194,17 @@ def start_forkserver(
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 
-def main(descriptor: int, env: str) -> None:
+def main(descriptor: int, of_tests: int, env: str) -> None:
     """The process with the imports: forks a forking process for each that connects, until standard input closes."""
     gc.disable()
     import_all()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    if not os.fork():
+        fork_tests(socket.socket(fileno=of_tests))
+    os.close(of_tests)
     gc.freeze()
     gc.enable()
     listening = socket.socket(fileno=descriptor)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forking processes
     while 0 not in select.select([0, listening.fileno()], [], [])[0]:
         connected, _ = listening.accept()
         _, descriptors, _, _ = socket.recv_fds(connected, MESSAGE_BYTES, 2)
@@ -194,6 +215,47 @@ def main(descriptor: int, env: str) -> None:
         connected.close()
         for one in descriptors:
             os.close(one)
+
+
+def fork_tests(listening: socket.socket) -> None:
+    """Fork the processes that run tests, until standard input closes."""
+    if select.select([listening.fileno(), 0], [], [])[0] == [listening.fileno()]:
+        for name in IMPORTED_BY_TESTS:
+            importlib.import_module(name)
+    while 0 not in select.select([0, listening.fileno()], [], [])[0]:
+        connected, _ = listening.accept()
+        data, streams, _, _ = socket.recv_fds(connected, MESSAGE_BYTES, 3)
+        if not os.fork():
+            listening.close()
+            run_tests(json.loads(data), streams)
+        connected.close()
+        for one in streams:
+            os.close(one)
+    os._exit(0)
+
+
+def run_tests(order: dict, streams: list[int]) -> None:
+    """Become the Python that `forked_python` stands in for. It never returns."""
+    code = 1
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for stream, given in enumerate(streams):
+            os.dup2(given, stream)
+            os.close(given)
+        os.environ.clear()
+        os.environ.update(order["env"])
+        os.chdir(order["cwd"])
+        random.seed()
+        gc.enable()
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(order["code"], vars(sys.modules["__main__"]))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def import_all() -> None:
@@ -346,4 +408,4 @@ def serve(control: int, path: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,16 @@
+"""Stands in for the Python that pytest-xdist starts: a process that has the imports (`forks`) forks, and its fork runs the given code.
+
+pytest-xdist starts `python forked_python.py ADDRESS -u -c CODE`. The fork gets the standard streams and the environment of this process.
+"""
+
+import json
+import os
+import socket
+import sys
+
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as fork:
+    fork.connect(f"\0{sys.argv[1]}")
+    socket.send_fds(fork, [json.dumps({"code": sys.argv[-1], "cwd": os.getcwd(), "env": dict(os.environ)}).encode()], [0, 1, 2])
+    for stream in (0, 1):  # the other side of a pipe must see that the fork ended
+        os.close(stream)
+    fork.recv(1)  # until it has ended
