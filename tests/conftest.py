@@ -322,6 +322,12 @@ def _forked_pools(request: pytest.FixtureRequest, forks: Callable[[], Forks], mo
             module._kept.pop()[0].close(gently=False)
 
 
+@pytest.fixture
+def forked_pools(forks: Callable[[], Forks], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same in a test of `processes`."""
+    fork_pools(forks, monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def forked(forks: Callable[[], Forks]) -> Iterator[Callable[[], list[str]]]:
     """The same for the fixtures of a module. Yields a function that lists the processes that are left."""

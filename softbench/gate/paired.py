@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, median, stdev
 
 from softbench.core import text
@@ -54,7 +55,7 @@ ORDER_SDS = 4.0
 """AB and BA differ if the difference exceeds the floor and this many standard errors."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SharedRounds:
     """The shared rounds of candidate and reference in one process pair."""
 
@@ -68,7 +69,7 @@ class SharedRounds:
     started_first: bool
     """True if the candidate's process started first."""
 
-    @property
+    @cached_property
     def by_order(self) -> tuple[float, float] | None:
         """The median of the rounds that the candidate began, and of the others; None if all rounds have one order."""
         begun, others = self._orders(self.logs)
@@ -213,8 +214,11 @@ def _cell_tests(
 
 def by_start(pairs: Sequence[SharedRounds], *, tails: bool) -> list[list[float]]:
     """The values of the pairs in which the candidate started first, and of the others; an empty group is left out."""
-    effect = median([begun - others for begun, others in filter(None, (rounds.by_order for rounds in pairs))] or [0.0])
-    values = [(rounds.started_first, rounds.mean_value if tails else rounds.value(effect)) for rounds in pairs]
+    if tails:
+        values = [(rounds.started_first, rounds.mean_value) for rounds in pairs]
+    else:
+        effect = median([begun - others for begun, others in filter(None, (rounds.by_order for rounds in pairs))] or [0.0])
+        values = [(rounds.started_first, rounds.value(effect)) for rounds in pairs]
     return [group for first in (True, False) if (group := [value for started, value in values if started is first])]
 
 

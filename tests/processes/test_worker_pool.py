@@ -293,6 +293,7 @@ raise ValueError("x")
     assert gone(forkserver) and gone(int((tmp_path / "child").read_text()))
 
 
+@pytest.mark.usefixtures("forked_pools")
 def test_a_killed_forkserver_is_replaced(monkeypatch, tmp_path):
     logs = []
     with Pool() as pool:

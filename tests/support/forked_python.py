@@ -10,7 +10,7 @@ import sys
 
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as fork:
     fork.connect(f"\0{sys.argv[1]}")
-    socket.send_fds(fork, [json.dumps({"code": sys.argv[-1], "cwd": os.getcwd(), "env": dict(os.environ)}).encode()], [0, 1, 2])
+    socket.send_fds(fork, [json.dumps({"code": sys.argv[-1], "env": dict(os.environ)}).encode()], [0, 1, 2])
     for stream in (0, 1):  # the other side of a pipe must see that the fork ended
         os.close(stream)
     fork.recv(1)  # until it has ended

@@ -103,7 +103,7 @@ def deciding(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Imports:
-    """The process that imports, from the side that starts it; `address` is where `Forks` finds it, and `tests` where tests' processes do."""
+    """The process that imports, from the side that starts it. `Forks` finds it at `address`, processes of tests at `tests`."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.address = f"softbench-tests-{uuid.uuid4().hex}"
@@ -246,7 +246,6 @@ def run_tests(order: dict, streams: list[int]) -> None:
             os.close(given)
         os.environ.clear()
         os.environ.update(order["env"])
-        os.chdir(order["cwd"])
         random.seed()
         gc.enable()
         sys.modules["__main__"] = ModuleType("__main__")

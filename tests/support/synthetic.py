@@ -1,6 +1,5 @@
 """Deterministic runs of several processes, made from a committed run or baseline."""
 
-import copy
 import json
 import math
 import random
@@ -29,8 +28,8 @@ def several(document, count, *, seed, change=Change(), noise=0.003, environment=
     drift = [math.exp(rng.gauss(0, 0.01)) for _ in range(count)]  # of the machine: it moves copy too
     cells, place = [], -1
     for original in document["cells"]:
-        cell = copy.deepcopy(original)
-        outcome, ours = cell["outcome"], original["backend"] != "copy"
+        outcome = dict(original["outcome"])
+        cell, ours = {**original, "outcome": outcome}, original["backend"] != "copy"
         if outcome["kind"] != "measured":
             cells.append(cell)
             continue
@@ -43,9 +42,9 @@ def several(document, count, *, seed, change=Change(), noise=0.003, environment=
         batches = [
             _batch(batch, process, level, rng) for process, level in enumerate(levels) for batch in outcome["timing"]["batches"][:ROUNDS]
         ]
-        outcome["timing"]["batches"] = batches
+        outcome["timing"] = {**outcome["timing"], "batches": batches}
         if ours and place in change.launch_bound:
-            outcome["profile"] |= {"device_us": [3.2, 3.3], "host_us": [71.0], "kernels": ["k"]}
+            outcome["profile"] = {**outcome["profile"], "device_us": [3.2, 3.3], "host_us": [71.0], "kernels": ["k"]}
         if ours and place in change.failed:
             cell["outcome"] = {"kind": "failed", "status": "failed", "stage": "time", "reason": "it broke", "build": None, "accuracy": None}
         if not (ours and place in change.missing):

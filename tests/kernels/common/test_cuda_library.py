@@ -18,13 +18,13 @@ extern "C" void launch(float* x, cudaStream_t stream) { twice<<<1, 32, 0, stream
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SOFTBENCH_CACHE", str(tmp_path / "cache"))
 
 
 @needs_nvcc
-def test_a_change_of_a_header_builds_anew_and_an_error_names_the_line(tmp_path, capfd):
+def test_a_change_of_a_header_builds_anew_and_an_error_names_the_line(own_cache, tmp_path, capfd):
     source, header = tmp_path / "twice.cu", tmp_path / "scale.cuh"
     source.write_text(KERNEL)
     header.write_text("#define SCALE 2\n")
@@ -37,7 +37,7 @@ def test_a_change_of_a_header_builds_anew_and_an_error_names_the_line(tmp_path, 
         softbench.build(source).compile("sm_90a")
 
 
-def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
+def test_a_compiler_that_hangs_is_ended_with_its_children(own_cache, tmp_path, monkeypatch):
     (tmp_path / "nvcc").write_text(f"#!/bin/sh\n[ $1 = --version ] && exit\nsleep 77 & echo $! >{tmp_path}/child; wait\n")
     (tmp_path / "nvcc").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")

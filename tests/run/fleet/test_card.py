@@ -21,10 +21,12 @@ from softbench.run.fleet import card
 from softbench.run.fleet.card import Link, Sent, serve
 from softbench.run.request import RunRequest, request_from_json, request_to_json
 
+SHORT = {"rounds": 1, "warmup_ms": 1, "batch_ms": 5}
+
 
 def request(**flags):
     return RunRequest(
-        {}, from_flags({"M": ["8"], "N": ["16,32"], "backends": ["torch"], "rounds": 1, **flags}), False, Path("x"), False, "c", "0"
+        {}, from_flags({"M": ["8"], "N": ["16,32"], "backends": ["torch"], **SHORT, **flags}), False, Path("x"), False, "c", "0"
     )
 
 
