@@ -202,6 +202,7 @@ def main(descriptor: int, of_tests: int, env: str) -> None:
     if not os.fork():
         fork_tests(socket.socket(fileno=of_tests))
     os.close(of_tests)
+    importlib.import_module("softbench.worker.guarding.tamper_guard").remember()  # as the forkserver does
     gc.freeze()
     gc.enable()
     listening = socket.socket(fileno=descriptor)
@@ -266,12 +267,9 @@ def import_all() -> None:
     import softbench.run.run
     import softbench.worker.serve  # noqa: F401
     from softbench.cli.main import COMMANDS
-    from softbench.worker.guarding import tamper_guard
 
     for module, _ in COMMANDS.values():
         importlib.import_module(f"softbench.cli.{module}")
-
-    tamper_guard.remember()  # as the forkserver does
 
     with suppress(ImportError):  # some versions of Typer import it, and pydantic, when they parse the first argument
         import typer._adapters  # noqa: F401
