@@ -165,7 +165,7 @@ def test_two_ranks_share_a_vocabulary_and_the_parts_of_a_dtensor():
     # Without NVML torch would initialize CUDA to count GPUs, before the fork. NVLink multicast needs rights that a container may lack.
     more = {"PYTHONPATH": paths, "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "NCCL_NVLS_ENABLE": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **more}, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], env={**os.environ, **more}, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.stdout.endswith("fine\n"), done.stderr[-3000:]
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from softbench.kernels.automatic import loss_operators, vocabulary_parallel as parallel
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from softbench import kernels
@@ -157,8 +157,7 @@ def refusals(rank):
 
 def sharded(rank):
     """Operators of DTensor: rows, batch and heads stay sharded, and what an operator reduces is gathered."""
-
-    mesh, ops = init_device_mesh(DEVICE, (2,)), torch.ops.softbench
+    mesh, ops = DeviceMesh.from_group(dist.group.WORLD, DEVICE), torch.ops.softbench  # `init_device_mesh` may make an NCCL group
     for name in ("cuda.operator", "automatic.masked_softmax"):
         importlib.import_module(f"softbench.kernels.{name}")  # their operators
     x, target, options = torch.randn(6, 4, device=DEVICE), torch.tensor([0, 3, -100, 1, 2, 3], device=DEVICE), (-100, 0.1, 0.0, 0.0)

@@ -25,7 +25,7 @@ class Launchers:
     """Functions of the CUDA libraries for addresses in the CPU's memory. They record their names, and refuse while `code` is not 0."""
 
     def __init__(self):
-        self.calls, self.code, self.kept = [], 0, []
+        self.calls, self.code, self.kept, self.needs = [], 0, [], None
 
     def add_library(self, library, **functions):
         """Functions with the arguments that Python passes to those of the library."""
@@ -34,6 +34,8 @@ class Launchers:
 
     def add(self, library, which, launch):
         def called(*given):
+            if self.needs is not None and self.needs != given[-4]:
+                return -1 - (given[-4] or 0)  # bytes that the workspace lacks
             if self.code == 0:
                 self.calls.append(f"{library} {which}")
                 launch(*given)
@@ -256,6 +258,29 @@ def test_results_may_be_float32(launched):
         assert extension.entries.softmax(given, -1, dtype).dtype is dtype
         calls.clear()
     assert extension.entries.softmax(x.bfloat16(), -1, torch.float16) is None
+
+
+def test_a_launch_that_asks_for_a_workspace_gets_that_of_its_stream(launched):
+    captured, asked, memory = [0], [], torch.zeros(64, dtype=torch.uint8)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, P, ctypes.POINTER(ctypes.c_int))
+    def capturing(stream, status):
+        asked.append(stream)
+        status[0] = captured[0]
+        return 0
+
+    extension.load().softbench_streams(ctypes.cast(seventh_stream, P).value, ctypes.cast(capturing, P).value)
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+    assert launched.calls == ["softmax forward"] and not asked
+    launched.needs = memory.data_ptr()
+    for told, status, count in ((False, 0, 1), (True, 0, 2), (True, 1, 2)):  # a launch in a graph has one of its own
+        captured[0] = status
+        if told:
+            extension.workspace(extension.SLOTS, 0, 7, memory)
+        torch.testing.assert_close(kernels.softmax(x), torch.softmax(x, -1))
+        assert len(launched.calls) == count
+    assert set(asked) == {7}
 
 
 def test_what_watches_a_gradient_sees_its_operator(launched):
