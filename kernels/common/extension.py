@@ -64,6 +64,7 @@ public function, with `reduction` after the tensors; entry.cpp has those of othe
 _lock = threading.RLock()
 _loaded: ctypes.PyDLL | None = None
 _told: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+_kept: list[torch.Tensor] = []
 _defined: list[str] = []
 
 
@@ -96,7 +97,8 @@ def forget_choices() -> None:
 
 
 def workspace(kind: int, device: int, stream: int, memory: torch.Tensor) -> None:
-    """Say that later launches on a stream have this workspace, SLOTS or COUNTERS. It must stay allocated."""
+    """Say that later launches on a stream have this workspace, SLOTS or COUNTERS. It stays allocated, since C++ may still have it."""
+    _kept.append(memory)
     _tell("softbench_workspace", kind, device, stream, value=(memory.data_ptr(), memory.numel()))
 
 

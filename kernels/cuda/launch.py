@@ -31,8 +31,6 @@ _MIN_WORKSPACE_BYTES = 1 << 20  # enough for nearly every launch, so that a work
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
-_replaced: list[torch.Tensor] = []
-"""Workspaces that larger ones replaced. A launch in C++ may still have one."""
 CELL = 9
 """Numbers of a cell of a table as planner.cuh has it."""
 INFINITE = (1 << 31) - 1
@@ -225,8 +223,6 @@ def _launch(
         else:
             fresh = persistent_zeros(index, max(-code, _MIN_WORKSPACE_BYTES), torch.uint8)
             extension.workspace(extension.COUNTERS if workspaces is _counters else extension.SLOTS, index or 0, stream, fresh)
-            if workspace is not None:
-                _replaced.append(workspace)
             workspaces[index, stream] = fresh
         code = call(*arguments, fresh.data_ptr(), fresh.numel(), stream, by_reference)
     if code not in (0, accepted):
