@@ -159,7 +159,7 @@ def test_logprob_of_a_linear_layer_stores_at_most_a_gigabyte_of_logits():
 
 
 def test_two_ranks_share_a_vocabulary_and_the_parts_of_a_dtensor():
-    """By NCCL on two GPUs, by gloo on one. The cases are those of two processes on the CPU."""
+    """By NCCL on two GPUs, by gloo on one, without DTensor. The cases are those of two processes on the CPU."""
     code = "import two_ranks; two_ranks.run(device='cuda')"
     paths = os.pathsep.join([str(Path(contract.__file__).parent), *filter(None, sys.path)])
     # Without NVML torch would initialize CUDA to count GPUs, before the fork. NVLink multicast needs rights that a container may lack.
