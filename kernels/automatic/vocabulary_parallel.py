@@ -116,7 +116,7 @@ def logprob_of(
 def _log_probability(logits: Tensor, target: Tensor, group: Any, shard: Sequence[int] | None, options: Options) -> tuple[Tensor, Tensor]:
     rows, classes = _rows(logits, target)
     found: tuple[Tensor, Tensor] = _Logprob.apply(rows, classes, group, _place(rows, group, shard), options)
-    return found[0].view(target.shape), found[1].view(target.shape)
+    return found if target.dim() == 1 else (found[0].view(target.shape), found[1].view(target.shape))
 
 
 class Parts(NamedTuple):
