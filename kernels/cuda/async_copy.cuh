@@ -21,9 +21,6 @@ template <bool KEEP_IN_L2> __device__ __forceinline__ void copy_async(void* shar
     else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global) : "memory");
 }
 __device__ __forceinline__ void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-__device__ __forceinline__ void copy_async_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits for all groups of copies but the last LATER.
-template <int LATER> __device__ __forceinline__ void copy_async_wait_but() { asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory"); }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define SOFTBENCH_CLUSTERS 1
