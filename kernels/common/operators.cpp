@@ -8,6 +8,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
@@ -97,10 +98,13 @@ private:
   }
 };
 
-// Memory of the device that a Launch has made current: without the dispatcher, as the results of torch's own kernels.
+// Memory of the device that a Launch has made current: without the dispatcher, as the results of torch's own kernels. c10 does not know an allocator
+// of torch.cuda.memory.change_current_allocator.
 Tensor fresh(c10::IntArrayRef sizes, c10::ScalarType dtype, const Tensor& like) {
-  const auto key = like.device().is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
-  return Tensor(at::detail::empty_generic(sizes, c10::GetAllocator(like.device().type()), c10::DispatchKeySet(key), dtype, std::nullopt));
+  const bool cuda = like.device().is_cuda();
+  c10::Allocator* const allocator = cuda ? at::detail::getCUDAHooks().getCUDADeviceAllocator() : c10::GetAllocator(c10::kCPU);
+  const c10::DispatchKeySet keys(cuda ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+  return Tensor(at::detail::empty_generic(sizes, allocator, keys, dtype, std::nullopt));
 }
 Tensor fresh_like(const Tensor& x) { return fresh(x.sizes(), x.scalar_type(), x); }
 

@@ -1,5 +1,9 @@
 """Calls of `softbench.kernels` on a GPU run no Python once C++ knows the launchers."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from softbench.kernels.common import extension
@@ -96,3 +100,53 @@ def test_compiled_autograd_has_the_gradients_of_eager_forwards(built):
             loss.backward()
         torch.testing.assert_close(weight.grad, *expected)
         weight.grad = None
+
+
+ALLOCATOR = r"""
+#include <dlfcn.h>
+#include <cstddef>
+template <typename... A> static int driver(const char* name, A... given) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  return reinterpret_cast<int (*)(A...)>(dlsym(library, name))(given...);
+}
+static long taken = 0;
+extern "C" long count() { return taken; }
+extern "C" void* take(size_t size, int device, void*) {
+  void *context = nullptr, *found = nullptr;
+  driver("cuDevicePrimaryCtxRetain", &context, device), driver("cuCtxSetCurrent", context);  // a thread of autograd may have none
+  return ++taken, driver("cuMemAlloc_v2", &found, size), found;
+}
+extern "C" void give(void* memory, size_t, int, void*) { driver("cuMemFree_v2", memory); }
+"""
+OWN_ALLOCATOR = """
+import ctypes, sys, torch
+path = sys.argv[1]
+torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(path, "take", "give"))
+from softbench import kernels
+from softbench.kernels.common import extension
+from softbench.kernels.cuda import launch
+assert extension.load() is not None
+x = torch.randn(64, 1024, device="cuda", requires_grad=True)
+def gradient():
+    y = kernels.softmax(x, -1)
+    return torch.autograd.grad(y, x, y)[0]
+for _ in range(2):
+    expected = gradient()
+def launched(*given):
+    raise AssertionError("Python launches")
+launch._launch = launched
+count = ctypes.CDLL(path).count
+before = count()
+found = gradient()
+assert count() >= before + 2
+torch.testing.assert_close(found, expected)
+"""
+
+
+def test_results_come_from_an_allocator_that_replaced_torchs(built, tmp_path):
+    (tmp_path / "own.cpp").write_text(ALLOCATOR)
+    library = tmp_path / "own.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "own.cpp", "-ldl"], check=True)
+    command, environment = [sys.executable, "-c", OWN_ALLOCATOR, library], {**os.environ, "SOFTBENCH_CPP": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
