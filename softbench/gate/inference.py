@@ -88,7 +88,7 @@ def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = PROCESS
     """
     import numpy as np
 
-    own = [_within(cell) for cell in groups]
+    own = [within(cell) for cell in groups]
     if any(df < 1 for _, df in own):
         raise ValueError("a cell needs at least two processes in one group")
     variances, dfs = (np.array(column, float) for column in zip(*own, strict=True)) if own else (np.empty(0), np.empty(0))
@@ -100,8 +100,8 @@ def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = PROCESS
     return [Moderated(*each) for each in zip(sds.tolist(), np.minimum(prior_dfs + dfs, dfs.sum()).tolist(), strict=True)]
 
 
-def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
-    """Pooled variance within the groups, and its degrees of freedom."""
+def within(groups: Sequence[Sequence[float]]) -> tuple[float, int]:
+    """Pooled variance within the groups, and its degrees of freedom; 0 if no group has two values."""
     df = sum(max(0, len(group) - 1) for group in groups)
     total = sum((value - centre) ** 2 for group in groups if len(group) > 1 for centre in [fmean(group)] for value in group)
     return (total / df if df else 0.0), df

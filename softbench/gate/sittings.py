@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, variance
+from statistics import fmean, median
+
+from softbench.gate.inference import within
 
 ASSUMED_SD = 0.003
 """The assumed standard deviation between sittings that no sitting shows: as much as between processes of a quiet GPU."""
@@ -97,8 +99,8 @@ class _Side:
         self.shifts = [median(column) for column in zip(*deviations, strict=True)]
         self.squares = sum((each - shift) ** 2 for row in deviations for each, shift in zip(row, self.shifts, strict=True))
         self.all_squares = sum(each**2 for row in deviations for each in row)
-        self.processes = fmean(_within(groups) * fmean(1 / len(values) for values in groups) for groups in cells)
-        """The part of the processes in the variance of a cell's mean in a sitting."""
+        self.processes = fmean(within(groups)[0] * fmean(1 / len(values) for values in groups) for groups in cells)
+        """The part of the processes in the variance of a cell's mean in a sitting; 0 if none has two, and then all is between sittings."""
 
     def cell(self) -> Part:
         if self.count < MIN_CELLS:
@@ -114,9 +116,3 @@ class _Side:
         mean_square = sum(shift**2 for shift in self.shifts) / df
         by_cells = MEDIAN_VARIANCE * self.cell().mean_square / self.count
         return Part(max(0.0, mean_square - by_cells), mean_square, df)
-
-
-def _within(groups: Sequence[Sequence[float]]) -> float:
-    """The variance between the processes of a sitting; 0 if no sitting has two, and then all of it counts as that between sittings."""
-    df = sum(len(values) - 1 for values in groups)
-    return sum(variance(values) * (len(values) - 1) for values in groups if len(values) > 1) / (df or 1)

@@ -50,7 +50,7 @@ def test_the_prior_recovers_the_distribution_of_the_spreads():
     rng = random.Random(3)
     df0, s0 = 8.0, 0.004
     process_sds = [s0 * math.sqrt(df0 / rng.gammavariate(df0 / 2, 2)) for _ in range(2000)]
-    variances, dfs = map(np.array, zip(*[inference._within(cell) for cell in spread(rng, process_sds)], strict=True))
+    variances, dfs = map(np.array, zip(*[inference.within(cell) for cell in spread(rng, process_sds)], strict=True))
     prior, prior_dfs = inference._prior(variances, dfs)
     assert math.sqrt(prior) == pytest.approx(s0, rel=0.05)
     assert np.median(prior_dfs) == pytest.approx(df0, rel=0.25)
