@@ -93,7 +93,7 @@ SLOW_FILES = (
 )
 """The files whose tests take longest, about in the order of their time; those of a GPU last."""
 SEARCHED: list[str] = []
-"""The folders where Python searches for modules, as they are when all tests are collected."""
+"""The folders where Python searches for modules when all tests are collected, but for those of the tests."""
 COMMANDS = cache(typer.main.get_command)
 """The command line, which typer would make anew for each call in this process."""
 
@@ -171,7 +171,8 @@ def _without_interpreter() -> Iterator[None]:
 
 
 def pytest_collection_finish() -> None:
-    SEARCHED[:] = sys.path
+    own = {"", *map(str, (TESTS.parent, TESTS / "support", TESTS.parent / "tools"))}
+    SEARCHED[:] = [folder for folder in sys.path if folder not in own]
     if torch := sys.modules.get("torch"):  # the first gradient from a given one imports sympy, which changes filters of warnings
         x = torch.zeros(1, requires_grad=True)
         torch.autograd.grad(2 * x, x, torch.ones(1))
@@ -347,7 +348,8 @@ def cli(tmp_path: Path, forks: Callable[[], Forks], request: pytest.FixtureReque
 def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
     """Calls the command line within this process, in a scratch folder; returns exit code, stdout and stderr.
 
-    Plugins of earlier tests added their folders to `sys.path`. Without these, `softbench.run.info_cache` has one environment for all calls.
+    Plugins of earlier tests added their folders to `sys.path`. Without these and the tests' own, `softbench.run.info_cache` has one
+    environment for all calls, which is that of `cli` too.
     """
     monkeypatch.setattr(sys, "path", [*SEARCHED])
     monkeypatch.chdir(tmp_path)

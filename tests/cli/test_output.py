@@ -231,7 +231,7 @@ def test_a_quiet_gate_prints_its_conclusion_only(cli):
 
 
 def test_a_dry_run_writes_its_plan_as_json(without_compilers):
-    given = ("run", "--backends", "torch,compil?", "--device", "cpu", "--M", "8", "--N", "16,1000000000000", "--dry-run")
+    given = ("run", "--backends", "torch,compile", "--device", "cpu", "--M", "8", "--N", "16,1000000000000", "--dry-run")
     done = without_compilers(*given, "--json", "-")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)

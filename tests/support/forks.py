@@ -49,6 +49,8 @@ IMPORTED_BY_TESTS = (
     *("softbench.kernels.automatic.masked_softmax", "matplotlib.figure", "pandas", "torch.testing._internal.optests"),
 )
 """What files of tests import."""
+SEARCHED = [*sys.path]
+"""The folders where a new process searches for modules; importing setuptools adds one."""
 RUNNING: dict[int, socket.socket] = {}
 """In the forking process: the sockets for the exit codes of its forks, by process number."""
 
@@ -375,6 +377,7 @@ def command(order: dict, orders: socket.socket) -> int:
     from softbench.cli import main as cli
     from softbench.processes import worker_pool
 
+    sys.path[:] = SEARCHED
     sys.path[:0] = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder and folder not in sys.path]
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv = [str(Path(softbench.__file__).with_name("__main__.py")), *order["words"]]
