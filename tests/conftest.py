@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -35,51 +36,50 @@ PLUGINS = TESTS / "plugins"
 INTERPRETER = "TRITON_INTERPRET"
 CHOSEN = os.environ.get(INTERPRETER)
 SLOW_FILES = (
-    "kernels/triton/test_losses.py",
     "processes/test_worker_pool.py",
-    "tools/test_gate_action.py",
-    "cli/test_main.py",
-    "kernels/cuda/test_masked_softmax.py",
-    "gate/test_packages.py",
-    "kernels/automatic/test_masked_softmax.py",
-    "worker/checking/test_probes.py",
-    "kernels/common/test_cuda_library.py",
-    "test_architecture.py",
-    "ops/test_scaled_softmax.py",
-    "api/test_assertions.py",
-    "worker/checking/test_contract_cases.py",
-    "judge/test_attacks.py",
-    "report/page/test_document.py",
-    "ops/test_ways.py",
     "adversarial/test_verdicts.py",
-    "worker/checking/test_any_dim.py",
+    "report/page/test_document.py",
+    "judge/test_attacks.py",
+    "cli/test_main.py",
+    "judge/test_judgement.py",
+    "kernels/test_operators.py",
+    "cli/test_gate.py",
+    "ops/test_ways.py",
     "kernels/test_packages.py",
+    "test_architecture.py",
+    "kernels/cuda/test_masked_softmax.py",
+    "problems/test_kernelbench.py",
+    "gate/test_packages.py",
+    "ops/test_scaled_softmax.py",
+    "kernels/triton/test_traceable.py",
+    "cli/test_output.py",
+    "gate/test_baseline_run.py",
+    "api/test_assertions.py",
+    "gate/test_self_test.py",
     "integration/test_faults.py",
     "report/test_plots.py",
-    "kernels/triton/test_c_shim_library.py",
-    "kernels/automatic/test_vocabulary_parallel.py",
-    "gate/test_units.py",
-    "run/fleet/test_cards.py",
-    "gate/test_ab_run.py",
-    "ops/test_registry.py",
-    "cli/test_gate.py",
-    "ops/test_norms.py",
-    "gate/test_baseline_run.py",
-    "gate/test_sittings.py",
-    "report/test_board.py",
-    "kernels/triton/test_strided.py",
-    "gate/test_self_test.py",
-    "gate/test_fresh_pairs.py",
+    "kernels/automatic/test_masked_softmax.py",
+    "kernels/common/test_cuda_library.py",
+    "kernels/common/test_extension.py",
+    "kernels/triton/test_losses.py",
+    "cli/test_check.py",
     "worker/test_triton_on_cpu.py",
-    "kernels/cuda/test_build.py",
-    "worker/guarding/test_tamper_guard.py",
-    "cli/test_runs.py",
-    "docs/test_shown_code.py",
-    "integration/test_golden.py",
+    "kernels/triton/test_c_shim_library.py",
+    "cli/test_judge.py",
     "integration/test_interrupt.py",
     "run/test_check.py",
-    "cli/test_judge.py",
-    "run/test_queue.py",
+    "problems/test_python_file.py",
+    "api/test_measure.py",
+    "tools/test_gate_action.py",
+    "kernels/triton/test_plans.py",
+    "integration/test_golden.py",
+    "report/test_gate_report.py",
+    "kernels/tuning/test_tuning.py",
+    "worker/checking/test_contract_cases.py",
+    "ops/test_masked_softmax.py",
+    "gate/test_paired.py",
+    "worker/timing/test_rotating_inputs.py",
+    "gate/test_fresh_pairs.py",
     "gpu/test_checks_gpu.py",
     "gpu/test_invariant_gpu.py",
     "gpu/test_operations_gpu.py",
@@ -92,6 +92,8 @@ SLOW_FILES = (
     "gpu/test_triton_losses_gpu.py",
 )
 """The files whose tests take longest, about in the order of their time; those of a GPU last."""
+OF_PAGES = ("report/page/test_document.py", "report/test_board.py", "report/test_embedded.py")
+"""The files that have tests with a browser."""
 SEARCHED: list[str] = []
 """The folders where Python searches for modules when all tests are collected, but for those of the tests."""
 COMMANDS = cache(typer.main.get_command)
@@ -121,6 +123,21 @@ def by_cost(files: Sequence[Path]) -> list[Path]:
     """Slow files first, then the others in their order: a slow file that starts last would keep one process busy while the others wait."""
     order = {TESTS / name: i for i, name in enumerate(SLOW_FILES)}
     return sorted(files, key=lambda file: order.get(file, len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process has all tests of pages, as each starts a browser."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return OF_PAGES[0] if file.endswith(OF_PAGES) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -36,6 +36,9 @@ def pool():
             patch.delenv(name, raising=False)
         with Pool(threads=1) as pool:
             yield pool
+            pool.spawn("last")
+            forkserver = pool._forkserver.pid
+        assert gone(forkserver)
 
 
 def gone(pid: int) -> bool:
@@ -277,6 +280,7 @@ raise ValueError("met")
     assert [reply.reason for reply in replies.values()] == ["ValueError: met (in <module>, plug.py:7)"] * 4
 
 
+@pytest.mark.usefixtures("forked_pools")
 def test_leaving_the_pool_ends_every_process_even_in_a_hang(tmp_path):
     detached = f"""
 import subprocess
