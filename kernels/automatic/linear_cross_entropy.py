@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.library import custom_op
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..common import linear_cross_entropy as parts
 from ..common.losses import check_arguments
@@ -76,11 +77,15 @@ class _Loss(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
         loss, dx, dw, factors = _linear_cross_entropy(x, weight, target, *ctx.needs_input_grad[:2], *options)
         ctx.save_for_backward(dx, dw, factors)
+        ctx.multiplied = set()
         return loss, factors
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor, _dfactors: Tensor) -> tuple[Tensor | None, ...]:
-        """In place, since the gradient of another weight may be a gigabyte. The version counter refuses a second backward."""
+        """In place, since the gradient of another weight may be a gigabyte. The version counter refuses a second backward.
+
+        Hooks of saved tensors hide the counter, and may give the same memory again.
+        """
         *both, factors = ctx.saved_tensors
         found: list[Tensor | None] = []
         with torch.no_grad():
@@ -91,6 +96,10 @@ class _Loss(torch.autograd.Function):
                 elif torch.compiler.is_compiling():
                     found.append((one * factor.view(1, 1)).to(one.dtype) if factors.numel() else one * factor)
                 else:
+                    memory = StorageWeakRef(one.untyped_storage())
+                    if memory in ctx.multiplied:
+                        raise RuntimeError("linear_cross_entropy has no second backward: the first wrote over what it saved")
+                    ctx.multiplied.add(memory)
                     found.append(parts.multiply(one, factor) if factors.numel() else one.mul_(factor))
         return *(None if one is None else once(one, factors, dloss) for one in found), *[None] * 5
 

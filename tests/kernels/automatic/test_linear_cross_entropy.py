@@ -69,6 +69,11 @@ def test_a_second_backward_is_refused(given):
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+    with torch.autograd.graph.save_on_cpu():  # the version counter is that of a new tensor
+        loss = 3 * linear_cross_entropy(*given)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="no second backward"):
+        loss.backward()
 
 
 def test_a_gradient_of_a_gradient_is_refused(given):
