@@ -40,7 +40,7 @@ NUMBERS = {
     },
     "triton": {"tile": (1, 1), "staged": (3, 3), "rows": (4, 4), "cluster": (3, 2), "split": (4, 3)},
 }  # fmt: skip
-"""How many numbers a family of a tier has, and how many of the first ones are not 0, for each language."""
+"""How many numbers a family of a tier has, and how many of the first ones are above 0, for each language."""
 PASSES = ("forward", "gradient", "widened", "fused")
 """A forward is widened if its results have more bytes than its input. A loss with its gradient in one pass is fused."""
 Kind = tuple[str, int, int]
@@ -173,9 +173,14 @@ def kind_name(kind: Kind) -> str:
 
 
 def _ordered(language: str, name: str, lines: list[str]) -> tuple[Cell, ...]:
-    cells = tuple(_cells(language, lines))
-    ends = [(0.0, 0.0), *((cell.row_bytes, cell.kib_per_sm) for cell in cells)]
-    if not all(one < after for one, after in itertools.pairwise(ends)) or ends[-1] != (float("inf"), float("inf")):
+    try:
+        cells = tuple(_cells(language, lines))
+    except (ValueError, TypeError, AttributeError) as error:  # an earlier version wrote other lines
+        raise ValueError(f"{name!r} has other lines than '4096: 64 block 1 0 128; inf block 2 0 128': {error}") from None
+    inf = float("inf")
+    ends = [(0.0, inf), *((cell.row_bytes, cell.kib_per_sm) for cell in cells)]
+    rises = ((row < longer and kib == inf) or (row == longer and kib < more) for (row, kib), (longer, more) in itertools.pairwise(ends))
+    if not all(rises) or ends[-1] != (inf, inf):
         raise ValueError(f"the lines of {name!r} must ascend to inf, and so must the cells of a line")
     return cells
 
@@ -193,7 +198,7 @@ def family_of(language: str, text: str) -> Family:
     tier, *numbers = text.split()
     given = [*map(int, numbers)]
     count, divisors = NUMBERS[language].get(tier, (-1, 0))
-    if len(given) != count or 0 in given[:divisors]:
+    if len(given) != count or min(given[:divisors]) < 1:
         raise ValueError(f"{text!r} is no family of plans")
     return tier, *given
 

@@ -43,10 +43,13 @@ TEXTS = [
     "[]",
     '{"card": "mine"}',
     '{"card": "mine", "capability": 90, "cuda": {"sideways 2 16": []}}',
-    *(damaged([LAST.replace("block 2 0 128", family)]) for family in ("warp 1 2", "split 8 0 -100")),
+    *(damaged([LAST.replace("block 2 0 128", family)]) for family in ("warp 1 2", "split 8 0 -100", "split -8 1 -100")),
     *(
         damaged(lines)
         for lines in ([LAST, "64: inf block 2 0 128"], ["64: inf block 2 0 128"], ["nan: inf block 2 0 128", LAST], [LAST[5:]], [])
+    ),
+    *(  # the cells of a line do not end at inf
+        damaged([f"64: {kib} block 2 0 128", LAST]) for kib in ("5", "nan")
     ),
     *(damaged(lines) for lines in ([["inf", "inf", "block 2 0 128"]], LAST, 3)),
 ]
@@ -56,6 +59,11 @@ TEXTS = [
 def test_another_file_is_refused_in_one_line(chosen, text):
     with pytest.raises(TableError, match=r"mine.json is no table of launch plans: .*; name another one in \$SOFTBENCH_PLANS, or unset it"):
         chosen(text=text)
+
+
+def test_lines_of_an_earlier_version_are_told_from_todays(chosen):
+    with pytest.raises(TableError, match=r"'forward 2 16' has other lines than '4096: 64 block 1 0 128; inf block 2 0 128': 'list'"):
+        chosen(text=damaged([[None, [[None, "block 2 0 128"]]]]))
 
 
 def test_a_table_of_another_card_is_refused(chosen):
