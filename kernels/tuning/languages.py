@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
+import triton
 
 from ..common.cuda_library import architecture_of
 from ..cuda import build, launch
@@ -110,9 +111,9 @@ class Triton:
         self.expected = 0
 
     def key(self) -> str:
-        """Of the sources beside the planner."""
+        """Of the sources beside the planner, and of their compiler."""
         sources = sorted(Path(make_plan.__code__.co_filename).parent.glob("*.py"))
-        return hashlib.sha256(b"".join(map(Path.read_bytes, sources))).hexdigest()[:16]
+        return hashlib.sha256(b"".join([triton.__version__.encode(), *map(Path.read_bytes, sources)])).hexdigest()[:16]
 
     def close(self) -> None:
         for pool in (self.threads, self.pool):
