@@ -107,7 +107,7 @@ def test_records_survive_an_interrupt(tmp_path):
     file.write_text(f"{measure.to_json(one)}\nnull\n{measure.to_json(one)[:40]}")
     assert measure.read(file, "cuda") == [one, None]
     assert measure.read(file, "cuda") == [one, None]
-    for other in ("{}", "nul", '{"shape": 1, "families": {}}', "3"):
+    for other in ("{}", "nul", '{"shape": 1, "families": {}}', '{"families": []}', "3"):
         file.write_text(f"null\n{other}\n")
         with pytest.raises(tables.TableError, match=r"records\.jsonl has other lines than tune writes; delete it"):
             measure.read(file, "cuda")
