@@ -7,9 +7,10 @@ families lose on the nearest timed ones: otherwise boxes would reach far beyond 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,16 +63,12 @@ def table_of(
 
 
 def imagined(
-    language: str,
-    timed: Sequence[Timed],
-    families: Sequence[Family],
-    sms: int,
-    now: dict[Kind, tuple[Cell, ...]],
-    makes: Callable[[Shape], Iterable[Family]],
+    language: str, timed: Sequence[Timed], sms: int, now: dict[Kind, tuple[Cell, ...]], makes: Callable[[Shape], Mapping[Family, int]]
 ) -> list[Timed]:
     """Shapes that were not timed, with the means of what the families that make a plan lose around them, as times.
 
-    What the plans of `now` lose is that of shapes whose cells have the same family: its next cell may have a plan of another kind.
+    A family's plans with other threads count as another family's. What the plans of `now` lose is that of shapes whose cells have the same
+    family: its next cell may have a plan of another kind. `makes`: the families that make a plan, and its threads.
     """
     import numpy as np
 
@@ -80,20 +77,23 @@ def imagined(
     def kept(shape: Shape) -> Family:
         return *NOW, *next(table.ranked(shape.kind, shape.row_bytes, shape.kib_per_sm(sms)), ())
 
-    places, cells = np.array([_place(one.shape, sms) for one in timed]), [kept(one.shape) for one in timed]
-    number = {family: at for at, family in enumerate(dict.fromkeys([*families, *cells]))}
-    lost = np.array([_lost(one, [NOW if of == cell else of for of in number]) for one, cell in zip(timed, cells, strict=True)])
+    places, made = np.array([_place(one.shape, sms) for one in timed]), []
+    for one in timed:
+        plans = {plan: plan[0] for plan in makes(one.shape).items()}
+        made.append({**plans, (kept(one.shape), 0): NOW})
+    number = {plan: at for at, plan in enumerate(dict.fromkeys(itertools.chain(*made)))}
+    lost = np.array([_lost(one, [plans.get(plan, ()) for plan in number]) for one, plans in zip(timed, made, strict=True)])
     found = []
     for shape in (draw(at, language) for at in range(FIRST_IMAGINED, FIRST_IMAGINED + IMAGINED)):
-        nearest, cell = lost[np.square(places - _place(shape, sms)).sum(1).argsort(kind="stable")], kept(shape)
+        nearest, cell = np.square(places - _place(shape, sms)).sum(1).argsort(kind="stable"), (kept(shape), 0)
         times = {}
-        for family in number.keys() & {*makes(shape), cell}:
-            losses = nearest[:, number[family]]
+        for plan in number.keys() & {*makes(shape).items(), cell}:
+            losses = lost[nearest, number[plan]]
             if (near := losses[~np.isnan(losses)][:NEIGHBOURS]).size:
-                times[family] = math.exp(near.mean())
+                times[plan] = math.exp(near.mean())
         before = times.pop(cell, 1.0)
         if times:
-            found.append(Timed(shape, 1.0, before, times))
+            found.append(Timed(shape, 1.0, before, {family: time for (family, _), time in times.items()}))
     return found
 
 

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -54,8 +54,8 @@ class Language(Protocol):
     def plans(self, shape: Shape) -> Plans:
         """The plans of all families that make one."""
 
-    def makes(self, shape: Shape) -> Collection[Family]:
-        """The families that make a plan for a shape."""
+    def makes(self, shape: Shape) -> dict[Family, int]:
+        """The families that make a plan for a shape, and its threads."""
 
     def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
         """For each plan a launch on each of several operands. None: of the plan that is used now. No calls: this card does not take it."""
@@ -89,8 +89,8 @@ class Cuda:
                 found.setdefault(tuple(getattr(plan, name) for name, *_ in plan._fields_), []).append(family)
         return found
 
-    def makes(self, shape: Shape) -> Collection[Family]:
-        return [family for families in self.plans(shape).values() for family in families]
+    def makes(self, shape: Shape) -> dict[Family, int]:
+        return {family: launch.Plan(*plan).threads for plan, families in self.plans(shape).items() for family in families}
 
     def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
         run: Any = launch.launch_backward if shape.reads == 2 else launch.launch_forward
@@ -129,8 +129,8 @@ class Triton:
             compiled.exception()  # waits
         return _plans(shape)
 
-    def makes(self, shape: Shape) -> Collection[Family]:
-        return [family for families in _plans(shape).values() for family in families]
+    def makes(self, shape: Shape) -> dict[Family, int]:
+        return {family: plan.threads for plan, families in _plans(shape).items() for family in families}
 
     def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
         return list(self.threads.map(functools.partial(self._calls, shape, sets), plans))

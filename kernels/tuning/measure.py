@@ -244,7 +244,7 @@ def fitted(language: Language, every: list[Timed | None], now: dict[Kind, tuple[
     if not held_out or not known:
         sys.exit(f"softbench: tune: the time is too short to time shapes of {language.name}; give more --minutes")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    known += imagined(language.name, known, families, sms, now, language.makes)
+    known += imagined(language.name, known, sms, now, language.makes)
 
     def tuned(cost: float) -> Tuned:
         cells = {kind: [Cell(math.inf, math.inf, NOW)] for kind in now} | table_of(known, families, sms, now, cost)

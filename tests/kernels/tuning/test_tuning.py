@@ -86,16 +86,23 @@ def test_shapes_that_were_not_timed_have_the_families_of_the_nearest_ones():
     long, short = (
         [timed(N * n, 8_000_000 // N, {SHORT: fast, LONG: slow}) for n in (16, 20)] for N, fast, slow in ((64, 1.0, 1.2), (8192, 1.2, 1.0))
     )
-    found = imagined("cuda", [*short, *long], FAMILIES["cuda"], SMS, {}, lambda shape: (SHORT, LONG) if shape.which == "forward" else ())
+    found = imagined("cuda", [*short, *long], SMS, {}, lambda shape: {SHORT: 64, LONG: 64} if shape.which == "forward" else {})
     assert len(found) > 500 and all(one.shape.which == "forward" for one in found)
     fastest = [(one.shape.row_bytes, min(one.families, key=one.families.get)) for one in found if one.shape.size == 2]
     assert {family for row, family in fastest if row < 4000} == {SHORT} and {family for row, family in fastest if row > 150_000} == {LONG}
 
 
+def test_a_familys_plans_with_other_threads_say_nothing_of_each_other():
+    every = [timed(N, 8_000_000 // N, {SHORT: 1.0, LONG: 1.2}) for N in (256, 512, 900)]
+    found = imagined("cuda", every, SMS, {}, lambda shape: {SHORT: 64 if shape.N < 1000 else 512, LONG: 64})
+    assert {frozenset(one.families) for one in found if one.shape.N < 1000} == {frozenset((SHORT, LONG))}
+    assert {frozenset(one.families) for one in found if one.shape.N >= 1000} == {frozenset((LONG,))}
+
+
 def test_plans_of_now_lose_what_their_family_loses():
     now = {KIND: (Cell(4096, math.inf, SHORT), Cell(math.inf, math.inf, LONG))}
     every = [timed(N, 8_000_000 // N, {SHORT: 10.0, LONG: 10.0}) for N in (256, 512, 1024)]
-    found = imagined("cuda", every, FAMILIES["cuda"], SMS, now, lambda _: (SHORT, LONG))
+    found = imagined("cuda", every, SMS, now, lambda _: {SHORT: 64, LONG: 64})
     short, long = ([one.now for one in found if one.shape.kind == KIND and (one.shape.row_bytes <= 4096) == of] for of in (True, False))
     assert len(short) > 50 and short == pytest.approx([1.2] * len(short)) and len(long) > 50 and set(long) == {1.0}
 
@@ -138,7 +145,7 @@ class Faked:
         pass
 
     def makes(self, shape):
-        return ()
+        return {}
 
 
 def test_languages_take_turns_by_time_and_one_that_is_not_ready_waits(monkeypatch, tmp_path):
