@@ -192,7 +192,8 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
     except OSError as error:
         sys.exit(f"softbench: tune: {error}; name another folder in $SOFTBENCH_CACHE, or another --output")
     except (BuildError, TableError) as error:
-        sys.exit(f"softbench: tune: {error}")
+        print(f"softbench: tune: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, TableError) else 1)
 
 
 def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:

@@ -257,6 +257,14 @@ def test_times_of_other_plans_of_now_or_by_other_code_are_not_continued(tune, mo
     assert given[0] == given[1] and len({*given[0], *given[2], *given[3]}) == 6
 
 
+def test_another_file_than_a_table_ends_with_2(tune, capsys, monkeypatch, tmp_path):
+    (tmp_path / "mine.json").write_text("{}")
+    monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "mine.json"))
+    with pytest.raises(SystemExit, match="2"):
+        tune([], [])
+    assert re.fullmatch(r"softbench: tune: .*mine.json is no table .*; name another one in \$SOFTBENCH_PLANS.*\n", capsys.readouterr().err)
+
+
 def test_tune_writes_the_file_that_it_is_given(monkeypatch, main):
     monkeypatch.setattr("subprocess.call", lambda line: line[6] != "table.json")
     assert main("tune", "--output", "table.json") == (0, "", "")
