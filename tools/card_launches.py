@@ -22,7 +22,7 @@ from card_limits import RESERVED, SM_REGISTERS, Card, Operand
 
 LARGE = 32 << 20  # bytes that a launch reads, from which the kernels keep them in L2
 MOST_SPILLED = {"forward_rows": 8, "backward_cluster": 24, "backward_split": 16, "fused_rows": 16, "fused_cluster": 176}
-MOST_SPILLED |= {"forward_split": 8, "forward_scores": 96, "backward_scores": 32}
+MOST_SPILLED |= {"forward_scores": 96, "backward_scores": 32}
 """Kernels that are known to spill with some plans, and how many bytes of a thread."""
 
 
