@@ -131,7 +131,7 @@ def _of_card(language: str, path: Path, card: str, advice: str) -> dict[str, Any
 def lines_of(cells: Iterable[Cell]) -> list[str]:
     """The lines of a kind as a file has them: `4096: 64 block 1 0 128; inf block 2 0 128`."""
     grouped = itertools.groupby(cells, lambda cell: cell.row_bytes)
-    return [f"{most:.0f}: {'; '.join(f'{cell.kib_per_sm:.0f} {family_name(cell.family)}' for cell in of)}" for most, of in grouped]
+    return [f"{most:.15g}: {'; '.join(f'{cell.kib_per_sm:.15g} {family_name(cell.family)}' for cell in of)}" for most, of in grouped]
 
 
 def tuned_file(card: str) -> Path:
