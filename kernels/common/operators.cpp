@@ -412,7 +412,7 @@ struct Backward {
     Results found = call(FUNCTIONS + function, arguments, count);
     if (refuses) {  // its edges let the engine come by
       torch::autograd::edge_list edges = torch::autograd::collect_next_edges(saved[0], grads[0]);
-      torch::autograd::set_history(found.tensors[0], made<torch::autograd::Error>("the loss of a split vocabulary is differentiable once", std::move(edges)));
+      torch::autograd::set_history(found.tensors[0], made<torch::autograd::Error>("the loss of a split vocabulary is differentiable once; torch's own functions have gradients of any order", std::move(edges)));
     }
     results[0] = std::move(found.tensors[0]);
     if (function == MASKED_SOFTMAX && dtype) results[1] = found.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);

@@ -136,11 +136,14 @@ def check_no_transform(function: str, *tensors: torch.Tensor | None) -> None:
                 raise NotImplementedError(f"{function} has no forward mode; its gradients are those of backward")
 
 
+ONCE = "this gradient has no gradient: the call is differentiable once; torch's own functions have gradients of any order"
+
+
 def once(gradient: torch.Tensor, *of: torch.Tensor | None) -> torch.Tensor:
     """A gradient whose own gradient in these tensors raises. By torch's `once_differentiable` it may be 0 instead."""
     if torch.compiler.is_dynamo_compiling() or not torch.is_grad_enabled():
         return gradient
     given = [gradient, *(one for one in of if one is not None)]
-    error = torch._C._functions.DelayedError(b"this gradient has no gradient: the call is differentiable once", len(given))
+    error = torch._C._functions.DelayedError(ONCE.encode(), len(given))
     refusing: torch.Tensor = error(*given)[0]
     return refusing
