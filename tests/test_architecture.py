@@ -95,6 +95,16 @@ def test_parent_process_imports_torch_nowhere():
             assert "torch" not in {module.split(".")[0] for module in imported(path)}, path
 
 
+def test_nothing_that_a_worker_or_a_file_says_is_unpickled():
+    for path in PACKAGE.rglob("*.py"):
+        assert not {name.partition(".")[0] for name in imported(path)} & {"pickle", "marshal", "shelve", "multiprocessing", "dill"}, path
+        for node in nodes(path):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec") or path.name == "targets.py", path  # the expression of --candidate
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "read_pickle"):
+                assert ast.unparse(node.func) not in ("torch.load", "numpy.load", "np.load", "pandas.read_pickle"), path
+
+
 @cache
 def modules() -> dict[str, Path]:
     """The package's modules, by dotted name; a package is its `__init__.py`."""
