@@ -35,6 +35,8 @@ TESTS = Path(__file__).parent
 PLUGINS = TESTS / "plugins"
 INTERPRETER = "TRITON_INTERPRET"
 CHOSEN = os.environ.get(INTERPRETER)
+SET_BY_INDUCTOR = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} - os.environ.keys()
+"""`softbench.run.info_cache` reads these variables."""
 SLOW_FILES = (
     "processes/test_worker_pool.py",
     "adversarial/test_verdicts.py",
@@ -182,9 +184,11 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _without_interpreter() -> Iterator[None]:
+def _environment_as_before() -> Iterator[None]:
     yield
     choose(CHOSEN)
+    for name in SET_BY_INDUCTOR:
+        os.environ.pop(name, None)
 
 
 def pytest_collection_finish() -> None:

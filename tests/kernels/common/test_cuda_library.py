@@ -66,5 +66,5 @@ def test_without_a_gpu_a_file_that_builds_is_unavailable(cli):
     (cli.folder / "mine.py").write_text(
         'import softbench\nlibrary = softbench.build("""\n// CUDA\n""")\ndef softmax(x):\n    library.launch(x)\n'
     )
-    listed = cli("list", "mine", "--plugin", "mine.py", "--load")
+    listed = cli("list", "mine", "--plugin", "mine.py", "--load", "--device", "cpu")
     assert "mine" in listed.stdout and ("no CUDA GPU here" in listed.stdout or torch.cuda.is_available())
