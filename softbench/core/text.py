@@ -92,10 +92,10 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def few(names: Sequence[str], most: int = NAMED) -> str:
+def few(names: Sequence[str], most: int = NAMED, between: str = ", ") -> str:
     """The names, or the first of them and the number of the others."""
     more = len(names) - most
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {count(more, 'other')}"
+    return between.join(names) if more <= 0 else f"{between.join(names[:most])} and {count(more, 'other')}"
 
 
 def one_line(text: str, limit: int = 300) -> str:

@@ -178,7 +178,7 @@ def cases_of(settings: Settings, device: str, shard: Shard | None = None) -> tup
         UsageError: the device has no such timer or no threads, there are too many cases, or the shard has none.
     """
     if device == "cpu" and (settings.timer, settings.l2) != (TIMERS[0], "cold"):
-        raise UsageError(f"--timer and --l2 need a GPU; on the CPU the timer is {CPU_TIMER}")
+        raise UsageError(f"--timer and --l2 need a GPU; on the CPU take --timer {TIMERS[0]} --l2 cold, where the timer is {CPU_TIMER}")
     if device != "cpu" and settings.threads is not None:
         raise UsageError("--threads sets the threads of a CPU run; leave it out, or add --device cpu")
     every = cases_of_sweeps(settings.sweep, device)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KERNELS = "softbench.kernels"
+FOLDER = "kernels/gallery"
 STRATEGIES = "softbench.backends.gallery:"
 """What the entry point of a strategy begins with; its file's name follows."""
 OWN = {"triton": ("common", "triton"), "cuda": ("common", "cuda")}
@@ -62,7 +63,7 @@ def strategies() -> tuple[Strategy, ...]:
         source = (gallery / f"{stem}.py").read_text()
         about = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
         about = about.removeprefix(f"{OPERATION.capitalize()} ").removesuffix(".")
-        found.append(Strategy(name, f"kernels/gallery/{stem}.py", code_lines(source), about))
+        found.append(Strategy(name, f"{FOLDER}/{stem}.py", code_lines(source), about))
     for name, folders in OWN.items():
         files = [file for folder in folders for file in _folder(folder).iterdir() if file.suffix in SUFFIXES]
         lines = sum(code_lines(file.read_text(), file.suffix) for file in files) // 1000 * 1000
@@ -98,10 +99,11 @@ def _docstrings(source: str) -> Iterator[tuple[int, int]]:
 
 def catalog() -> RenderableType:
     """The strategies without a run: lines of code, file, and what each is."""
-    table = rich_tables.table(("strategy", "lines", "file", "what it is"), numbers=[1])
+    table = rich_tables.table(("strategy", "lines", "file", "what it is"), numbers=[1], folded=[3])
     for one in strategies():
-        table.add_row(one.name, str(one.lines), one.place, one.about)
-    return Group(table, Text("measure them: softbench run --config gallery; then softbench gallery results/latest.csv"))
+        table.add_row(one.name, str(one.lines), one.place.removeprefix(f"{FOLDER}/"), one.about)
+    told = f"files are in {FOLDER}; measure them: softbench run --config gallery; then softbench gallery results/latest.csv"
+    return Group(table, Text(told))
 
 
 @dataclass(frozen=True, slots=True)

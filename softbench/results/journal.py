@@ -290,7 +290,9 @@ def _read(path: Path, file: IO[bytes], header: JsonObject, cases: Collection[Cas
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path.name}, line 1 is damaged ({type(error).__name__}: {error})") from None
     if difference is not None:
-        advice = "; a run with --devices continues on any card of the model" if difference == "unit" else ""
+        advice = f"; its command: {one_line(str(first['command']))}" if first.get("command") else ""
+        if difference == "unit":
+            advice = "; a run with --devices continues on any card of the model"
         raise ValueError(f"{difference} was {then.get(difference)}, now it is {now.get(difference)}{advice}")
     size, place, right, damaged = len(first_line), 1, 1, dict[int, str]()
     for place, line in enumerate(lines, 2):

@@ -197,7 +197,7 @@ class CheckReport:
         if any(finding.verdict in BAD for finding in self.findings):
             return "no output was compared"  # each of these is told with its command
         reasons = dict.fromkeys(f"{finding.backend}: {finding.verdict}: {finding.reason}" for finding in self.findings)
-        return f"no output was compared: {few(list(reasons) or list(self.notes) or ['no backend is left'])}"
+        return f"no output was compared: {few(list(reasons) or list(self.notes) or ['no backend is left'], between='; ')}"
 
     @property
     def exit_code(self) -> int:

@@ -1,6 +1,12 @@
 """`softbench gallery`: the list of strategies, the ladder of a run, and its picture."""
 
+import io
 from pathlib import Path
+
+from rich.console import Console
+
+from softbench.cli.output import show
+from softbench.report import gallery
 
 STRATEGIES = Path(__file__).parents[2] / "results" / "h200" / "strategies.csv"
 
@@ -10,6 +16,12 @@ def test_strategies_are_listed_by_lines_of_code(main):
     names = [line.split(" ")[0] for line in out.splitlines()[2:-1]]
     assert names[:2] == ["eager", "compiled"] and {*names[-2:]} == {"triton", "cuda"} and len(names) == 15
     assert "softbench run --config gallery" in out
+
+
+def test_the_list_fits_a_narrow_terminal():
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(gallery.catalog(), console)
+    assert max(map(len, console.export_text().splitlines())) <= 80
 
 
 def test_a_run_becomes_a_ladder_and_a_picture(main, tmp_path):

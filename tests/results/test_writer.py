@@ -28,6 +28,7 @@ CASES = [Case(4096, N, "fp32", Direction.FORWARD) for N in (256, 512)]
 def header(cases=CASES, **measuring):
     return {
         "device_name": "H200",
+        "command": "softbench run",
         "backends": ["copy", "ours"],
         "sources": {"copy": "source", "ours": "source"},
         "yardstick": "copy",
@@ -276,7 +277,7 @@ def test_a_run_with_other_settings_is_not_resumed(tmp_path, make_record):
     before = journal_of(tmp_path, make_record, rounds=9)
     run, told = writer.resume(tmp_path, header())
     assert run is None
-    assert told == f"{before.name} cannot be resumed: rounds was 9, now it is 3"
+    assert told == f"{before.name} cannot be resumed: rounds was 9, now it is 3; its command: softbench run"
 
 
 def test_a_run_of_another_card_is_not_resumed(tmp_path, make_record):

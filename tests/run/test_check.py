@@ -32,12 +32,13 @@ QUICK = Path(__file__).parents[1] / "support" / "quick_interpreter.py"
 
 
 def test_a_failure_is_told_once():
-    def report(verdict):
-        finding = Finding("a", "case", "forward", "fp32", verdict, None, "no memory")
-        return CheckReport((finding,), (), (), "cpu", 0)
+    def report(verdict, *names):
+        findings = [Finding(name, "case", "forward", "fp32", verdict, None, "no memory") for name in names or ["a"]]
+        return CheckReport(tuple(findings), (), (), "cpu", 0)
 
     assert report("failed").nothing == "no output was compared"  # the line with the command has the reason
     assert report("skipped").nothing == "no output was compared: a: skipped: no memory"
+    assert report("skipped", "a", "b").nothing == "no output was compared: a: skipped: no memory; b: skipped: no memory"
 
 
 @pytest.mark.parametrize(("verdict", "ulp"), [("pass", "9e+06 ULP, 0.5 in the row sum, "), ("sampled", "")])
