@@ -80,8 +80,19 @@ NOTE = "^nothing is measured: no backend but copy has softmax; give its backends
     ("names", "flags", "told"), [(["copy"], {}, True), (["copy", "mine"], {}, False), (["copy"], {"backends": "copy"}, False)]
 )
 def test_an_operation_without_backends_is_refused(names, flags, told):
+    with pytest.raises(SoftbenchError, match=NOTE) if told else nullcontext():
+        planned(flags, [BackendInfo(name, SOURCE) for name in names])
+
+
+@pytest.mark.parametrize(("flags", "told"), [({}, True), ({"backends": "!mine"}, False), ({"backends": "copy"}, False)])
+def test_a_plugin_without_the_operation_is_told(plugin, flags, told):
+    infos = [BackendInfo(name, SOURCE) for name in ("copy", "torch")]
+    notes = planned(flags, [*infos, replace(plugin, operations=("rms_norm",))]).notes
+    assert ("mine is left out: it has no softmax, only rms_norm; see docs/plugins.md" in notes) == told
+
+
+def planned(flags, infos):
     settings = Settings.from_sources({"sweep": (Sweep((8,), (8,)),)}, from_flags({**flags, "device": "cpu"}))
     request = SimpleNamespace(settings=lambda *_: settings, gives=lambda *_: False, shard=None)
     machine = SimpleNamespace(cpu_free_bytes=2**33, software={}, cpu="a CPU", host="host", cpus=(0,))
-    with pytest.raises(SoftbenchError, match=NOTE) if told else nullcontext():
-        plan_of(request, machine, "cpu", None, [BackendInfo(name, SOURCE) for name in names])
+    return plan_of(request, machine, "cpu", None, infos)
