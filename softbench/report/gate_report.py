@@ -170,4 +170,12 @@ def self_test(result: SelfTest) -> RenderableType:
         shares = (f"{level.share:.3f}", f"{low:.3f}", f"{high:.3f}")
         power.add_row(f"{level.injected:.0%}", f"{level.measured:.1%}", between, str(level.trials), str(level.found), *shares)
     footnote = "measured: median over the cells; at least, at most: one-sided 95 % bounds, which count repetitions that share no process"
-    return Group(*map(Text, lines), power, Text(footnote, style="dim"))
+    return Group(*map(Text, lines), power, Text(footnote, style="dim"), Text(self_test_summary(result)))
+
+
+def self_test_summary(result: SelfTest) -> str:
+    """Why a self-test ends with its exit code."""
+    if result.alarms:
+        return f"FAIL: {count(result.alarms, 'false alarm')}"
+    passed = f"{result.passed} of {result.repetitions} repetitions ended with exit 0"
+    return f"FAIL: {passed}, and 95 % must: measure again when nothing else runs" if result.exit_code else f"PASS: {passed}"

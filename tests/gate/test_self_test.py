@@ -21,6 +21,7 @@ from softbench.plan.settings import Settings
 from softbench.plan.sweep import Sweep
 from softbench.plugins.load import load
 from softbench.plugins.source import origins
+from softbench.report.gate_report import self_test_summary
 from softbench.run import run as runner
 from softbench.run.request import RunRequest
 
@@ -35,6 +36,7 @@ def quiet():
 def test_quiet_copies_raise_no_alarm_and_every_repetition_passes(quiet):
     assert (quiet.repetitions, quiet.cells) == (12, 8)
     assert (quiet.alarms, quiet.passed, quiet.bystanders, quiet.exit_code) == (0, 12, 0, 0)
+    assert self_test_summary(quiet) == "PASS: 12 of 12 repetitions ended with exit 0"
     assert quiet.ratios == 96
     assert quiet.within_1_percent >= 0.99 * 96
     assert 0.985 < quiet.furthest < 1.015
@@ -65,11 +67,13 @@ def test_only_a_copy_slower_in_all_processes_is_an_alarm():
     assert (once.flagged, once.alarms) == (6, 0)  # six repetitions have this set in their first look
     always = self_test.analyse(self_test_samples(dice(3), 6, 8, realised={}, alarm=set(range(6))), "torch", RULES)
     assert (always.flagged, always.alarms, always.passed, always.exit_code) == (6, 6, 0, 1)
+    assert self_test_summary(always) == "FAIL: 6 false alarms"
 
 
 def test_an_always_inconclusive_gate_fails_its_self_test():
     noisy = self_test.analyse(self_test_samples(dice(4), 8, 8, realised={}, sigma=0.5), "torch", RULES)
     assert (noisy.alarms, noisy.exit_code) == (0, 1)
+    assert self_test_summary(noisy) == "FAIL: 0 of 8 repetitions ended with exit 0, and 95 % must: measure again when nothing else runs"
 
 
 def test_other_runs_are_no_self_test():
