@@ -228,10 +228,11 @@ def fork_tests(listening: socket.socket) -> None:
     while 0 not in select.select([0, listening.fileno()], [], [])[0]:
         connected, _ = listening.accept()
         data, streams, _, _ = socket.recv_fds(connected, MESSAGE_BYTES, 3)
-        if not os.fork():
+        if not (pid := os.fork()):
             listening.close()
             run_tests(json.loads(data), streams)
-        connected.close()
+        with suppress(OSError), connected:  # one that was interrupted does not wait
+            connected.send(str(pid).encode())
         for one in streams:
             os.close(one)
     os._exit(0)
