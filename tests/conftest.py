@@ -153,7 +153,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SOFTBENCH_QUEUE"] = "off"  # tests share a device; their runs would wait for each other
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # as backends of softbench do that a test file may import
     if count and len(devices) <= 1 and not config.option.collectonly:
-        shared = Imports(os.environ)
+        shared = Imports(os.environ, many=True)
         os.environ[IMPORTS] = shared.address
         config.add_cleanup(shared.close)
         if not devices and set(config.option.tx) == {"popen"}:

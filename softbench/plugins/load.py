@@ -141,19 +141,27 @@ def _import(origin: PluginSource) -> ModuleType:
         _importing.pop()
 
 
+def remember() -> None:
+    """Record the modules of the forkserver, where no plugin runs, so that its workers start sooner: reading one copies its memory."""
+    _remembered.update(sys.modules)
+
+
+_remembered: set[str] = set()
+
+
 def source_hash(backend: object, origin: PluginSource) -> str:
     """A hash of a backend's source files and its `sources()`: the plugin's file, or the folders of its package's loaded modules."""
     if (own_file := origin.file) and own_file.is_dir():
         digest = _digest(files_of(own_file))
     elif own_file:
         folder = f"{own_file.parent}{os.sep}"  # modules beside the file belong to it
-        loaded = [file for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))]
+        loaded = [file for name in sys.modules.keys() - _remembered if (file := getattr(sys.modules.get(name), "__file__", None))]
         beside = {Path(file) for file in loaded if file.startswith(folder) and os.sep not in file[len(folder) :]}
         present = [file for file in {own_file, *beside} if file.is_file()]
         digest = _files_digest(frozenset((file, file.stat().st_mtime_ns) for file in present)).copy()
     else:
         package = origin.target.partition(":")[0].partition(".")[0]
-        modules = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
+        modules = [sys.modules.get(name) for name in [*sys.modules] if name == package or name.startswith(package + ".")]
         folders = frozenset(str(folder) for module in modules for folder in getattr(module, "__path__", ()))
         lone = frozenset(file for module in modules if (file := getattr(module, "__file__", None)))
         digest = _package_digest(folders, lone).copy()

@@ -72,6 +72,7 @@ def main(descriptor: int) -> None:
     try:
         with _ending_with(control), seldom():
             import softbench.worker.serve  # noqa: F401 - imports torch, which every worker then has
+            from softbench.plugins import load
             from softbench.worker import compiler_cache
             from softbench.worker.guarding import tamper_guard
 
@@ -79,6 +80,7 @@ def main(descriptor: int) -> None:
             tamper_guard.remember()
             compiler_cache.remove_libraries()
             compiler_cache.remove_locks()
+            load.remember()
     except BaseException as error:  # a broken torch may raise anything at import; the parent reports it
         _send(control, {"ready": False, "error": f"{type(error).__name__}: {error}"})
         return
@@ -95,6 +97,7 @@ def main(descriptor: int) -> None:
         if not readable:
             with seldom():
                 waiting = not _preload()
+            load.remember()
             gc.freeze()
         if wake_read in readable:
             os.read(wake_read, MESSAGE_BYTES)

@@ -1,7 +1,9 @@
 """Where backends come from, and which ones a run takes."""
 
+import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,6 +176,17 @@ def test_a_source_hash_changes_with_the_source(tmp_path):
     assert before == source_hash(None, origin)
     path.write_text("a = 2")
     assert before != source_hash(None, origin)
+
+
+def test_a_source_hash_is_also_of_a_module_beside_the_file_that_it_imports(tmp_path, monkeypatch):
+    (path := tmp_path / "plug.py").write_text("import helper")
+    (helper := tmp_path / "helper.py").touch()
+    monkeypatch.setattr(load_module, "_remembered", set())
+    load_module.remember()
+    origin = PluginSource("file", "plug", str(path), "plug.py")
+    alone = source_hash(None, origin)
+    monkeypatch.setitem(sys.modules, "helper", SimpleNamespace(__file__=str(helper)))
+    assert source_hash(None, origin) != alone
 
 
 def test_a_file_of_thousands_of_backends_is_read_once(tmp_path, monkeypatch):

@@ -32,6 +32,8 @@ from types import ModuleType
 from softbench.processes.launch import openmp_environment
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+MADV_COLLAPSE = 25  # since Linux 6.1
+HUGE = 1 << 21
 MESSAGE_BYTES = 1 << 18
 INDUCTORS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 """A pointer of this process; torch.compile sets the variable before each use."""
@@ -105,14 +107,17 @@ def deciding(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class Imports:
-    """The process that imports, from the side that starts it. `Forks` finds it at `address`, processes of tests at `tests`."""
+    """The process that imports, from the side that starts it. `Forks` finds it at `address`, processes of tests at `tests`.
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    `many`: it has many forks, as the processes of pytest-xdist share it.
+    """
+
+    def __init__(self, env: Mapping[str, str], *, many: bool = False) -> None:
         self.address = f"softbench-tests-{uuid.uuid4().hex}"
         self.tests = f"{self.address}-tests"
         with closing(_listening(self.address)) as listening, closing(_listening(self.tests)) as of_tests:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(listening.fileno()), str(of_tests.fileno()), json.dumps(deciding(env))],
+                [sys.executable, "-P", __file__, str(listening.fileno()), str(of_tests.fileno()), json.dumps(deciding(env)), str(many)],
                 pass_fds=[listening.fileno(), of_tests.fileno()],
                 env=env | openmp_environment(None),
                 stdin=subprocess.PIPE,
@@ -196,17 +201,19 @@ def start_forkserver(
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 
-def main(descriptor: int, of_tests: int, env: str) -> None:
+def main(descriptor: int, of_tests: int, env: str, many: bool) -> None:
     """The process with the imports: forks a forking process for each that connects, until standard input closes."""
     gc.disable()
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
-    if not os.fork():
+    if many and not os.fork():
         fork_tests(socket.socket(fileno=of_tests))
     os.close(of_tests)
     importlib.import_module("softbench.worker.guarding.tamper_guard").remember()  # as the forkserver does
     gc.freeze()
     gc.enable()
+    if many:
+        use_huge_pages()
     listening = socket.socket(fileno=descriptor)
     while 0 not in select.select([0, listening.fileno()], [], [])[0]:
         connected, _ = listening.accept()
@@ -218,6 +225,18 @@ def main(descriptor: int, of_tests: int, env: str) -> None:
         connected.close()
         for one in descriptors:
             os.close(one)
+
+
+def use_huge_pages() -> None:
+    """Let the kernel make huge pages of what forks share: a fork copies an entry for each page. It is no error if it cannot."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, rights, *_, name = [*line.split(maxsplit=5), ""][:6]
+        if rights == "rw-p" and name in ("", "[heap]"):
+            start, end = (int(address, 16) for address in place.split("-"))
+            start, end = -(-start // HUGE) * HUGE, end // HUGE * HUGE
+            if start < end:
+                madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def fork_tests(listening: socket.socket) -> None:
@@ -409,4 +428,4 @@ def serve(control: int, path: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "True")
