@@ -40,7 +40,9 @@ def history(
     made, problems = collect(target, places or [Path("results")], threshold / 100)
     warn(problems)
     write_text(out, page(made, command_line(sys.argv[1:])), "-o")
-    note(f"{count(len(made.cases), 'case')}, {count(len(made.commits), 'commit')}")
-    for change in made.changes():
+    changes = [*made.changes()]
+    told = "" if changes else f"; no commit is faster or slower than the one before by {threshold:g} % or more"
+    note(f"{count(len(made.cases), 'case')}, {count(len(made.commits), 'commit')}{told}")
+    for change in changes:
         typer.echo(printable(f"{change.commit} is {change.text}"))
     typer.echo(printable(str(out)))

@@ -52,8 +52,9 @@ def test_the_commit_that_changed_a_target_is_named_and_drawn(main, stored, tmp_p
 
 
 def test_backends_of_an_operation_are_not_taken_for_its_commits(main, stored, tmp_path):
-    code, out, _ = main("history", "softmax")
+    code, out, err = main("history", "softmax")
     assert (code, out) == (0, "history.html\n"), "the slower one is not a later commit of the other"
+    assert "; no commit is faster or slower than the one before by 3 % or more\n" in err
     text = (tmp_path / "history.html").read_text()
     assert "new forward" in text and "old forward" in text
 
