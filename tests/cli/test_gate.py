@@ -261,6 +261,10 @@ BAD = {
     "no baseline": (("gate", "run.csv"), "--baseline NAME|FILE"),
     "nothing to judge": (("gate", "--margin", "5"), "give --candidate and --reference, or --baseline"),
     "an unknown baseline to measure": (("gate", "--baseline", "h200"), "unknown baseline 'h200'"),
+    "stored self-tests with a baseline": (
+        ("gate", "--self-test", "--baseline", "run.csv", "run.csv"),
+        "--baseline does not go with stored self-tests",
+    ),
     "a self-test with a baseline": (("gate", "--self-test", "--baseline", "run.csv"), "--baseline does not go with a self-test"),
     "too few processes against a baseline": (("gate", "--baseline", "run.csv", "--processes", "2"), "can never show a regression"),
     "a results file that is not there": (("gate", "none.csv", "--baseline", "run.csv"), "none.csv: No such file"),

@@ -264,6 +264,7 @@ BAD = {
     "a mistyped backend to inspect": (("inspect", "troch", "--device", "cpu"), "unknown backend 'troch'; did you mean 'torch'?"),
     "an unknown L2": (("run", "--l2", "hot"), "--l2: unknown value 'hot'; known are cold, warm"),
     "a GPU's timer on the CPU": (("run", *SMALL, "--N", "8", "--timer", "device"), "--timer queued --l2 cold"),
+    "a GPU's L2 on the CPU": (("run", *SMALL, "--N", "8", "--l2", "warm"), "--timer queued --l2 cold"),
     "a negative precision": (("run", "--precision", "-1"), "--precision: must be a number from 0 to 1"),
     "a missing plugin": (("run", "--plugin", "none.py"), "--plugin none.py: no such file"),
     "an unknown reference": (("run", *SMALL, "--N", "8", "--backends", "torch", "--relative-to", "naive"), "unknown backend 'naive'"),
