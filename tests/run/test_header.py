@@ -87,7 +87,9 @@ def test_an_operation_without_backends_is_refused(names, flags, told):
 @pytest.mark.parametrize(("flags", "told"), [({}, True), ({"backends": "!mine"}, False), ({"backends": "copy"}, False)])
 def test_a_plugin_without_the_operation_is_told(plugin, flags, told):
     infos = [BackendInfo(name, SOURCE) for name in ("copy", "torch")]
-    installed = BackendInfo("installed", replace(SOURCE, name="installed"), operations=("rms_norm",))
+    installed = BackendInfo(
+        "installed", PluginSource("entry point", "installed", "mypack:installed", "mypack 1.0"), operations=("rms_norm",)
+    )
     notes = planned(flags, [*infos, installed, replace(plugin, operations=("rms_norm",))]).notes
     assert not any("installed" in note for note in notes)
     assert ("mine is left out: it has no softmax, only rms_norm; see docs/plugins.md" in notes) == told
