@@ -39,6 +39,8 @@ INDUCTORS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 """A pointer of this process; torch.compile sets the variable before each use."""
 IMPORTS = "SOFTBENCH_TEST_IMPORTS"
 """The socket of the process with the imports, which pytest-xdist's processes share."""
+DECIDING = "SOFTBENCH_TEST_DECIDING"
+"""The variables of the tests that imports may read."""
 READ_LATE = (
     *("PATH", "CC", "CXX", "CUDA_HOME", "HOME", "TORCHINDUCTOR_CACHE_DIR", "COLUMNS", "LINES", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"),
     *("PYTEST_", "SOFTBENCH_", "XDG_", "GITHUB_", "TEARDOWN_CUPTI", INDUCTORS),
@@ -117,9 +119,9 @@ class Imports:
         self.tests = f"{self.address}-tests"
         with closing(_listening(self.address)) as listening, closing(_listening(self.tests)) as of_tests:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(listening.fileno()), str(of_tests.fileno()), json.dumps(deciding(env)), str(many)],
+                [sys.executable, "-P", __file__, str(listening.fileno()), str(of_tests.fileno()), str(many)],
                 pass_fds=[listening.fileno(), of_tests.fileno()],
-                env=env | openmp_environment(None),
+                env=env | openmp_environment(None) | {DECIDING: json.dumps(deciding(env))},  # other users see arguments
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
@@ -201,9 +203,10 @@ def start_forkserver(
         return Fork(orders, order, [theirs.fileno(), output.fileno(), output.fileno()]), control
 
 
-def main(descriptor: int, of_tests: int, env: str, many: bool) -> None:
+def main(descriptor: int, of_tests: int, many: bool) -> None:
     """The process with the imports: forks a forking process for each that connects, until standard input closes."""
     gc.disable()
+    env = os.environ.pop(DECIDING)
     import_all()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     if many and not os.fork():
@@ -428,4 +431,4 @@ def serve(control: int, path: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4] == "True")
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True")
