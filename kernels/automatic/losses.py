@@ -74,9 +74,10 @@ def cross_entropy(
     - lse: the log of the sum of exp(z) of each row, in target's shape, as another call returned it. It takes the place of that of the
       logits, and may count classes that are elsewhere. It has no gradient, and that of the logits is exp(z - lse) at classes other than
       the target. For class numbers without weight.
-    - return_lse, return_z_loss, return_accuracy, return_predictions: the result is a tuple of the loss and these, in this order: lse of
-      each row; the z-loss that is in the loss; the share of rows whose largest logit is the target's, or 0 and 1 for reduction="none"; and
-      the class of the largest logit. They have no gradient, and the first three are float32.
+    - return_lse, return_z_loss, return_accuracy, return_predictions: the result is a tuple of the loss and these, in this order. lse is of
+      each row, and the z-loss is the part that is in the loss. The accuracy is the share of rows whose largest logit is the target's, or
+      0 and 1 for reduction="none". Predictions are the classes of the largest logits. They have no gradient, and the first three are
+      float32.
     - invariant: as of `softmax`. The loss of a row (reduction="none"), lse, and the gradient but for its factor then do not depend on other
       rows. It excludes lse, inplace_backward and process_group.
     - inplace_backward: the gradient overwrites the logits, where our kernels run outside of a compiler. Other gradients that need the

@@ -249,8 +249,8 @@ def _merged(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What all classes have, from the statistics, the loss, and with smoothing two more numbers of each part, as `_exchanged` has them.
 
-    The loss of each row, or reduced; the statistics of rows (M, 2); the targets of this part for the backward, which may be ELSEWHERE,
-    IGNORED or NO_RANKS (M,); and the number of rows that are not ignored, (1,), or (0,) without a reduction.
+    First comes the loss of each row, or reduced, and the statistics of rows (M, 2). Then the targets of this part for the backward (M,),
+    which may be ELSEWHERE, IGNORED or NO_RANKS. Last is the number of rows that are not ignored, (1,), or (0,) without a reduction.
     """
     maxima, total, losses, *of_mean = _of_ranks(of_ranks, len(target))
     highest, whole, apart = _lse_of_parts(maxima, total)

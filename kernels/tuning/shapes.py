@@ -36,7 +36,7 @@ cluster 256 8 0, cluster 256 16 0, cluster 512 16 0, split 128 16 5 0, split 128
 split 256 8 4 0, split 256 8 4 100, split 256 16 2 100
 """
 FAMILIES: dict[str, tuple[Family, ...]] = {"cuda": families("cuda", CUDA), "triton": families("triton", TRITON)}
-"""All that are timed. Of many more, these lose 0.02 % on the shapes of an H200 that tune timed; another card may want others."""
+"""All that are timed. They were chosen by times of many more on an H200; another card may want others."""
 
 
 @dataclass(frozen=True)
