@@ -1,0 +1,47 @@
+"""Softmax by the kernels of another commit, as the backends `cuda-before` and `triton-before`.
+
+`git worktree add before COMMIT`, and `softbench run --config tools/plans_ab.toml` compares them with those of this checkout. $BEFORE names
+another folder. Each backend has a process of its own, in which the folder's `kernels` is a package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from softbench.core.case import Case, Direction
+from softbench.plugins.backend import Call
+
+KERNELS = Path(os.environ.get("BEFORE", "before")).resolve() / "kernels"
+MODULES = {"cuda": "before.cuda.launch", "triton": "before.triton.dispatch"}
+PASSES = {Direction.FORWARD: "forward_rows", Direction.BACKWARD: "backward_rows"}
+package = sys.modules["before"] = ModuleType("before")
+package.__path__ = [str(KERNELS)]
+os.environ["SOFTBENCH_PLANS"] = ""  # what `softbench tune` wrote here is of this checkout's kernels
+
+
+class Before:
+    """softbench's softmax of another commit."""
+
+    def __init__(self, language: str) -> None:
+        self.name, self.module = f"{language}-before", MODULES[language]
+
+    def available(self) -> str | None:
+        return None if KERNELS.is_dir() else f"there is no {KERNELS}; run: git worktree add before COMMIT"
+
+    def supports(self, case: Case) -> str | None:
+        return None if case.direction in PASSES else "only forward and backward"
+
+    def sources(self) -> list[Path]:
+        """The kernels' files, whose digest a run keeps."""
+        return sorted(file for file in KERNELS.rglob("*") if file.suffix in (".py", ".cu", ".cuh", ".json"))
+
+    def prepare(self, case: Case) -> Call:
+        call: Call = getattr(importlib.import_module(self.module).softmax, PASSES[case.direction])
+        return call
+
+
+backends = [Before(language) for language in MODULES]
