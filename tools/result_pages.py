@@ -289,7 +289,7 @@ def h200() -> str:
         "fp16 has powers of two alone. `softbench show results/h200/frontier.csv` has each shape, and\n"
         "`softbench plot results/h200/frontier.csv --direction forward --dtype bf16 --M 4096` draws the first figure. With\n"
         "`--kind heatmap` and no `--M` it draws the second:",
-        f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.png)",
+        f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.webp)",
         f"![The fastest backend of each shape, forward bf16]({FIGURE}-heatmap-forward-bf16.webp)",
         "## Inside compilers",
         "The same cases in operators and compiled graphs. AOTInductor's packages have traced kernels.",
@@ -314,7 +314,7 @@ def h200() -> str:
         "## Other runs",
         f"{judged('h200/judged')} [The judge](../judge.md) describes the method.\n"
         "[Backends](../backends.md#costs) says how to see the costs of all backends. It also has\n"
-        "[softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.png).",
+        "[softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.webp).",
         measured_by("h200/judged", "h200/strategies", "h200/gallery"),
         "## Inside `softbench.use()`",
         "Is any call slower there? The gate's verdicts:",
