@@ -66,7 +66,6 @@ SLOW_FILES = (
     "kernels/triton/test_losses.py",
     "cli/test_check.py",
     "worker/test_triton_on_cpu.py",
-    "kernels/triton/test_c_shim_library.py",
     "cli/test_judge.py",
     "integration/test_interrupt.py",
     "run/test_check.py",

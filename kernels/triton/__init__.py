@@ -6,7 +6,6 @@
   those of long causal rows.
 - `losses.py`: cross entropy and logprob, without autograd.
 - `traceable.py`: the launches that compilers trace; `row_operators.py`: the operators that compiled graphs call elsewhere.
-- `c_shims.py`: C functions that launch the same kernels in packages of AOTInductor.
 - `user_defined.py`: raw kernels as functions for torch.compile.
 
 `from softbench.kernels.triton import softmax, log_softmax` are the operators. `dispatch` has both without an operator. Under

@@ -20,10 +20,11 @@ from torch.library import custom_op, triton_op, wrap_triton
 from ..common import registration, rows
 from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same, result_of_rows, row_inputs
 from ..common.softmax import Softmax
-from . import c_shims, dispatch, row_operators
+from . import dispatch, row_operators
 from .generic import forward_tile
 from .interpreter import INTERPRETED
 from .traceable import (
+    are_long,
     calls_operator,
     launch_backward_traceable,
     launch_forward_traceable,
@@ -46,8 +47,9 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     - Gradients: of any order, by autograd; those of the first two orders run the kernels. torch.vmap is supported. Forward mode and
       torch.func's gradients are not supported, as for all custom operators of PyTorch.
     - Tracing: torch.compile (static and dynamic shapes, CUDA graphs), torch.export and AOTInductor see the kernels. Graphs of torch.compile
-      call an operator for rows of more than 36 KiB and for other dimensions than the last. For packages see `c_shims.py`. Ranges
-      guard a dynamic size of `dim` (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within one range.
+      call an operator for rows of more than 36 KiB and for other dimensions than the last. Packages have torch's function for such long
+      rows. Ranges guard a dynamic size of `dim` (see `softbench.kernels.triton.traceable.SYMBOLIC_BYTES`). For export, give a size within
+      one range.
     - Devices: CUDA. On others, and under TRITON_INTERPRET=1, it is `torch.softmax`.
 
     Raises:
@@ -133,10 +135,10 @@ with contextlib.suppress(ImportError):  # newer torch: the same without the 4 us
 
 
 def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
-    axis = _axis(function, x, dim)
-    if x.device.type != "cuda":
+    axis, eager = _axis(function, x, dim), launch == function.kernels.launch_forward
+    if x.device.type != "cuda" or (not eager and _is_left_to_inductor((x,), axis)):
         return function.torchs(x, axis)
-    if launch == function.kernels.launch_forward:
+    if eager:
         return apply_to_rows(launch, (x,), axis, columns=function.kernels.columns)
     called = _call_of_operator(function, (x,), axis)
     return apply_to_rows(launch, (x,), axis) if called is None else called
@@ -144,37 +146,35 @@ def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
 
 def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: int) -> Tensor:
     check_same(dy, y)
-    axis = _axis(function, y, dim)
-    if y.device.type != "cuda":
+    axis, eager = _axis(function, y, dim), launch == function.kernels.launch_backward
+    if y.device.type != "cuda" or (not eager and _is_left_to_inductor((dy, y), axis)):
         # torch 2.13's fake and real kernels lay out the gradient of strided dy differently.
         return function.torchs_backward(dy.contiguous(), y.contiguous(), axis, y.dtype)
-    if launch == function.kernels.launch_backward:
+    if eager:
         return apply_to_rows(launch, (dy, y), axis, columns=function.kernels.columns)
     called = _call_of_operator(function, (dy, y), axis)
     return apply_to_rows(launch, (dy, y), axis) if called is None else called
+
+
+def _is_left_to_inductor(inputs: tuple[Tensor, ...], axis: int) -> bool:
+    """Whether a graph has torch's function in place of the kernels: of long rows in a package, which cannot call an operator in Python."""
+    return packaging() and are_long(inputs, axis)
 
 
 def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int) -> Tensor | None:
     """The result by an operator on rows, which launches what a compiler cannot launch; None if the kernels themselves are traced."""
     like = inputs[-1]
     static = all(isinstance(size, int) for size in like.shape)
-    if like.dim() == 0 or (static and like.numel() == 0):
+    if like.dim() == 0 or (static and like.numel() == 0) or packaging():
         return None
-    if packaging():
-        shims = c_shims.active()
-        given = row_inputs(inputs, axis) if shims and static else []
-        number = shims.number(tuple(given), function.kernels.name == "log_softmax") if shims and given else None
-        if number is None:
-            return None
-    elif axis < like.dim() - 1 and not _is_one(like.stride(axis)):
+    if axis < like.dim() - 1 and not _is_one(like.stride(axis)):
         which = "" if len(inputs) == 1 else "_backward"
         result: Tensor = getattr(torch.ops.softbench, f"triton_{function.kernels.name}_opaque{which}").default(*inputs, axis)
         return result
-    elif calls_operator(inputs, axis):
-        given, number = row_inputs(inputs, axis), row_operators.NOT_PACKAGED
-    else:
+    if not calls_operator(inputs, axis):
         return None
-    out = row_operators.operators(function.kernels)[len(inputs) - 1](*given, number)
+    given = row_inputs(inputs, axis)
+    out = row_operators.operators(function.kernels)[len(inputs) - 1](*given)
     return out if given[-1] is like else result_of_rows(out, like, axis)
 
 

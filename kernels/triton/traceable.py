@@ -7,8 +7,7 @@ assumes that the kernel writes its inputs. So compilers trace the tiers rows, ti
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there, but for rows of tier staged.
 - For longer rows, and for a fixed number of rows of tier staged, a graph that torch.compile runs calls an operator on rows. It chooses its
   plan at run time.
-- Packages of AOTInductor call no Python. C functions launch what compilers cannot, if the user wants them and sizes are fixed
-  (`c_shims.py`). Else packages have traced kernels for all rows: one program has a row, and what it cannot hold, it reads in a loop.
+- Packages of AOTInductor call no Python. For longer rows they have torch's function, of which Inductor makes kernels. Others are traced.
 
 Sizes may be symbols. N is compared only with the ranges of SYMBOLIC_BYTES, and M with nothing. So a graph has guards for a range of N,
 never for its value, and none for M.
@@ -37,7 +36,7 @@ from .traceable_rows import (
 )
 
 LONG_ROW = 36 * 1024  # bytes of all inputs: above it, clusters are faster.
-SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW, 64 << 10, 128 << 10)
+SYMBOLIC_BYTES = (512, 2048, 8192, 16384, LONG_ROW)
 """Bytes of all inputs: rows of a symbolic N have the plan of the next of these lengths. With the call for longer rows, six graphs of
 torch.compile cover all N; it allows a function eight by default. A plan for four times the row has idle lanes, but moves no more bytes."""
 TYPICAL_ROWS = 4096  # what a symbolic M counts as in the choice of a plan.
@@ -56,12 +55,18 @@ class Launch(NamedTuple):
     num_warps: int
 
 
+def are_long(inputs: tuple[torch.Tensor, ...], axis: int) -> bool:
+    """Whether the rows of a forward's x or a backward's (dy, y) are longer than what is traced."""
+    like = inputs[-1]
+    return like.dim() > 0 and bool(like.shape[axis] * (like.element_size() * len(inputs)) > LONG_ROW)
+
+
 def calls_operator(inputs: tuple[torch.Tensor, ...], axis: int, device: torch.device | None = None) -> bool:
     """Whether a graph of torch.compile calls an operator on the rows of a forward's x or a backward's (dy, y), on a device."""
+    if are_long(inputs, axis):
+        return True
     like, reads = inputs[-1], len(inputs)
     N, size = like.shape[axis], like.element_size()
-    if N * (size * reads) > LONG_ROW:
-        return True
     # A staged program has more rows if there are more in all, so a symbolic size does not do.
     fixed = all(isinstance(length, int) for length in like.shape) and axis == like.dim() - 1
     if not fixed or size == 8 or torch.version.hip is not None or not all(one.is_contiguous() for one in inputs):

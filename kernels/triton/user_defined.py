@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from .row_operators import NOT_PACKAGED
+from .dispatch import softmax
+from .row_operators import operators
 from .traceable import calls_operator, launch_of
 from .traceable_rows import (
     backward_traceable,
@@ -23,6 +24,7 @@ from .traceable_rows import (
     tile_traceable,
 )
 
+FORWARD_OF_ROWS, BACKWARD_OF_ROWS = operators(softmax)
 Constants = tuple[str, int, int, tuple[int, ...]]
 """Of a launch: tier, programs, warps, and the arguments after the tensors. The tier is empty for a call of an operator."""
 
@@ -35,7 +37,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
         return y
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
     if not tier:
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows.default(x, NOT_PACKAGED)
+        result: torch.Tensor = FORWARD_OF_ROWS(x)
         return result
     if tier == "rows":
         kernel = forward_traceable
@@ -53,7 +55,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return dx
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
     if not tier:
-        result: torch.Tensor = torch.ops.softbench.triton_softmax_rows_backward.default(dy, y, NOT_PACKAGED)
+        result: torch.Tensor = BACKWARD_OF_ROWS(dy, y)
         return result
     if tier == "rows":
         kernel = backward_traceable

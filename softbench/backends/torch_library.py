@@ -130,7 +130,7 @@ class CudaOp(TritonOp):
 
 
 class TritonAoti(OperatorBackend):
-    """The Triton operator, exported and packaged by AOTInductor with C functions: one package for each shape, for calls of one thread."""
+    """The Triton operator, exported and packaged by AOTInductor: one package for each shape, for calls of one thread."""
 
     name = "triton-aoti"
     operations = ("softmax", "log_softmax")
@@ -167,8 +167,7 @@ class TritonAoti(OperatorBackend):
         )
         with tempfile.TemporaryDirectory(prefix="softbench-") as folder:
             inductor = importlib.import_module("torch._inductor")
-            shims = importlib.import_module("softbench.kernels.triton.c_shims")
-            with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}), shims.c_shims():
+            with inductor.config.patch({"cpp.cxx": (None, packaging_compiler())}):
                 package = inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "softmax.pt2"))
             # a package has one instance, and otherwise a call waits on the host until the GPU has ended the call before
             call: Call = inductor.aoti_load_package(package, run_single_threaded=True)

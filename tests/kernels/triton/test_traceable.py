@@ -134,16 +134,22 @@ def test_large_launches_keep_their_inputs_in_l2(hopper, N):
     assert_one_kernel("softmax", N, torch.bfloat16, M=(1 << 25) // N)
 
 
-LONG_ROWS = [
-    pytest.param("softmax", 65_536, torch.float32, marks=pytest.mark.slow),
-    pytest.param("softmax", 262_144, torch.bfloat16, marks=pytest.mark.slow),
-    ("log_softmax", 16_384, torch.bfloat16),
-]
-
-
-@pytest.mark.parametrize(("name", "N", "dtype"), LONG_ROWS)
-def test_a_package_has_one_program_for_a_long_row(hopper, packaging, name, N, dtype):
-    assert_one_kernel(name, N, dtype, M=4096)
+@pytest.mark.parametrize("name", OF_FUNCTION)
+def test_a_package_has_torchs_function_for_longer_rows(hopper, packaging, name):
+    """It calls no Python, and one program for a row of a million elements would take as long as thousands."""
+    forward, backward = OF_FUNCTION[name]["triton_op"]
+    aten = torch.ops.aten
+    expected = {
+        "softmax": [aten._softmax, aten._softmax_backward_data],
+        "log_softmax": [aten._log_softmax, aten._log_softmax_backward_data],
+    }
+    longest = traceable.LONG_ROW // 2
+    for called, which, given in ((lambda x: forward(x, -1), 0, 1), (lambda dy, y: backward(dy, y, -1), 1, 2)):
+        graph, launches = graph_of(called, *[(4096, longest // given + 1)] * given, dtype=torch.bfloat16)
+        assert not launches
+        assert [node.target.overloadpacket for node in graph.nodes if node.op == "call_function"] == [expected[name][which]]
+        _, launches = graph_of(called, *[(4096, longest // given)] * given, dtype=torch.bfloat16)
+        assert len(launches) == 1
 
 
 def test_no_lane_has_parts_of_two_short_rows():
@@ -170,21 +176,21 @@ def test_rows_beyond_36_kib_call_an_operator_on_rows(name, dtype):
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "last"),
+    ("function", "name", "arguments"),
     [
-        (lambda x: kernels.softmax(x, -1), "_rows", -1),  # no number of a package's launch
-        (lambda x: kernels.softmax(x.transpose(0, 1), 0), "_rows", -1),
-        (lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1), "_opaque", 1),
-        (lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1), "_rows", -1),
+        (lambda x: kernels.softmax(x, -1), "triton_softmax_rows", 1),
+        (lambda x: kernels.softmax(x.transpose(0, 1), 0), "triton_softmax_rows", 1),
+        (lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1), "triton_softmax_opaque", 2),
+        (lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1), "triton_log_softmax_rows_backward", 2),
     ],
 )
-def test_any_number_of_long_rows_is_one_call_without_guards(function, name, last):
+def test_any_number_of_long_rows_is_one_call_without_guards(function, name, arguments):
     sizes = ShapeEnv()
     with FakeTensorMode(shape_env=sizes):
         symbol = sizes.create_symbol(37, source=ConstantSource("M"), dynamic_dim=DimDynamic.DYNAMIC)
         x = torch.empty(sizes.create_symintnode(symbol, hint=37), 70_000, device="cuda")
     nodes = make_fx(dispatch_functionalize(function), tracing_mode="symbolic")(x).graph.nodes
-    assert [node.args[-1] for node in nodes if name in str(node.target)] == [last]
+    assert [len(node.args) for node in nodes if name in str(node.target)] == [arguments]
     assert sizes.guards == []
 
 
