@@ -192,11 +192,13 @@ def of_traced(card: Card, dice: random.Random) -> list[Launch]:
     pad, first = _layout(dice, N)
     alike = dice.random() < 0.8  # in all tensors, a row has the same offset from a vector's boundary
     tensors = (*[_rows(M, N, dtype, pad, first)] * (2 if backward else 1), _rows(M, N, dtype, pad + (not alike), first))
+    if traceable.are_long(tensors[:-1], 1):
+        return []
     how = traceable.launch_of(tensors, log)
     told = f"traced {'log_' * log}softmax{' gradient' * backward} {M}x{N} {dtype}, {how}"
-    names = {"rows": "forward_traceable", "tile": "tile_traceable", "loop": "loop_traceable"}
+    names = {"rows": "forward_traceable", "tile": "tile_traceable"}
     if backward:
-        names = {"rows": "backward_traceable", "tile": "gradient_tile_traceable", "loop": "gradient_loop_traceable"}
+        names = {"rows": "backward_traceable", "tile": "gradient_tile_traceable"}
     kernel = getattr(traceable_rows, names[how.tier])
     plan = SimpleNamespace(tier=how.tier)
     return [Launch(told, kernel, _operands(tensors), how.arguments, {"num_warps": how.num_warps}, plan, _together(card, 1))]

@@ -2,7 +2,7 @@
 
 The plans are those of `planner.py`, as far as a compiler can launch them. Inductor passes on how many warps a kernel has, but neither
 clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative launch. If a kernel has assembly with side effects, Inductor
-assumes that the kernel writes its inputs. So compilers trace the tiers rows, tile and loop.
+assumes that the kernel writes its inputs. So compilers trace the tiers rows and tile.
 
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there, but for rows of tier staged.
 - For longer rows, and for a fixed number of rows of tier staged, a graph that torch.compile runs calls an operator on rows. It chooses its
@@ -23,15 +23,13 @@ import torch
 from torch.library import wrap_triton
 
 from .devices import Card, device_traits
-from .generic import LOOP_COLUMNS, TILE_ELEMENTS, block_n, warps
+from .generic import TILE_ELEMENTS, block_n, warps
 from .launch_plan import LINE_VECTORS, VECTOR_BYTES, WARP, Plan, Problem, vectors_in_row
 from .planner import choose
 from .traceable_rows import (
     backward_traceable,
     forward_traceable,
-    gradient_loop_traceable,
     gradient_tile_traceable,
-    loop_traceable,
     tile_traceable,
 )
 
@@ -49,7 +47,7 @@ BLOCK_THREADS = (64, 128, 256, 512, 1024)
 class Launch(NamedTuple):
     """How a traced kernel is launched."""
 
-    tier: str  # rows, tile or loop
+    tier: str  # rows or tile
     programs: int | torch.SymInt
     arguments: tuple[int | torch.SymInt, ...]  # after the tensors: strides, sizes, constants
     num_warps: int
@@ -93,9 +91,6 @@ def launch_of(tensors: tuple[torch.Tensor, ...], log: bool, device: torch.device
     card, *traits = device_traits(device or tensors[0].device)
     problem = _problem(tensors, strides, tuple(traits))
     plan = plan_for(problem, card)
-    if plan.tier == "loop":
-        block = LOOP_COLUMNS // problem.reads // (2 if problem.element_size == 8 else 1)
-        return Launch("loop", M, (*strides, M, N, block, log), warps(LOOP_COLUMNS))
     if plan.tier == "tile":
         columns = block_n(problem.N)
         short = plan.vector_elements > 1  # short aligned rows: a vector a thread, 4 warps
@@ -135,16 +130,16 @@ def _problem(tensors: tuple[torch.Tensor, ...], strides: tuple[int | torch.SymIn
 
 
 def plan_for(problem: Problem, card: Card) -> Plan:
-    """The plan for a problem, among those that compilers can launch."""
+    """The plan for a problem with rows of up to LONG_ROW, among those that compilers can launch."""
     plan = _one_row_a_lane(problem, choose(problem, card))
-    if plan.tier in ("tile", "loop") or (plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS):
+    if plan.tier in ("tile", "loop"):
+        return replace(plan, tier="tile")
+    if plan.tier == "rows" and plan.tiles * plan.vector_words * problem.reads <= MAX_WORDS:
         return replace(plan, registers=None)
-    elements, base, vectors = row_layout(problem)
-    for threads in BLOCK_THREADS:
-        tiles = math.ceil(vectors / threads)
-        if tiles * 4 * problem.reads <= MAX_WORDS:
-            return Plan("rows", tiles, threads, 4, elements, base, threads // 32)
-    return Plan("loop")
+    elements, base = VECTOR_BYTES // problem.element_size, 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
+    vectors = vectors_in_row(problem, elements, base)
+    threads = next(threads for threads in BLOCK_THREADS if math.ceil(vectors / threads) * 4 * problem.reads <= MAX_WORDS)
+    return Plan("rows", math.ceil(vectors / threads), threads, 4, elements, base, threads // 32)
 
 
 def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
@@ -161,29 +156,16 @@ def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, warps=plan.rows * plan.threads // WARP)
 
 
-def row_layout(problem: Problem) -> tuple[int, int, int]:
-    """(elements of a vector, base alignment, the most vectors that a row touches) of rows that no table decides on."""
-    elements = VECTOR_BYTES // problem.element_size
-    base = 0 if problem.alignment == VECTOR_BYTES else VECTOR_BYTES * LINE_VECTORS
-    return elements, base, vectors_in_row(problem, elements, base)
-
-
 # torch finds the kernels of an operator in the source of these functions: each names its own.
 def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
     how = launch_of((x, y), log)
-    if how.tier == "rows":
-        kernel = wrap_triton(forward_traceable)
-    else:
-        kernel = wrap_triton(loop_traceable) if how.tier == "loop" else wrap_triton(tile_traceable)
+    kernel = wrap_triton(forward_traceable) if how.tier == "rows" else wrap_triton(tile_traceable)
     kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
 
 
 def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
     how = launch_of((dy, y, dx), log)
-    if how.tier == "rows":
-        kernel = wrap_triton(backward_traceable)
-    else:
-        kernel = wrap_triton(gradient_loop_traceable) if how.tier == "loop" else wrap_triton(gradient_tile_traceable)
+    kernel = wrap_triton(backward_traceable) if how.tier == "rows" else wrap_triton(gradient_tile_traceable)
     kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .generic import dot_terms, gradient_loop, gradient_of_row, gradient_tile, loop_over_row, row_by_steps, tile_of_rows
+from .generic import dot_terms, gradient_of_row, gradient_tile, row_by_steps, tile_of_rows
 from .packed_io import edge_columns, load_tiles, output_pointers, padding, rounded, row_vectors, word_pointers
 from .softmax_ops import (
     dot_product,
@@ -179,19 +179,9 @@ def tile_traceable(
 
 
 @triton.jit
-def loop_traceable(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr):
-    loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, LOG, None)
-
-
-@triton.jit
 def gradient_tile_traceable(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
     BM: tl.constexpr, BN: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr,
 ):  # fmt: skip
     POLICY: tl.constexpr = "evict_last" if KEEP_IN_L2 else ""
     gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BM, BN, POLICY, LOG, None)
-
-
-@triton.jit
-def gradient_loop_traceable(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr):
-    gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK, LOG, None)

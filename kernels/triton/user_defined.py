@@ -18,9 +18,7 @@ from .traceable import calls_operator, launch_of
 from .traceable_rows import (
     backward_traceable,
     forward_traceable,
-    gradient_loop_traceable,
     gradient_tile_traceable,
-    loop_traceable,
     tile_traceable,
 )
 
@@ -39,10 +37,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
     if not tier:
         result: torch.Tensor = FORWARD_OF_ROWS(x)
         return result
-    if tier == "rows":
-        kernel = forward_traceable
-    else:
-        kernel = loop_traceable if tier == "loop" else tile_traceable
+    kernel = forward_traceable if tier == "rows" else tile_traceable
     kernel[(programs,)](x, y, *arguments, num_warps=warps)
     return y
 
@@ -57,10 +52,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if not tier:
         result: torch.Tensor = BACKWARD_OF_ROWS(dy, y)
         return result
-    if tier == "rows":
-        kernel = backward_traceable
-    else:
-        kernel = gradient_loop_traceable if tier == "loop" else gradient_tile_traceable
+    kernel = backward_traceable if tier == "rows" else gradient_tile_traceable
     kernel[(programs,)](dy, y, dx, *arguments, num_warps=warps)
     return dx
 
