@@ -292,7 +292,7 @@ def h200() -> str:
         f"![Fraction of copy and bandwidth over N, forward bf16]({FIGURE}-forward-bf16-M4096.webp)",
         f"![The fastest backend of each shape, forward bf16]({FIGURE}-heatmap-forward-bf16.webp)",
         "## Inside compilers",
-        "The same cases in operators and compiled graphs. AOTInductor's packages have traced kernels.",
+        "The same cases in operators and compiled graphs. AOTInductor's packages had traced kernels for rows of any length at that commit.",
         measured_by("h200/compiled"),
         spread("h200/compiled"),
         "## Other operations",
