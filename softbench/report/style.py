@@ -123,7 +123,8 @@ def saved(figure: Figure, file: Path, flag: str) -> Path:
                 figure.draw_without_rendering()  # places the panels
             figure.set_dpi(DPI)  # letters are wider or narrower at another resolution
             box = figure.get_tightbbox().padded(0.12)  # "tight" would draw the figure twice
-            figure.savefig(file, dpi=DPI, bbox_inches=box, facecolor="white")
+            sharp: dict[str, Any] = {"pil_kwargs": {"lossless": True}} if file.suffix == ".webp" else {}  # smaller than with losses, too
+            figure.savefig(file, dpi=DPI, bbox_inches=box, facecolor="white", **sharp)
         except OSError as error:
             raise not_written(f"{flag} {file}", error) from None
     return file

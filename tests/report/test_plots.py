@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from svg import as_svg
 
 from softbench.core.case import Direction
@@ -89,6 +90,11 @@ def test_a_single_group_keeps_name_and_format(tmp_path, rows, suffix, magic):
     (file,) = written([(Path("a.csv"), rows[:4])], tmp_path / f"out{suffix}")
     assert file == tmp_path / f"out{suffix}"
     assert file.read_bytes().startswith(magic)
+
+
+def test_webp_has_the_pixels_of_png(tmp_path, rows):
+    (one,), (other,) = (written([(Path("a.csv"), rows[:4])], tmp_path / f"out{suffix}") for suffix in (".png", ".webp"))
+    assert Image.open(one).convert("RGB").tobytes() == Image.open(other).convert("RGB").tobytes()
 
 
 def test_errors_of_drawing_and_writing_are_one_line(tmp_path, rows):
