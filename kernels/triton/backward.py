@@ -27,26 +27,37 @@ def backward_rows(
     BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """See `softbench.kernels.triton.forward.forward_rows`."""
-    DTYPE: tl.constexpr = y_ptr.dtype.element_ty
-    OUT: tl.constexpr = dx_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    dy_row = dy_ptr + row * dy_stride * UNIT
-    y_row = y_ptr + row * y_stride * UNIT
-    dx_row = dx_ptr + row * dx_stride * UNIT
-    offset, first, end = row_vectors(y_row, N, VECTOR, BASE_ALIGNMENT)
-    if ROWS > 1:
-        end = tl.where(row < M, end, 0)
-    start = offset * 0
     if scale is not None and scale.dtype.is_ptr():
         if ROWS > 1:
             scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
         else:
             scale = tl.load(scale + tl.program_id(0))
+    y_row = y_ptr + row * y_stride * UNIT
+    backward_vectors(
+        dy_ptr + row * dy_stride * UNIT, y_row, dx_ptr + row * dx_stride * UNIT, y_row, row < M, N, scale,
+        ROWS, TILES, THREADS, WORDS, VECTOR, BASE_ALIGNMENT, KEEP_IN_L2, LOG,
+    )  # fmt: skip
+
+
+@triton.jit
+def backward_vectors(
+    dy_row, y_row, dx_row, counted, exists, N, scale,
+    ROWS: tl.constexpr, TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """See `softbench.kernels.triton.forward.forward_vectors`."""
+    DTYPE: tl.constexpr = y_row.dtype.element_ty
+    OUT: tl.constexpr = dx_row.dtype.element_ty
+    offset, first, end = row_vectors(counted, N, VECTOR, BASE_ALIGNMENT)
+    if ROWS > 1:
+        end = tl.where(exists, end, 0)
+    start = offset * 0
     if BASE_ALIGNMENT > 0:
         columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR)
         if ROWS > 1:
-            inside = inside & (row < M)[:, None]
+            inside = inside & exists[:, None]
         dy_edge = tl.load(dy_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
         y_edge = tl.load(y_row[:, None] + columns, mask=inside, other=0.0).to(tl.float32)
     dy_words = word_pointers(dy_row, offset, WORDS)

@@ -6,8 +6,9 @@
 - split: programs anywhere in the grid share a row (`grid_exchange.py`), and each has a chunk in registers and shared memory. For the
   longest rows, and for few rows of any length above. With one program a row, for rows that registers alone do not hold well.
 
-Each kernel loads its part of a row (`packed_io.py`), and reduces it to one (max, sum) a thread (`softmax_ops.py`). It merges those over the
-program (`block_reduce`) and over the programs of the row. Then it writes the result from the registers.
+Each kernel loads its part of a row (`packed_io.py`). Tier rows finds the maximum and then the sum, by Triton's own reductions. The others
+reduce to one (max, sum) a thread (`softmax_ops.py`), and merge those over the program (`block_reduce`) and over the programs of the row.
+Then the result is written from the registers.
 
 LOG and `scale` are as in `softmax_ops.py`; here `scale` is None, a number, or a pointer to one number a row. y has x's dtype, or is float32
 where x has 16 bits. Then a vector has 8 bytes of x.
@@ -33,7 +34,6 @@ from .softmax_ops import (
     exponential_sum,
     exponentials,
     finite_or_zero,
-    init_partial,
     init_partial_cached,
     init_partial_online,
     merge,
@@ -59,74 +59,71 @@ def forward_rows(
 
     BASE_ALIGNMENT = 0: strides and N count vectors; otherwise elements.
     """
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    OUT: tl.constexpr = y_ptr.dtype.element_ty
-    WIDE: tl.constexpr = OUT != DTYPE
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
-    VECTORS: tl.constexpr = TILES * WORDS // 4 if WIDE else TILES
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    x_row = x_ptr + row * x_stride * UNIT
-    y_row = y_ptr + row * y_stride * UNIT
-    offset, first, end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
-    if ROWS > 1:
-        end = tl.where(row < M, end, 0)
-    start = offset * 0
     if scale is not None and scale.dtype.is_ptr():
         if ROWS > 1:
             scale = tl.load(scale + row, mask=row < M, other=1.0)[:, None]
         else:
             scale = tl.load(scale + tl.program_id(0))
+    x_row = x_ptr + row * x_stride * UNIT
+    forward_vectors(
+        x_row, y_ptr + row * y_stride * UNIT, x_row, row < M, N, scale,
+        ROWS, TILES, THREADS, WORDS, VECTOR, BASE_ALIGNMENT, KEEP_IN_L2, LOG,
+    )  # fmt: skip
+
+
+@triton.jit
+def forward_vectors(
+    x_row, y_row, counted, exists, N, scale,
+    ROWS: tl.constexpr, TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """The rows at pointers (ROWS), of those that exist. No assembly has side effects, since compilers trace this (`traceable_rows.py`).
+
+    `counted`: x_row or y_row, from whose addresses vectors are counted. `scale`: as in `softmax_ops.py`.
+    """
+    DTYPE: tl.constexpr = x_row.dtype.element_ty
+    OUT: tl.constexpr = y_row.dtype.element_ty
+    ONCE: tl.constexpr = THREADS <= 32 or TILES * WORDS <= 8  # each exponential
+    offset, first, end = row_vectors(counted, N, VECTOR, BASE_ALIGNMENT)
+    if ROWS > 1:
+        end = tl.where(exists, end, 0)
+    start = offset * 0
     if BASE_ALIGNMENT > 0:
-        columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR if THREADS <= 32 else THREADS)
+        columns, inside = edge_columns(N, offset, first, end, VECTOR, 2 * VECTOR)
         if ROWS > 1:
-            inside = inside & (row < M)[:, None]
-        edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
-    x_words = word_pointers(x_row, offset, WORDS)
-    x = load_tiles(x_words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
+            inside = inside & exists[:, None]
+        edge = tl.load(x_row[:, None] + columns, mask=inside, other=-float("inf")).to(tl.float32)
+    words = word_pointers(x_row, offset, WORDS)
+    x = load_tiles(words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
+    m = row_max(x, DTYPE)
+    if BASE_ALIGNMENT > 0:
+        m = tl.maximum(m, tl.max(edge, 1))
+    base = finite_or_zero(m)[:, None]
     y_out = output_pointers(y_row, offset, WORDS, DTYPE)
-    if THREADS <= 32:
-        m = row_max(x, DTYPE)
-        if BASE_ALIGNMENT > 0:
-            m = tl.maximum(m, tl.max(edge, 1))
-        base = finite_or_zero(m)[:, None]
+    if ONCE:
         lower, upper = exponentials(x, base, scale, DTYPE)
         s = tl.sum(exponential_sum(lower, upper, DTYPE), 1)[:, None]
-        if BASE_ALIGNMENT > 0:
-            e = exp_fast(edge - base, scale)
-            s += tl.sum(e, 1)[:, None]
-        norm = norm_of(s, LOG)
-        if LOG:
-            write_normalized(y_out, x, base, norm, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
-        else:
-            write_exponentials(y_out, lower, upper, norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
-        if BASE_ALIGNMENT > 0:
-            edge_y = normalized(edge, base, norm, scale, LOG) if LOG else e * norm
-            tl.store(y_row[:, None] + columns, rounded(edge_y, OUT), mask=inside)
     else:
-        if VECTORS > 8:
-            loaded = rematerialize(x, barrier_zero(N))
-            thread_max, thread_sum = init_partial_online(loaded, scale, DTYPE)
-            if VECTORS < 16 or DTYPE != tl.float16:  # the second pass begins from these words, unless ptxas spills more with it
-                x = loaded
-        elif VECTORS > 2:
-            thread_max, thread_sum = init_partial(x, scale, DTYPE)
-        else:
-            thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
-        m, s = thread_max, thread_sum
-        if BASE_ALIGNMENT > 0:
-            m, s = merge(thread_max, thread_sum, edge, exp_fast(edge - finite_or_zero(edge)), scale)
-        m, s = block_reduce(m, s, scale)
-        norm = norm_of(s, LOG)
-        if LOG or VECTORS > 2:
-            zero = tl.where(s < 0, -1, 0)  # s is never negative
-            if TILES * WORDS > 8:
-                x = rematerialize(x, zero[:, :, None])
-            write_normalized(y_out, x, m, norm, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
-        else:  # thread_max is -inf only where all exponentials of the thread are 0
-            thread_norm = exp_fast(thread_max - m, scale) * norm
-            write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
-        if BASE_ALIGNMENT > 0:
-            tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)
+        x = rematerialize(x, tl.where(base != base, -1, 0)[:, :, None])
+        thread_sum = tile_exp_sum(x[0], base[:, :, None], scale, DTYPE)
+        for p in tl.static_range(1, TILES):
+            thread_sum += tile_exp_sum(x[p], base[:, :, None], scale, DTYPE)
+        s = tl.sum(thread_sum, 1)[:, None]
+    if BASE_ALIGNMENT > 0:
+        e = exp_fast(edge - base, scale)
+        s += tl.sum(e, 1)[:, None]
+    norm = norm_of(s, LOG)
+    if not ONCE:
+        x = rematerialize(x, tl.where(s < 0, -1, 0)[:, :, None])  # s is never negative
+    if LOG or not ONCE:
+        write_normalized(y_out, x, base, norm, scale, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
+    else:
+        write_exponentials(y_out, lower, upper, norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+    if BASE_ALIGNMENT > 0:
+        edge_y = normalized(edge, base, norm, scale, LOG) if LOG else e * norm
+        tl.store(y_row[:, None] + columns, rounded(edge_y, OUT), mask=inside)
 
 
 @triton.jit(do_not_specialize=["x_stride", "y_stride", "N", "chunk", "stagger_rows", "stagger_cycles", "scale"])

@@ -61,6 +61,35 @@ def thread_partial(
         return m, s
 
 
+@triton.jit
+def write_gradient(
+    dx_row, x, edge, edge_at, edges, m, s, x_target, target, N, offset, first, end, start,
+    dloss_ptr, ignore_index, hot, share, z_loss, softcap, inverse, THREADS: tl.constexpr, DTYPE: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """Stores dx of all elements as if none were the target. N counts elements.
+
+    Returns each thread's sum of max - z, of label smoothing only, dx at the target, and whether the target is not ignored.
+    """
+    zero = tl.where(s < 0, -1, 0)  # s is never negative
+    x = rematerialize(x, zero[:, :, None])
+    kept = (target != ignore_index)[:, None]
+    dloss = gradient_of_losses(dloss_ptr)
+    norm = row_norm(m, s, N, target[:, None], z_loss) * dloss
+    share_dx = share
+    if share is not None:
+        share_dx = share * dloss
+    out = word_pointers(dx_row, offset, 4)
+    below = write_slopes(
+        out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT
+    )
+    if BASE_ALIGNMENT > 0:
+        edge_dx = tl.where(kept, slope(edge, m, norm, share_dx, None, softcap, inverse), 0.0)
+        tl.store(dx_row[:, None] + edge_at, rounded(edge_dx, DTYPE), mask=edges)
+        if share is not None:
+            below += tl.where(edges, m - capped(edge, softcap, inverse), 0.0)
+    return below, slope(x_target, m, norm, share_dx, hot * dloss, softcap, inverse), kept
+
+
 @triton.jit(do_not_specialize=["x_stride", "dx_stride", "N", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
 def fused_rows(
     x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, x_stride, dx_stride, N, ignore_index, hot, share, z_loss, softcap, inverse,
@@ -76,6 +105,7 @@ def fused_rows(
     start = offset * 0
     target = tl.load(target_ptr + row)
     edge = None
+    edge_at = None
     edges = None
     if BASE_ALIGNMENT > 0:
         edge_at, edges = edge_columns(N, offset, first, end, VECTOR, THREADS)
@@ -85,31 +115,16 @@ def fused_rows(
     x_target = tl.load(x_row + column).to(tl.float32)[:, None]
     m, s = thread_partial(x, edge, edges, N, first, end, start, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT)
     m, s = block_reduce(m, s, None)
-    zero = tl.where(s < 0, -1, 0)  # s is never negative
-    x = rematerialize(x, zero[:, :, None])
-    kept = (target != ignore_index)[:, None]
-    dloss = gradient_of_losses(dloss_ptr)
-    norm = row_norm(m, s, N * UNIT, target[:, None], z_loss) * dloss
-    hot_dx = hot * dloss
-    share_dx = share
-    if share is not None:
-        share_dx = share * dloss
-    out = word_pointers(dx_row, offset, 4)
-    below = write_slopes(
-        out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT
-    )
-    if BASE_ALIGNMENT > 0:
-        edge_dx = tl.where(kept, slope(edge, m, norm, share_dx, None, softcap, inverse), 0.0)
-        tl.store(dx_row[:, None] + edge_at, rounded(edge_dx, DTYPE), mask=edges)
-        if share is not None:
-            below += tl.where(edges, m - capped(edge, softcap, inverse), 0.0)
+    below, at_target, kept = write_gradient(
+        dx_row, x, edge, edge_at, edges, m, s, x_target, target, N * UNIT, offset, first, end, start,
+        dloss_ptr, ignore_index, hot, share, z_loss, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT,
+    )  # fmt: skip
     d = s
     if share is not None:
         d = tl.sum(below, 1)[:, None]
     z_target = capped(x_target, softcap, inverse)
     loss, _lse = row_loss(m, s, d, z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
     store_first((loss_ptr + row)[:, None], loss, row[:, None] >= 0)
-    at_target = slope(x_target, m, norm, share_dx, hot_dx, softcap, inverse)
     after = barrier_zero(N)
     store_first((dx_row + column + after)[:, None], at_target, kept & (target == column)[:, None])
 
@@ -141,6 +156,7 @@ def fused_cluster(
     offset, first, row_end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
     target = tl.load(target_ptr + row)
     edge = None
+    edge_at = None
     edges = None
     if BASE_ALIGNMENT > 0:
         edge_at, edges = edge_columns(N, offset, first, row_end, VECTOR, THREADS)
@@ -154,33 +170,18 @@ def fused_cluster(
     m, s = thread_partial(x, edge, edges, N, first, end, start, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT)
     m, s = block_reduce(m, s, None)
     m, s = cluster_exchange(m, s, None, CTAS)
-    zero = tl.where(s < 0, -1, 0)
-    x = rematerialize(x, zero[:, :, None])
-    kept = (target != ignore_index)[:, None]
-    dloss = gradient_of_losses(dloss_ptr)
-    norm = row_norm(m, s, N * UNIT, target[:, None], z_loss) * dloss
-    hot_dx = hot * dloss
-    share_dx = share
+    below, at_target, kept = write_gradient(
+        dx_row, x, edge, edge_at, edges, m, s, x_target, target, N * UNIT, offset, first, end, start,
+        dloss_ptr, ignore_index, hot, share, z_loss, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT,
+    )  # fmt: skip
     if share is not None:
-        share_dx = share * dloss
-    out = word_pointers(dx_row, offset, 4)
-    below = write_slopes(
-        out, x, m, norm, share_dx, softcap, inverse, kept, first, end[:, None] | zero, start, THREADS, DTYPE, BASE_ALIGNMENT
-    )
-    if BASE_ALIGNMENT > 0:
-        edge_dx = tl.where(kept, slope(edge, m, norm, share_dx, None, softcap, inverse), 0.0)
-        tl.store(dx_row[:, None] + edge_at, rounded(edge_dx, DTYPE), mask=edges)
-        if share is not None:
-            below += tl.where(edges, m - capped(edge, softcap, inverse), 0.0)
-    if share is not None:
-        of_cta = tl.where(kept, tl.sum(below, 1)[:, None], 0.0) + zero
+        of_cta = tl.where(kept, tl.sum(below, 1)[:, None], 0.0) + tl.zeros_like(m)
         store_first((below_ptr + row * CTAS + rank)[:, None], of_cta, row[:, None] >= 0)
     vector = (offset + column) // VECTOR
     whole = (vector >= first) & (vector < row_end)
     owner = tl.where(whole, (vector >= start) & (vector < end), rank == 0)[:, None]
     z_target = capped(x_target, softcap, inverse)
-    loss, _lse = row_loss(m, s, zero * 1.0, z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
+    loss, _lse = row_loss(m, s, tl.zeros_like(m), z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
     store_first((loss_ptr + row)[:, None], loss, owner)
-    at_target = slope(x_target, m, norm, share_dx, hot_dx, softcap, inverse)
     after = barrier_zero(N)
     store_first((dx_row + column + after)[:, None], at_target, owner & kept & (target == column)[:, None])

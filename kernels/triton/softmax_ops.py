@@ -242,7 +242,7 @@ def thread_dot(dy, y, DTYPE: tl.constexpr, LOG: tl.constexpr):
 
 @triton.jit
 def row_max(tiles, DTYPE: tl.constexpr):
-    """Maxima (R) of rows on at most one warp."""
+    """Maxima (R) of whole rows."""
     m = tile_max(tiles[0], DTYPE)
     for p in tl.static_range(1, len(tiles)):
         m = tl.maximum(m, tile_max(tiles[p], DTYPE))
