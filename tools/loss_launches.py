@@ -149,9 +149,8 @@ def cuda_launches(function: str) -> Iterator[Launch]:
                 (33000, ("split", 4, 256, 100)),
             ):
                 yield launch_of(losses, FORWARD, Rows(function, 5, N, dtype, options, 3, 1), named, plan)
-            for held in (2, 4, 8):
-                plan = "split", held, 128, math.ceil((5003 / V + 8) / (held * 128))
-                yield launch_of(losses, BACKWARD, Rows(function, 5, 5003, dtype, options, 3, 1), named, plan)
+            plan = "split", 4, 128, math.ceil((5003 / V + 8) / 512)
+            yield launch_of(losses, BACKWARD, Rows(function, 5, 5003, dtype, options, 3, 1), named, plan)
         if function == "cross_entropy":
             for N, plan in fused_plans(V):
                 M = 70 if plan[-1] == 2000 else 3

@@ -70,9 +70,9 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
     const int64_t chunk = ceil_div<int64_t>(vectors, p.per_row);
     switch (p.tier) {
         case SUB_WARP: {
-            if (p.per_row > WARP || p.threads > SUB_WARP_THREADS || (Op::HAS_TARGET && !p.tier_option)) return false;
+            if (p.per_row > WARP || !power_of_two || p.threads > SUB_WARP_THREADS || (Op::HAS_TARGET && !p.tier_option)) return false;
             if (p.tier_option)
-                return p.base_alignment == VECTOR_BYTES && vectors <= p.per_row * p.vectors && power_of_two && p.per_row >= EDGE_THREADS &&
+                return p.base_alignment == VECTOR_BYTES && vectors <= p.per_row * p.vectors && p.per_row >= EDGE_THREADS &&
                        p.vectors <= (p.per_row == WARP ? UNALIGNED_MAX_VECTORS<Op> : 3);
             const int access_elements = p.base_alignment / 4 * Op::E;
             return (p.base_alignment == 4 || p.base_alignment == 8 || p.base_alignment == 16) && p.vectors <= 4 && p.vectors * p.base_alignment <= 48 &&
@@ -152,12 +152,11 @@ private:
     bool aligned_sub_warp() {
         if constexpr (Op::HAS_TARGET) return false;
         else return select<1, 2, 3, 4>(p.vectors, [&](auto k) {
-            const int rows = WARP / p.per_row;
-            const int64_t grid = ceil_div(M, int64_t(p.threads / WARP * rows));
+            const int64_t grid = ceil_div(M, int64_t(p.threads / p.per_row));
             select<4, 2, 1>(p.base_alignment / 4, [&](auto w) {
                 auto known = [&](auto lanes) {
                     if (p.per_row == lanes.value)
-                        launcher.launch(sub_warp_aligned<Op, k.value, w.value, lanes.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows, 0);
+                        launcher.launch(sub_warp_aligned<Op, k.value, w.value, lanes.value, KEEP_IN_L2>, grid, p.threads, 0, 1, t, 0);
                     return p.per_row == lanes.value;
                 };
                 using std::integral_constant;
@@ -175,8 +174,7 @@ private:
                     }
                 }
                 if constexpr (k.value * w.value <= 12)
-                    launcher.launch(sub_warp_aligned<Op, k.value, w.value, 0, KEEP_IN_L2>, grid, p.threads, 0, 1, t, p.per_row, rows,
-                                    ceil_div(2048, p.per_row));
+                    launcher.launch(sub_warp_aligned<Op, k.value, w.value, 0, KEEP_IN_L2>, grid, p.threads, 0, 1, t, log2_ceil(p.per_row));
             });
         });
     }

@@ -31,7 +31,7 @@ _MIN_WORKSPACE_BYTES = 1 << 20  # enough for nearly every launch, so that a work
 _workspaces: dict[tuple[int, int], torch.Tensor] = {}  # by device and stream
 _counters: dict[tuple[int, int], torch.Tensor] = {}
 """As `_workspaces`, of launches that count the finished CTAs of a row: their counters are zeros between launches."""
-CELL = 9
+CELL = 8
 """Numbers of a cell of a table as planner.cuh has it."""
 INFINITE = (1 << 31) - 1
 _libraries: dict[str, dict[int, ctypes.CDLL]] = {function: {} for function in build.ALL}  # by function and device
@@ -165,7 +165,7 @@ def _backward(function: str, scales: tuple[Any, ...], dy: torch.Tensor, y: torch
 def family_numbers(family: Family) -> list[int]:
     """A family as planner.cuh has it."""
     tier, *given = family
-    return [TIERS.index(str(tier)), *map(int, given), *[0] * (5 - len(given))]
+    return [TIERS.index(str(tier)), *map(int, given), *[0] * (4 - len(given))]
 
 
 def planned_cells(card: str, capability: tuple[int, int]) -> list[int]:

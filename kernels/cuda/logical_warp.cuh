@@ -5,31 +5,15 @@
 
 namespace softbench {
 
-// The lanes that share a row. LANES: their number, a power of two, if the compiler knows it; else 0. If their number is a power of two, a
-// butterfly reduces them; else a tree does, and the first lane passes on the result.
+// The lanes that share a row, a power of two. LANES: their number if the compiler knows it; else 0.
 template <int LANES> struct LogicalWarp {
-    int lanes, lane, first;  // the number of lanes; this lane among them; the first lane's place in the warp
-    bool power_of_two;
+    int lanes;
 
     template <typename F> __device__ __forceinline__ float reduce(float value, F combine) const {
-        if constexpr (LANES > 0) {
 #pragma unroll
-            for (int other = LANES / 2; other > 0; other /= 2) value = combine(value, __shfl_xor_sync(~0u, value, other));
-            return value;
-        }
-        if (power_of_two) {
-#pragma unroll
-            for (int other = WARP / 2; other > 0; other /= 2)
-                if (other < lanes) value = combine(value, __shfl_xor_sync(~0u, value, other));
-            return value;
-        }
-#pragma unroll
-        for (int other = WARP / 2; other > 0; other /= 2)
-            if (other < lanes) {
-                const float other_value = __shfl_down_sync(~0u, value, other);
-                if (lane + other < lanes) value = combine(value, other_value);
-            }
-        return __shfl_sync(~0u, value, first);
+        for (int other = (LANES ? LANES : WARP) / 2; other > 0; other /= 2)
+            if (LANES || other < lanes) value = combine(value, __shfl_xor_sync(~0u, value, other));
+        return value;
     }
     __device__ __forceinline__ float max(float maximum) const {
         if constexpr (LANES == WARP) return max_over_warp(maximum);

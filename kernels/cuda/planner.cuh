@@ -15,16 +15,16 @@
 namespace softbench {
 
 // Plans that differ only by the length and the number of rows. What the numbers mean depends on the tier:
-//   sub_warp      accesses a lane, threads, bytes of an access (0: vectors at any address), whether a row has a power of two of lanes
+//   sub_warp      accesses a lane, threads, bytes of an access (0: vectors at any address)
 //   staged        elements a lane at most, bytes of a tile at most
-//   block         vectors a thread, least threads, alignment of a row's base
-//   cluster       vectors of all tensors a thread, most threads (up to 16: the CTAs of a row instead), more CTAs than the fewest
+//   block         vectors a thread, alignment of a row's base
+//   cluster       vectors of all tensors a thread, most threads (up to 16: the CTAs of a row instead)
 //   cluster_bulk  CTAs of a row, or fill
-//   split_bulk    vectors of all tensors a thread, threads, fill, more CTAs in percent, stagger in percent
+//   split_bulk    vectors of all tensors a thread, threads, fill, stagger in percent
 //   split         vectors of all tensors a thread, threads, fill
 // fill: the vectors of a row in all tensors that a CTA has, or, if negative, the CTAs of all rows for an SM in percent.
 struct Family {
-    int tier, numbers[5];
+    int tier, numbers[4];
 };
 
 // What the table says of the rows of one kind of up to so many bytes, in launches that read up to so many KiB for each SM.
@@ -69,9 +69,8 @@ inline int threads_for(int64_t vectors, int k, int max_threads) {
 }
 
 // The CTAs of a row, as a family says. `vectors`: of a row in all tensors.
-inline int64_t filled(int64_t M, int64_t vectors, int fill, int more_percent) {
-    const int64_t ctas = fill > 0 ? ceil_div<int64_t>(vectors, fill) : int64_t(-fill) * device().sms / (100 * M);
-    return ctas + ceil_div<int64_t>(ctas * more_percent, 100);
+inline int64_t filled(int64_t M, int64_t vectors, int fill) {
+    return fill > 0 ? ceil_div<int64_t>(vectors, fill) : int64_t(-fill) * device().sms / (100 * M);
 }
 
 // The plan that a family makes; AUTO if it makes none. `plan_fits` tests the rest of it.
@@ -80,10 +79,9 @@ template <typename Op> Plan make_plan(const Tensors<Op>& t, int64_t N, const Lay
     constexpr Plan none = {AUTO, 0, 0, 0, 0, 0, 0, 0};
     const Device& d = device();
     const int64_t M = t.M, bytes = N * SIZE, vectors = (l.offset + N) / V, from_16 = l.aligned ? N / V : (N + V - 1) / V, all = vectors * R;
-    const int a = f.numbers[0], T = f.numbers[1], c = f.numbers[2], e = f.numbers[3];
-    // With fewer bytes of a row than a family needs, most of its threads would have nothing to do.
-    const int64_t busy = int64_t(std::max(1, T / WARP - 1)) * WARP * VECTOR_BYTES, shared = 2 * MEDIUM_BYTES / R;
-    if (bytes < (f.tier == BLOCK ? busy : f.tier > BLOCK ? shared : 0)) return none;
+    const int a = f.numbers[0], T = f.numbers[1], c = f.numbers[2];
+    // With fewer bytes of a row, most threads would have nothing to do.
+    if (bytes < (f.tier == BLOCK ? WARP * VECTOR_BYTES : f.tier > BLOCK ? 2 * MEDIUM_BYTES / R : 0)) return none;
     switch (f.tier) {
         case SUB_WARP: {
             if (bytes > MEDIUM_BYTES) return none;
@@ -92,8 +90,7 @@ template <typename Op> Plan make_plan(const Tensors<Op>& t, int64_t N, const Lay
                 return from_16 > int64_t(a - 1) * lanes || a == 1 ? Plan{SUB_WARP, a, T, lanes, 1, VECTOR_BYTES, 0, 0} : none;
             }
             if (bytes % c != 0) return none;
-            const int needed = int(ceil_div<int64_t>(bytes / c, a));
-            return {SUB_WARP, a, T, e ? 1 << log2_ceil(needed) : needed, 0, c, 0, 0};
+            return {SUB_WARP, a, T, 1 << log2_ceil(ceil_div<int64_t>(bytes / c, a)), 0, c, 0, 0};
         }
         case STAGED: {
             const int lanes = bytes > MEDIUM_BYTES ? 2 * WARP : 1 << log2_ceil(ceil_div<int64_t>(N, a));
@@ -104,30 +101,30 @@ template <typename Op> Plan make_plan(const Tensors<Op>& t, int64_t N, const Lay
             return {STAGED, int(ceil_div<int64_t>(N, lanes)), STAGED_THREADS, lanes, std::max(unit, (rows + unit / 2) / unit * unit), VECTOR_BYTES, 0, 0};
         }
         case BLOCK: {
-            const int64_t counted = c == VECTOR_BYTES ? from_16 : vectors;
-            return counted <= int64_t(a) * BLOCK_THREADS ? Plan{BLOCK, a, std::max(T, threads_for(counted, a, BLOCK_THREADS)), 1, 0, c, 0, 0} : none;
+            const int64_t counted = T == VECTOR_BYTES ? from_16 : vectors;
+            return counted <= int64_t(a) * BLOCK_THREADS ? Plan{BLOCK, a, threads_for(counted, a, BLOCK_THREADS), 1, 0, T, 0, 0} : none;
         }
         case CLUSTER: {
             const int K = a / R;
             if (K == 0 || !d.clusters()) return none;
-            const int64_t ctas = T <= MAX_CLUSTER ? T : ceil_div<int64_t>(vectors, int64_t(K) * T) + c;
+            const int64_t ctas = T <= MAX_CLUSTER ? T : ceil_div<int64_t>(vectors, int64_t(K) * T);
             if (ctas < 2 || ctas > MAX_CLUSTER) return none;
             return {CLUSTER, K, threads_for(vectors, K * int(ctas), BLOCK_THREADS), int(ctas), 0, LINE_ALIGNMENT, 0, stagger_cycles(M, bytes * R)};
         }
         case CLUSTER_BULK:
             if (!d.clusters()) return none;
-            return {CLUSTER_BULK, 24 / R, CLUSTER_BULK_THREADS, int(a <= MAX_CLUSTER ? a : filled(M, all, a, 0)), 0, LINE_ALIGNMENT, 0, stagger_cycles(M, bytes * R)};
+            return {CLUSTER_BULK, 24 / R, CLUSTER_BULK_THREADS, int(a <= MAX_CLUSTER ? a : filled(M, all, a)), 0, LINE_ALIGNMENT, 0, stagger_cycles(M, bytes * R)};
         case SPLIT_BULK: {
-            const int64_t ctas = filled(M, all, c, e);
+            const int64_t ctas = filled(M, all, c);
             // The CTAs of a row exchange, so all of them must run at the same time.
             if (!d.clusters() || ctas < 2 || ctas > bulk_min_ctas(a, T) * d.sms || ctas > 2 * d.sms) return none;
             const int64_t chunk = R * round_up<int64_t>(ceil_div<int64_t>(vectors, ctas), LINE_VECTORS), held = int64_t(a) * T;
             if (bulk_min_ctas(a, T) * (std::max<int64_t>(0, chunk - held) * VECTOR_BYTES + 2304) > d.shared_sm) return none;
-            return {SPLIT_BULK, a / R, T, int(ctas), 0, LINE_ALIGNMENT, MAX_POLLS, stagger_cycles(M, bytes * R) * f.numbers[4] / 100};
+            return {SPLIT_BULK, a / R, T, int(ctas), 0, LINE_ALIGNMENT, MAX_POLLS, stagger_cycles(M, bytes * R) * f.numbers[3] / 100};
         }
         case SPLIT: {
             const int K = a / R;
-            const int64_t ctas = std::max<int64_t>(1, filled(M, all, c, 0)), chunk = round_up<int64_t>(ceil_div<int64_t>(vectors, ctas), LINE_VECTORS);
+            const int64_t ctas = std::max<int64_t>(1, filled(M, all, c)), chunk = round_up<int64_t>(ceil_div<int64_t>(vectors, ctas), LINE_VECTORS);
             const int64_t room = (int64_t(d.shared_sm) * T / (2 * SPLIT_THREADS) - 2048) / (T * R * VECTOR_BYTES);
             const int64_t smem = std::max<int64_t>(0, ceil_div<int64_t>(chunk, T) - K);
             // Where clusters hold long rows, this tier is for few rows, which run at the same time or nearly so.
@@ -157,7 +154,7 @@ template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Pla
 template <typename Op> Plan last_plan(const Tensors<Op>& t, int64_t N, const Layout& l) {
     constexpr int R = Op::READS, T = SPLIT_THREADS, K = SPLIT_VECTORS<Op> / R, CTA_VECTORS = 8208;
     for (int k = 1; k <= UNALIGNED_MAX_VECTORS<Op>; ++k)
-        if (const Plan p = make_plan(t, N, l, {SUB_WARP, {k, SUB_WARP_THREADS / 2, 0, 1}}); p.tier != AUTO && plan_fits(t, N, p)) return p;
+        if (const Plan p = make_plan(t, N, l, {SUB_WARP, {k, SUB_WARP_THREADS / 2, 0}}); p.tier != AUTO && plan_fits(t, N, p)) return p;
     const Device& d = device();
     const int64_t vectors = (l.offset + N) / Op::V, ctas = std::min<int64_t>(2 * d.sms, std::max<int64_t>(1, ceil_div<int64_t>(vectors * R, CTA_VECTORS)));
     const int64_t room = (int64_t(d.shared_sm) * T / (2 * SPLIT_THREADS) - 2048) / (T * R * VECTOR_BYTES);

@@ -1,5 +1,5 @@
 // Kernels that compute the gradient of a loss from logits and a few numbers of each row. No element depends on another, so a CTA has a part of a
-// row, or a warp has a short row; there is no exchange. Each thread loads its U vectors, then computes and stores them. dx may be x itself.
+// row, or a warp has a short row; there is no exchange. Each thread loads its vectors, then computes and stores them. dx may be x itself.
 #pragma once
 
 #include "row_statistics.cuh"
@@ -7,6 +7,7 @@
 namespace softbench {
 
 constexpr int GRADIENT_THREADS = 256;  // the most of a CTA
+constexpr int GRADIENT_VECTORS = 4;    // of a thread
 
 template <typename Op> struct GradientRows : Op::Given {
     const typename Op::Element* x;
@@ -40,9 +41,9 @@ __device__ __forceinline__ void gradient_of_element(const Op& op, const typename
 }
 
 // CONGRUENT: all rows of x and dx have the same offset from a 16-byte boundary. Otherwise elements are computed one by one.
-template <typename Op, int U, bool WARP_PER_ROW, bool CONGRUENT, bool KEEP_IN_L2>
-__global__ void __launch_bounds__(GRADIENT_THREADS, U > 4 ? 3 : WARP_PER_ROW ? 4 : 5) row_gradient(GradientRows<Op> rows) {
-    constexpr int V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
+template <typename Op, bool WARP_PER_ROW, bool CONGRUENT, bool KEEP_IN_L2>
+__global__ void __launch_bounds__(GRADIENT_THREADS, WARP_PER_ROW ? 4 : 5) row_gradient(GradientRows<Op> rows) {
+    constexpr int U = GRADIENT_VECTORS, V = Op::V, BASE_ALIGNMENT = WARP_PER_ROW ? VECTOR_BYTES : LINE_BYTES;
     using Element = typename Op::Element;
     const int lanes = WARP_PER_ROW ? WARP : blockDim.x, lane = WARP_PER_ROW ? threadIdx.x % WARP : threadIdx.x;
     const int64_t row = WARP_PER_ROW ? int64_t(blockIdx.x) * (blockDim.x / WARP) + threadIdx.x / WARP : grid_row();
@@ -79,9 +80,9 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, U > 4 ? 3 : WARP_PER_ROW ? 4
     }
 }
 
-// Plans: ONE_WARP, or SPLIT with the CTAs of a row in `per_row`. `vectors` is U.
+// Plans: ONE_WARP, or SPLIT with the CTAs of a row in `per_row`.
 inline Plan gradient_plan(int64_t vectors) {
-    constexpr int U = 4;
+    constexpr int U = GRADIENT_VECTORS;
     if (vectors <= 128) return {ONE_WARP, U, 4 * WARP, 1, 0, VECTOR_BYTES, 0, 0};
     const int64_t ctas = ceil_div<int64_t>(vectors, U * GRADIENT_THREADS);
     const int threads = int(round_up<int64_t>(ceil_div<int64_t>(ceil_div(vectors, ctas), U), WARP));
@@ -91,12 +92,10 @@ inline Plan gradient_plan(int64_t vectors) {
 template <typename Op, bool KEEP_IN_L2> int64_t launch_gradient(const GradientRows<Op>& rows, const Plan& p, bool congruent, cudaStream_t stream) {
     const dim3 grid = p.tier == ONE_WARP ? dim3(unsigned(ceil_div<int64_t>(rows.M, p.threads / WARP))) : grid_of_rows(p.per_row, rows.M);
     if (!congruent) {
-        if (p.tier == ONE_WARP) row_gradient<Op, 4, true, false, false><<<grid, p.threads, 0, stream>>>(rows);
-        else row_gradient<Op, 4, false, false, false><<<grid, p.threads, 0, stream>>>(rows);
-    } else if (p.tier == ONE_WARP) row_gradient<Op, 4, true, true, KEEP_IN_L2><<<grid, p.threads, 0, stream>>>(rows);
-    else if (p.vectors == 2) row_gradient<Op, 2, false, true, KEEP_IN_L2><<<grid, p.threads, 0, stream>>>(rows);
-    else if (p.vectors == 4) row_gradient<Op, 4, false, true, KEEP_IN_L2><<<grid, p.threads, 0, stream>>>(rows);
-    else row_gradient<Op, 8, false, true, KEEP_IN_L2><<<grid, p.threads, 0, stream>>>(rows);
+        if (p.tier == ONE_WARP) row_gradient<Op, true, false, false><<<grid, p.threads, 0, stream>>>(rows);
+        else row_gradient<Op, false, false, false><<<grid, p.threads, 0, stream>>>(rows);
+    } else if (p.tier == ONE_WARP) row_gradient<Op, true, true, KEEP_IN_L2><<<grid, p.threads, 0, stream>>>(rows);
+    else row_gradient<Op, false, true, KEEP_IN_L2><<<grid, p.threads, 0, stream>>>(rows);
     return cudaGetLastError();
 }
 
@@ -114,8 +113,7 @@ template <typename Op> int64_t run_gradient(const GradientRows<Op>& rows, Plan* 
     if (chosen.threads < WARP || chosen.threads > GRADIENT_THREADS || chosen.threads % WARP || chosen.per_row < 1) return cudaErrorInvalidValue;
     const int64_t room = int64_t(chosen.vectors) * (chosen.tier == ONE_WARP ? WARP : int64_t(chosen.threads) * chosen.per_row);
     if (congruent && room < vectors) return cudaErrorInvalidValue;
-    if (chosen.tier == ONE_WARP ? chosen.vectors != 4 : chosen.tier != SPLIT || (chosen.vectors != 2 && chosen.vectors != 4 && chosen.vectors != 8))
-        return cudaErrorInvalidValue;
+    if (chosen.vectors != GRADIENT_VECTORS || (chosen.tier != ONE_WARP && chosen.tier != SPLIT)) return cudaErrorInvalidValue;
     const bool keep_in_l2 = device().major == 9 && device().clusters() && rows.M * rows.N * SIZE >= KEEP_IN_L2_BYTES;
     return keep_in_l2 ? launch_gradient<Op, true>(rows, chosen, congruent, stream) : launch_gradient<Op, false>(rows, chosen, congruent, stream);
 }

@@ -93,7 +93,7 @@ __device__ __forceinline__ void compute_tile(uint32_t tile, int tile_rows, int r
         if constexpr (R == 1)
 #pragma unroll
             for (int k = 1; k < K; ++k) maximum = fmaxf(maximum, value[k][0]);
-        compute_in_place(op, value, maximum, LogicalWarp<LANES>{LANES, lane, 0, true});
+        compute_in_place(op, value, maximum, LogicalWarp<LANES>{LANES});
         if (!active) continue;
 #pragma unroll
         for (int k = 0; k < K - 1; ++k) store_shared<Element>(address + k * LANES * SIZE, value[k][0]);

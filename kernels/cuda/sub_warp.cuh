@@ -16,18 +16,17 @@ constexpr int aligned_min_ctas(int K, int elements, int READS, bool widens) {
 }
 
 // Rows whose starts and lengths are multiples of an access of W 32-bit registers. K: the accesses a lane. LANES: see LogicalWarp. If the compiler
-// knows LANES, a short row takes a third fewer instructions. `any_lanes`, `any_rows`: the lanes of a row and the rows of a warp, for LANES = 0.
-// `inverse`: ceil(2048 / any_lanes).
+// knows LANES, a short row takes a third fewer instructions. `lanes_log2`: of the lanes of a row, for LANES = 0.
 template <typename Op, int K, int W, int LANES, bool KEEP_IN_L2>
 __global__ void __launch_bounds__(SUB_WARP_THREADS,
                                   aligned_min_ctas(K, K * W * Op::E * Op::READS, Op::READS, sizeof(typename Op::Out) > sizeof(typename Op::Element)))
-    sub_warp_aligned(Tensors<Op> tensors, int any_lanes, int any_rows, int inverse) {
+    sub_warp_aligned(Tensors<Op> tensors, int lanes_log2) {
     constexpr int R = Op::READS, E = Op::E, V = W * E;
-    const int lanes = LANES ? LANES : any_lanes, rows = LANES ? WARP / LANES : any_rows;
-    const int warp_lane = threadIdx.x % WARP, row_in_warp = LANES ? warp_lane / LANES : (warp_lane * inverse) >> 11, lane = warp_lane - row_in_warp * lanes;
-    const LogicalWarp<LANES> logical_warp = {lanes, lane, row_in_warp * lanes, rows * lanes == WARP};
-    const unsigned index = (blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * rows + row_in_warp;  // less than 2^31 plus a CTA's rows
-    const bool active = row_in_warp < rows && index < tensors.M;  // inactive lanes take part in the shuffles
+    const int lanes = LANES ? LANES : 1 << lanes_log2, lane = threadIdx.x & (lanes - 1);
+    auto rows_of = [&](unsigned threads) { return LANES ? threads / LANES : threads >> lanes_log2; };
+    const LogicalWarp<LANES> logical_warp = {lanes};
+    const unsigned index = blockIdx.x * rows_of(blockDim.x) + rows_of(threadIdx.x);  // less than 2^31 plus a CTA's rows
+    const bool active = index < tensors.M;  // inactive lanes take part in the shuffles
     // Accesses from this lane's first to the end of the row. A lane that stores in pairs looks one access back, so -1 keeps an inactive one from it.
     const int remaining = active ? tensors.N / V - lane : STORES_IN_PAIRS<Op> ? -1 : 0;
     const uint64_t policy = l2_policy<KEEP_IN_L2>();
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(SUB_WARP_THREADS, unaligned_min_ctas(K, Op::RE
         value[K * V][0] = Packed<typename Op::Element>::element(edge[0], 0);
 #pragma unroll
         for (int c = 0; c < K * V; ++c) value[c][0] = Packed<typename Op::Element>::element(operands[c / V].packed[0][c % V / E], c % E);
-        compute_in_place(row.op, value, Op::thread_maximum(operands, edge), LogicalWarp<LANES>{LANES, lane, 0, true});
+        compute_in_place(row.op, value, Op::thread_maximum(operands, edge), LogicalWarp<LANES>{LANES});
         if (!STORES_IN_PAIRS<Op> && !active) return;  // else the lane takes part in the exchange
 #pragma unroll
         for (int k = 0; k < K; ++k) {

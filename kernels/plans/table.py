@@ -1,6 +1,6 @@
 """Which family of launch plans is the fastest for a kind of rows, their length and their number: tables that `softbench tune` writes.
 
-A *family* is plans that differ only by the length and the number of rows, as `cluster 8 192 0`. The planner of a language makes
+A *family* is plans that differ only by the length and the number of rows, as `cluster 8 192`. The planner of a language makes
 a plan of it for exactly these rows, or none (`cuda/planner.cuh`, `triton/planner.py`). A *kind* is a pass, the bytes of an element and the
 alignment of rows. A kind has lines of lengths. A line has cells of what a launch reads for each SM, so a table also serves cards with
 other numbers of SMs.
@@ -35,7 +35,7 @@ Family = tuple[str | int, ...]
 """A tier and its numbers, which cuda/planner.cuh and triton/planner.py explain."""
 NUMBERS = {
     "cuda": {
-        "sub_warp": (4, 2), "staged": (2, 2), "block": (3, 1), "cluster": (3, 2), "cluster_bulk": (1, 1), "split_bulk": (5, 2),
+        "sub_warp": (3, 2), "staged": (2, 2), "block": (2, 2), "cluster": (2, 2), "cluster_bulk": (1, 1), "split_bulk": (4, 2),
         "split": (3, 2),
     },
     "triton": {"tile": (1, 1), "staged": (3, 3), "rows": (4, 4), "cluster": (3, 2), "split": (4, 3)},
@@ -129,7 +129,7 @@ def _of_card(language: str, path: Path, card: str, advice: str) -> dict[str, Any
 
 
 def lines_of(cells: Iterable[Cell]) -> list[str]:
-    """The lines of a kind as a file has them: `4096: 64 block 1 0 128; inf block 2 0 128`."""
+    """The lines of a kind as a file has them: `4096: 64 block 1 128; inf block 2 128`."""
     grouped = itertools.groupby(cells, lambda cell: cell.row_bytes)
     return [f"{most:.15g}: {'; '.join(f'{cell.kib_per_sm:.15g} {family_name(cell.family)}' for cell in of)}" for most, of in grouped]
 
@@ -176,7 +176,7 @@ def _ordered(language: str, name: str, lines: list[str]) -> tuple[Cell, ...]:
     try:
         cells = tuple(_cells(language, lines))
     except (ValueError, TypeError, AttributeError) as error:  # an earlier version wrote other lines
-        raise ValueError(f"{name!r} has other lines than '4096: 64 block 1 0 128; inf block 2 0 128': {error}") from None
+        raise ValueError(f"{name!r} has other lines than '4096: 64 block 1 128; inf block 2 128': {error}") from None
     inf = float("inf")
     ends = [(0.0, inf), *((cell.row_bytes, cell.kib_per_sm) for cell in cells)]
     rises = ((row < longer and kib == inf) or (row == longer and kib < more) for (row, kib), (longer, more) in itertools.pairwise(ends))
@@ -194,7 +194,7 @@ def _cells(language: str, lines: list[str]) -> Iterator[Cell]:
 
 
 def family_of(language: str, text: str) -> Family:
-    """The family that a table's file writes as `cluster 8 192 0`."""
+    """The family that a table's file writes as `cluster 8 192`."""
     tier, *numbers = text.split()
     given = [*map(int, numbers)]
     count, divisors = NUMBERS[language].get(tier, (-1, 0))

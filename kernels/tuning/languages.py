@@ -84,7 +84,7 @@ class Cuda:
     def plans(self, shape: Shape) -> Plans:
         library, found = launch._library("softmax", torch.cuda.current_device()), Plans()
         for family in FAMILIES[self.name]:
-            plan, numbers = launch.Plan(-1), (ctypes.c_int * 6)(*launch.family_numbers(family))
+            plan, numbers = launch.Plan(-1), (ctypes.c_int * 5)(*launch.family_numbers(family))
             if library.softbench_candidate(PASSES.index(shape.which), shape.size == 2, shape.M, shape.N, numbers, ctypes.addressof(plan)):
                 found.setdefault(tuple(getattr(plan, name) for name, *_ in plan._fields_), []).append(family)
         return found

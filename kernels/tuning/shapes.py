@@ -19,15 +19,13 @@ TIMED = {"cuda": (4, 4, 2), "triton": (4, 3, 1, 2)}
 HELD_OUT = 7
 """Every so many lengths, one is kept for the figure that tuning reports. It has no divisor of ten, so each pass has some."""
 CUDA = """
-sub_warp 1 128 0 1, sub_warp 1 128 8 0, sub_warp 1 128 16 1, sub_warp 2 128 0 1, sub_warp 2 128 8 1, sub_warp 2 128 16 1,
-sub_warp 3 64 0 1, sub_warp 3 128 0 1, sub_warp 3 128 4 1, sub_warp 3 128 8 1, sub_warp 4 128 0 1, sub_warp 4 128 4 1, sub_warp 4 128 8 1,
-sub_warp 5 64 0 1, staged 10 3072, staged 10 6144, staged 10 8192, staged 12 12288,
-block 1 0 128, block 2 0 16, block 2 0 128, block 2 96 128, block 4 0 128, block 8 0 128,
-cluster 2 256 0, cluster 4 128 0, cluster 4 256 0, cluster 4 320 0, cluster 8 16 0, cluster 8 96 0, cluster 8 128 0, cluster 8 256 0,
-cluster 12 16 0, cluster 12 128 0, cluster_bulk 16, split 2 512 1024, split 4 256 -400, split 4 256 1024, split 8 256 2048,
-split_bulk 8 256 -400 0 0, split_bulk 8 256 -400 0 100, split_bulk 8 256 -200 0 100, split_bulk 8 256 5000 0 100,
-split_bulk 8 256 5000 0 133, split_bulk 8 256 5400 21 100, split_bulk 24 128 5400 0 100, split_bulk 24 128 5400 1 133,
-split_bulk 24 256 -200 0 100, split_bulk 24 256 10950 0 133
+sub_warp 1 128 0, sub_warp 1 128 8, sub_warp 1 128 16, sub_warp 2 128 0, sub_warp 2 128 8, sub_warp 2 128 16, sub_warp 3 64 0, sub_warp 3 128 0,
+sub_warp 3 128 4, sub_warp 3 128 8, sub_warp 4 128 0, sub_warp 4 128 4, sub_warp 4 128 8, sub_warp 5 64 0,
+staged 10 3072, staged 10 6144, staged 10 8192, staged 12 12288, block 1 128, block 2 16, block 2 128, block 4 128, block 8 128,
+cluster 2 256, cluster 4 256, cluster 4 320, cluster 8 16, cluster 8 96, cluster 8 128, cluster 8 256, cluster 12 16, cluster 12 128,
+cluster_bulk 16, split 2 512 1024, split 4 256 -400, split 4 256 1024, split 8 256 2048,
+split_bulk 8 256 -400 100, split_bulk 8 256 -200 100, split_bulk 8 256 5000 100, split_bulk 8 256 5000 133, split_bulk 24 128 5400 100,
+split_bulk 24 256 -200 100, split_bulk 24 256 10950 133
 """
 TRITON = """
 tile 1, tile 2, staged 10 4 8192, staged 20 4 8192, rows 1 1 2 16, rows 2 1 1 16, rows 2 4 1 16, rows 2 8 1 16, rows 3 2 1 16,

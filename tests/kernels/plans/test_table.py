@@ -7,8 +7,8 @@ from softbench.kernels.cuda import launch
 from softbench.kernels.plans import table as tables
 from softbench.kernels.plans.table import Cell, Table, TableError, family_name, family_of, kind_of, lines_of, table, written
 
-KIND, INF, SPLIT = ("forward", 2, 16), float("inf"), ("split_bulk", 8, 256, -400, 0, 100)
-CELLS = {KIND: (Cell(4096, 64, ("block", 1, 0, 128)), Cell(4096, INF, ("block", 2, 0, 128)), Cell(INF, INF, SPLIT))}
+KIND, INF, SPLIT = ("forward", 2, 16), float("inf"), ("split_bulk", 8, 256, -400, 100)
+CELLS = {KIND: (Cell(4096, 64, ("block", 1, 128)), Cell(4096, INF, ("block", 2, 128)), Cell(INF, INF, SPLIT))}
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def chosen(monkeypatch, tmp_path):
 
 def test_a_table_is_read_as_it_was_written(chosen):
     assert chosen() == Table("mine", CELLS)
-    assert lines_of(CELLS[KIND]) == ["4096: 64 block 1 0 128; inf block 2 0 128", "inf: inf split_bulk 8 256 -400 0 100"]
+    assert lines_of(CELLS[KIND]) == ["4096: 64 block 1 128; inf block 2 128", "inf: inf split_bulk 8 256 -400 100"]
     assert lines_of([Cell(1 << 40, 1.5, SPLIT), Cell(1 << 40, 2, SPLIT)])[0].startswith(
-        "1099511627776: 1.5 split_bulk 8 256 -400 0 100; 2 "
+        "1099511627776: 1.5 split_bulk 8 256 -400 100; 2 "
     )
     assert family_of("cuda", family_name(SPLIT)) == SPLIT
 
@@ -65,7 +65,7 @@ def test_another_file_is_refused_in_one_line(chosen, text):
 
 
 def test_lines_of_an_earlier_version_are_told_from_todays(chosen):
-    with pytest.raises(TableError, match=r"'forward 2 16' has other lines than '4096: 64 block 1 0 128; inf block 2 0 128': 'list'"):
+    with pytest.raises(TableError, match=r"'forward 2 16' has other lines than '4096: 64 block 1 128; inf block 2 128': 'list'"):
         chosen(text=damaged([[None, [[None, "block 2 0 128"]]]]))
 
 

@@ -17,7 +17,7 @@ from softbench.kernels.tuning.fit import NOW, Timed, imagined, judge, table_of, 
 from softbench.kernels.tuning.shapes import FAMILIES, Shape, draw
 
 SMS = 132
-SHORT, LONG, LOSER = ("block", 2, 0, 128), ("cluster", 8, 128, 0), ("split", 4, 256, 1024)
+SHORT, LONG, LOSER = ("block", 2, 128), ("cluster", 8, 128), ("split", 4, 256, 1024)
 KIND = ("forward", 2, 16)
 
 
@@ -26,7 +26,7 @@ def timed(N, M, times):
 
 
 def test_families_are_numbers_of_the_planner_and_shapes_are_all_kinds():
-    assert all(len(family_numbers(family)) == 6 for family in FAMILIES["cuda"])
+    assert all(len(family_numbers(family)) == 5 for family in FAMILIES["cuda"])
     assert all(len(set(families)) == len(families) for families in FAMILIES.values())
     shapes = [draw(number, "cuda") for number in range(2000)]
     assert shapes[:3] == [draw(number, "cuda") for number in range(3)]
@@ -219,7 +219,7 @@ def test_a_language_that_gains_nothing_keeps_its_lines(tune, monkeypatch, tmp_pa
     inf = math.inf
     now = {
         "cuda": {
-            KIND: (Cell(4096, 64, ("block", 1, 0, 128)), Cell(4096, inf, ("block", 2, 0, 128)), Cell(inf, inf, ("split", 4, 256, 1024)))
+            KIND: (Cell(4096, 64, ("block", 1, 128)), Cell(4096, inf, ("block", 2, 128)), Cell(inf, inf, ("split", 4, 256, 1024)))
         }
     }
     now["triton"] = {KIND: (Cell(inf, inf, ("rows", 4, 1, 1, 16)),)}
