@@ -20,7 +20,7 @@ import triton.language as tl
 
 from .interpreter import INTERPRETED
 
-TILE_COLUMNS = 16384  # 64 KiB of float32, 16 elements a thread at 32 warps: a quarter of an SM's registers.
+TILE_COLUMNS = 16384  # of all inputs: 64 KiB of float32, 16 elements a thread at 32 warps: a quarter of an SM's registers.
 TILE_ELEMENTS = 2048  # of a tile of short rows: 16 a thread at 4 warps.
 LOOP_COLUMNS = 8192
 ELEMENTS_PER_THREAD = 16
@@ -91,11 +91,6 @@ def tile_of_rows(
     tl.store(y_ptr + rows[:, None] * y_stride + columns[None, :], y, mask=mask)
 
 
-@triton.jit
-def forward_tile(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    tile_of_rows(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
-
-
 @triton.jit(do_not_specialize=["M", "scale"])
 def loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale):
     row = tl.program_id(0).to(tl.int64)
@@ -128,11 +123,6 @@ def row_by_steps(x_ptr, y_ptr, N, BLOCK: tl.constexpr, LOG: tl.constexpr, scale)
         tl.store(y_ptr + start + columns, y, mask=mask)
 
 
-@triton.jit
-def forward_loop(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK: tl.constexpr):
-    loop_over_row(x_ptr, y_ptr, x_stride, y_stride, M, N, BLOCK, False, None)
-
-
 @triton.jit(do_not_specialize=["M", "scale"])
 def gradient_tile(
     dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N,
@@ -147,11 +137,6 @@ def gradient_tile(
     y = widen(tl.load(y_ptr + rows[:, None] * y_stride + columns[None, :], mask=mask, other=0.0, eviction_policy=POLICY))
     dx = slope(dy, y, tl.sum(dot_terms(dy, y, LOG), 1)[:, None], scale, LOG)
     tl.store(dx_ptr + rows[:, None] * dx_stride + columns[None, :], dx, mask=mask)
-
-
-@triton.jit
-def backward_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    gradient_tile(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK_M, BLOCK_N, "", False, None)
 
 
 @triton.jit(do_not_specialize=["M", "scale"])
@@ -180,11 +165,6 @@ def gradient_of_row(dy_ptr, y_ptr, dx_ptr, N, BLOCK: tl.constexpr, LOG: tl.const
         dy = widen(tl.load(dy_ptr + start + columns, mask=mask, other=0.0))
         y = widen(tl.load(y_ptr + start + columns, mask=mask, other=0.0))
         tl.store(dx_ptr + start + columns, slope(dy, y, dot, scale, LOG), mask=mask)
-
-
-@triton.jit
-def backward_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK: tl.constexpr):
-    gradient_loop(dy_ptr, y_ptr, dx_ptr, dy_stride, y_stride, dx_stride, M, N, BLOCK, False, None)
 
 
 def block_n(N: int) -> int:

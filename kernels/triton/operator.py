@@ -21,7 +21,7 @@ from ..common import registration, rows
 from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same, result_of_rows, row_inputs
 from ..common.softmax import Softmax
 from . import dispatch, row_operators
-from .generic import forward_tile
+from .generic import tile_of_rows
 from .interpreter import INTERPRETED
 from .traceable import (
     are_long,
@@ -127,7 +127,7 @@ def _tracing() -> bool:
 
 
 def _wrap_triton_enabled() -> bool:
-    return wrap_triton(forward_tile) is not forward_tile
+    return wrap_triton(tile_of_rows) is not tile_of_rows
 
 
 with contextlib.suppress(ImportError):  # newer torch: the same without the 4 us that wrapping a kernel takes

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from ..plans.table import Family, families, kind_of, table
+from .generic import TILE_COLUMNS
 from .launch_plan import (
     PROGRAM_SHARED,
     SECTOR_BYTES,
@@ -102,7 +103,7 @@ def invariant_plan(problem: Problem) -> Plan:
 
 def generic_plan(problem: Problem) -> Plan:
     """The plan of `generic.py`, which takes every problem."""
-    return Plan("loop" if 16384 // problem.reads < problem.N else "tile")
+    return Plan("loop" if TILE_COLUMNS // problem.reads < problem.N else "tile")
 
 
 def make_plan(problem: Problem, family: Family) -> Plan | None:

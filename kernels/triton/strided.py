@@ -42,14 +42,12 @@ class Tile(NamedTuple):
     threads: int
     keep: bool = True
     """Whether exponentials are computed once, and kept in registers: of 16 bits these take twice the registers of the elements."""
-    parts: int = 1
-    """Tiles of a program of the forward, one after the other."""
 
 
 @triton.jit
-def _columns(columns, inner, COLUMNS: tl.constexpr, PARTS: tl.constexpr = 1, part: tl.constexpr = 0):
-    """Columns (1, C) of a program, which has PARTS of them: their outers, their places there, and whether they exist."""
-    column = (tl.program_id(0) * PARTS + part).to(columns.dtype) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+def _columns(columns, inner, COLUMNS: tl.constexpr):
+    """Columns (1, C) of a program: their outers, their places there, and whether they exist."""
+    column = tl.program_id(0).to(columns.dtype) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     return (column // inner).to(tl.int64), (column % inner).to(tl.int64), column < columns
 
 
@@ -189,30 +187,14 @@ def _dot(dy, y, LOG: tl.constexpr, HIGH: tl.constexpr, PAIRS: tl.constexpr, DTYP
 @triton.jit(do_not_specialize=["x_outer", "x_row", "y_outer", "y_row", "R", "inner", "columns", "scale"])
 def forward_tile(
     x_ptr, y_ptr, x_outer, x_row, x_column, y_outer, y_row, y_column, R, inner, columns,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PARTS: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr,
     KEEP: tl.constexpr, LOG: tl.constexpr, scale,
 ):  # fmt: skip
     """Strides of outers and rows, `inner` and `columns`, count units of ALIGN columns: so the compiler knows alignments that no 16 divides.
-    With PAIRS a column is a pair of them. The next one of PARTS tiles is read before a tile is computed."""
+    With PAIRS a column is a pair of them."""
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS, PARTS, 0)
+    outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS)
     x = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
-    for part in tl.static_range(PARTS):
-        here = (outer, column, inside)
-        following = x
-        if part + 1 < PARTS:
-            outer, column, inside = _columns(columns * ALIGN, inner * ALIGN, COLUMNS, PARTS, part + 1)
-            following = _load(x_ptr, outer, column, (x_outer, x_row, x_column), inside, 0, R, ROWS, TILES, PAIRS, ALIGN, True)
-        _forward(x, y_ptr, here, (y_outer, y_row, y_column), R, ROWS, TILES, PAIRS, ALIGN, KEEP, LOG, scale, DTYPE)
-        x = following
-
-
-@triton.jit
-def _forward(
-    x, y_ptr, here, strides, R, ROWS: tl.constexpr, TILES: tl.constexpr, PAIRS: tl.constexpr, ALIGN: tl.constexpr, KEEP: tl.constexpr,
-    LOG: tl.constexpr, scale, DTYPE: tl.constexpr,
-):  # fmt: skip
-    """The results of the columns `here`, whose elements are x."""
     m, high_m = _maxima(x, PAIRS, DTYPE)
     again = x if KEEP else _again(x, m, high_m, PAIRS)
     factor, base = _exponent(m, scale)
@@ -227,8 +209,7 @@ def _forward(
     high_norm = _norm(high_s, high_m, high_factor, high_base, LOG) if PAIRS else norm
     if not KEEP:
         x = _again(x, s, high_s, PAIRS)
-    outer, column, inside = here
-    at, step = _address(y_ptr, outer, column, strides, 0, ROWS, PAIRS, ALIGN)
+    at, step = _address(y_ptr, outer, column, (y_outer, y_row, y_column), 0, ROWS, PAIRS, ALIGN)
     row = tl.arange(0, ROWS)[:, None]
     for k in tl.static_range(TILES):
         if LOG:
@@ -335,13 +316,11 @@ def prepare(tensors: tuple[torch.Tensor, ...], log: bool = False, tile: Tile | N
     columns = outers * inner // unit
     strides = strides_in_units(tensors, align)
     forward = len(tensors) == 2
-    parts, keep = ((tile.parts,), (tile.keep and not log,)) if forward else ((), ())
-    constants = tile.rows, tile.columns, tile.tiles, *parts, pairs, align // unit, *keep, log
+    keep = (tile.keep and not log,) if forward else ()
+    constants = tile.rows, tile.columns, tile.tiles, pairs, align // unit, *keep, log
     options = {"num_warps": tile.threads // WARP, **CONTRACTION}
     kernel = forward_tile if forward else backward_tile
-    return Launch(
-        kernel, triton.cdiv(columns, tile.columns * tile.parts), (*strides, R, inner // align, outers * inner // align, *constants), options
-    )
+    return Launch(kernel, triton.cdiv(columns, tile.columns), (*strides, R, inner // align, outers * inner // align, *constants), options)
 
 
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], tuple[Any, ...]]] = {}

@@ -19,8 +19,8 @@ TIMED = {"cuda": (4, 4, 2), "triton": (4, 3, 1, 2)}
 HELD_OUT = 7
 """Every so many lengths, one is kept for the figure that tuning reports. It has no divisor of ten, so each pass has some."""
 CUDA = """
-sub_warp 1 128 0, sub_warp 1 128 8, sub_warp 1 128 16, sub_warp 2 128 0, sub_warp 2 128 8, sub_warp 2 128 16, sub_warp 3 64 0, sub_warp 3 128 0,
-sub_warp 3 128 4, sub_warp 3 128 8, sub_warp 4 128 0, sub_warp 4 128 4, sub_warp 4 128 8, sub_warp 5 64 0,
+sub_warp 1 128 0, sub_warp 1 128 8, sub_warp 1 128 16, sub_warp 2 128 0, sub_warp 2 128 8, sub_warp 2 128 16, sub_warp 3 64 0,
+sub_warp 3 128 0, sub_warp 3 128 4, sub_warp 3 128 8, sub_warp 4 128 0, sub_warp 4 128 4, sub_warp 4 128 8, sub_warp 5 64 0,
 staged 10 3072, staged 10 6144, staged 10 8192, staged 12 12288, block 1 128, block 2 16, block 2 128, block 4 128, block 8 128,
 cluster 2 256, cluster 4 256, cluster 4 320, cluster 8 16, cluster 8 96, cluster 8 128, cluster 8 256, cluster 12 16, cluster 12 128,
 cluster_bulk 16, split 2 512 1024, split 4 256 -400, split 4 256 1024, split 8 256 2048,
