@@ -21,7 +21,7 @@ import torch
 from card_limits import RESERVED, SM_REGISTERS, Card, Operand
 
 LARGE = 32 << 20  # bytes that a launch reads, from which the kernels keep them in L2
-MOST_SPILLED = {"forward_rows": 8, "backward_cluster": 24, "backward_split": 16, "fused_rows": 16, "fused_cluster": 176}
+MOST_SPILLED = {"forward_rows": 8, "backward_cluster": 24, "backward_split": 16, "fused_rows": 16, "fused_rows of a cluster": 176}
 MOST_SPILLED |= {"forward_scores": 96, "backward_scores": 32}
 """Kernels that are known to spill with some plans, and how many bytes of a thread."""
 
@@ -43,6 +43,8 @@ class Launch:
     def most_spilled(self) -> int:
         """Bytes of a thread that the kernel may spill. `forward_rows` does so with log_softmax only."""
         name = self.kernel.__name__
+        if name == "fused_rows" and "num_ctas" in self.options:
+            name += " of a cluster"
         return 0 if name == "forward_rows" and not self.told.startswith("log_") else MOST_SPILLED.get(name, 0)
 
     @property

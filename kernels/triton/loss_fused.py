@@ -1,6 +1,6 @@
-"""Kernels of the fused pass of cross entropy: loss and gradient of each row. They read x once and write dx once.
+"""The kernel of the fused pass of cross entropy: loss and gradient of each row. It reads x once and writes dx once.
 
-They are the tiers rows and cluster of softmax's forward (`forward.py`) with another result, and take the same plans. After the gradient of
+It has the tiers rows and cluster of softmax's forward (`forward.py`) with another result, and takes the same plans. After the gradient of
 all columns is stored, one thread stores that of the target again. So no other element compares its column with the target's.
 
 dx may be x itself. Each thread writes only elements that it has read before. The logit of the target is read before the barrier of
@@ -90,66 +90,30 @@ def write_gradient(
     return below, slope(x_target, m, norm, share_dx, hot * dloss, softcap, inverse), kept
 
 
-@triton.jit(do_not_specialize=["x_stride", "dx_stride", "N", "ignore_index", "hot", "share", "z_loss", "softcap", "inverse"])
-def fused_rows(
-    x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, x_stride, dx_stride, N, ignore_index, hot, share, z_loss, softcap, inverse,
-    TILES: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr,
-):  # fmt: skip
-    """A row a program, in TILES tiles of THREADS vectors of 16 bytes (VECTOR elements)."""
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    x_row = x_ptr + row * x_stride * UNIT
-    dx_row = dx_ptr + row * dx_stride * UNIT
-    offset, first, end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
-    start = offset * 0
-    target = tl.load(target_ptr + row)
-    edge = None
-    edge_at = None
-    edges = None
-    if BASE_ALIGNMENT > 0:
-        edge_at, edges = edge_columns(N, offset, first, end, VECTOR, THREADS)
-        edge = tl.load(x_row[:, None] + edge_at, mask=edges, other=MINUS_INFINITY).to(tl.float32)
-    x = load_tiles(word_pointers(x_row, offset, 4), first, end, start, padding(DTYPE), TILES, THREADS, 4, BASE_ALIGNMENT, KEEP_IN_L2)
-    column = column_of(target, N * UNIT)
-    x_target = tl.load(x_row + column).to(tl.float32)[:, None]
-    m, s = thread_partial(x, edge, edges, N, first, end, start, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT)
-    m, s = block_reduce(m, s, None)
-    below, at_target, kept = write_gradient(
-        dx_row, x, edge, edge_at, edges, m, s, x_target, target, N * UNIT, offset, first, end, start,
-        dloss_ptr, ignore_index, hot, share, z_loss, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT,
-    )  # fmt: skip
-    d = s
-    if share is not None:
-        d = tl.sum(below, 1)[:, None]
-    z_target = capped(x_target, softcap, inverse)
-    loss, _lse = row_loss(m, s, d, z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
-    store_first((loss_ptr + row)[:, None], loss, row[:, None] >= 0)
-    after = barrier_zero(N)
-    store_first((dx_row + column + after)[:, None], at_target, kept & (target == column)[:, None])
-
-
 @triton.jit(
     do_not_specialize=[
         "x_stride", "dx_stride", "N", "chunk", "stagger_rows", "stagger_cycles",
         "ignore_index", "hot", "share", "z_loss", "softcap", "inverse",
     ]
 )  # fmt: skip
-def fused_cluster(
+def fused_rows(
     x_ptr, target_ptr, dx_ptr, loss_ptr, dloss_ptr, below_ptr, x_stride, dx_stride, N, chunk, stagger_rows, stagger_cycles,
     ignore_index, hot, share, z_loss, softcap, inverse,
     TILES: tl.constexpr, CTAS: tl.constexpr, THREADS: tl.constexpr, VECTOR: tl.constexpr, BASE_ALIGNMENT: tl.constexpr,
     KEEP_IN_L2: tl.constexpr,
 ):  # fmt: skip
-    """A row a cluster of CTAS CTAs, each with `chunk` <= TILES * THREADS vectors.
+    """A row a program, or a cluster of CTAS CTAs, each with `chunk` <= TILES * THREADS vectors of 16 bytes (VECTOR elements).
 
-    With label smoothing each CTA stores its part of sum(max - z) to `below_ptr`, (M, CTAS), and the loss lacks share times the whole sum.
+    With label smoothing each CTA of a cluster stores its part of sum(max - z) to `below_ptr`, (M, CTAS), and the loss lacks share times the
+    whole sum.
     """
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     UNIT: tl.constexpr = 1 if BASE_ALIGNMENT > 0 else VECTOR
     rank = tl.arange(0, CTAS)
-    cluster_arrive(rank, CTAS)
-    row_number = staggered_start(tl.program_id(0), stagger_rows, stagger_cycles)
+    row_number = tl.program_id(0)
+    if CTAS > 1:
+        cluster_arrive(rank, CTAS)
+        row_number = staggered_start(row_number, stagger_rows, stagger_cycles)
     row = row_number.to(tl.int64) + rank * 0
     x_row = x_ptr + row * x_stride * UNIT
     dx_row = dx_ptr + row * dx_stride * UNIT
@@ -169,19 +133,26 @@ def fused_cluster(
     x_target = tl.load(x_row + column).to(tl.float32)[:, None]
     m, s = thread_partial(x, edge, edges, N, first, end, start, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT)
     m, s = block_reduce(m, s, None)
-    m, s = cluster_exchange(m, s, None, CTAS)
+    if CTAS > 1:
+        m, s = cluster_exchange(m, s, None, CTAS)
     below, at_target, kept = write_gradient(
         dx_row, x, edge, edge_at, edges, m, s, x_target, target, N * UNIT, offset, first, end, start,
         dloss_ptr, ignore_index, hot, share, z_loss, softcap, inverse, THREADS, DTYPE, BASE_ALIGNMENT,
     )  # fmt: skip
+    d = tl.zeros_like(m)
     if share is not None:
-        of_cta = tl.where(kept, tl.sum(below, 1)[:, None], 0.0) + tl.zeros_like(m)
-        store_first((below_ptr + row * CTAS + rank)[:, None], of_cta, row[:, None] >= 0)
-    vector = (offset + column) // VECTOR
-    whole = (vector >= first) & (vector < row_end)
-    owner = tl.where(whole, (vector >= start) & (vector < end), rank == 0)[:, None]
+        of_cta = tl.where(kept, tl.sum(below, 1)[:, None], 0.0) + d
+        if CTAS > 1:
+            store_first((below_ptr + row * CTAS + rank)[:, None], of_cta, row[:, None] >= 0)
+        else:
+            d = of_cta
+    owner = (rank == 0)[:, None]
+    if CTAS > 1:
+        vector = (offset + column) // VECTOR
+        whole = (vector >= first) & (vector < row_end)
+        owner = tl.where(whole, (vector >= start) & (vector < end), rank == 0)[:, None]
     z_target = capped(x_target, softcap, inverse)
-    loss, _lse = row_loss(m, s, tl.zeros_like(m), z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
+    loss, _lse = row_loss(m, s, d, z_target, N * UNIT, target[:, None], ignore_index, hot, share, z_loss)
     store_first((loss_ptr + row)[:, None], loss, owner)
     after = barrier_zero(N)
     store_first((dx_row + column + after)[:, None], at_target, owner & kept & (target == column)[:, None])

@@ -34,7 +34,7 @@ from .dispatch import DEVICE_TYPES, with_stable_key
 from .generic import CONTRACTION, block_m, block_n, warps
 from .grid_exchange import workspace
 from .launch_plan import VECTOR_BYTES, WARP, Plan, Problem, chunk_of
-from .loss_fused import fused_cluster, fused_rows
+from .loss_fused import fused_rows
 from .loss_stream import FIELDS, gradient_of_row, reduce_row, reduce_row_by_element
 from .loss_tiles import fused_tile, gradient_tile, reduction_tile
 from .staggered_start import stagger
@@ -341,13 +341,11 @@ def _fused(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Opti
     sizes = dispatch._strides_and_N(problem, plan, strides)
     numbers = options.numbers(problem.N)
     layout = plan.threads, plan.vector_elements, plan.base_alignment, problem.keep_in_l2
-    if plan.tier == "rows":
-        return Prepared(fused_rows, problem.M, (*sizes, *numbers, plan.tiles, *layout), dispatch._options(plan))
     arguments = *sizes, chunk_of(problem, plan), *stagger(problem, plan), *numbers, plan.tiles, plan.cluster_ctas, *layout
-    share = options.label_smoothing / problem.N
+    ctas = {"num_ctas": plan.cluster_ctas} if plan.tier == "cluster" else {}
+    share = options.label_smoothing / problem.N if ctas else 0.0
     floats = problem.M * plan.cluster_ctas if share else 0
-    ctas = {"num_ctas": plan.cluster_ctas}
-    return Prepared(fused_cluster, problem.M, arguments, dispatch._options(plan, **ctas), floats, places=1, share=share)
+    return Prepared(fused_rows, problem.M, arguments, dispatch._options(plan, **ctas), floats, places=1, share=share)
 
 
 def _reduction(problem: Problem, plan: Plan, strides: tuple[int, ...], options: Options) -> Prepared:

@@ -45,7 +45,6 @@ KERNELS = {
 }
 OF_HOPPER = {
     "rows": {"forward_cluster", "backward_cluster", "forward_staged", "backward_staged"},
-    "losses": {"fused_cluster"},
     "scores": {"forward_causal", "backward_causal"},
 }
 
