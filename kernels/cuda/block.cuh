@@ -33,21 +33,11 @@ __global__ void __launch_bounds__(BLOCK_MAX_THREADS<Op, K, T, KEEP_IN_L2>, block
     uint32_t edge[Op::READS];
     row.load_edge(edge_index, edge);
     Operands<Op::READS> operands[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = thread + k * int(blockDim.x);
-        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < row.end);
-    }
+    load_vectors(operands, row, thread, blockDim.x, row.end);
     const Partial thread_partial = row.op.init_partial(operands, edge);
     const typename Op::Total total = row.op.finalize(block_reduce<T>(row.op, thread_partial, warp_partials));
     rematerialize<Op>(operands, base_alignment == 0);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = thread + k * int(blockDim.x);
-        if constexpr (IN_PAIRS) {
-            if (warp_has_vector(i, row.first, row.end)) row.op.write(row.pair_target(i, row.first, row.end), operands[k], total, thread_partial);
-        } else if ((NO_EDGES || i >= row.first) && i < row.end) row.write(i, operands[k], total, thread_partial);
-    }
+    write_vectors<IN_PAIRS, false>(row, operands, nullptr, total, thread_partial, thread, blockDim.x, row.end);
     row.write_edge(edge_index, edge, total);
 }
 

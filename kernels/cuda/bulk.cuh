@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     static_assert(K % STAGE_VECTORS == 0);
     extern __shared__ __align__(LINE_BYTES) unsigned char dynamic[];
     __shared__ Partial warp_partials[2][MAX_WARPS];
-    __shared__ Message mailbox[MAX_CLUSTER];
-    __shared__ uint64_t exchange_barrier, stage_barriers[MAX_STAGES];
+    __shared__ ClusterExchange exchange;
+    __shared__ uint64_t stage_barriers[MAX_STAGES];
     // What only the second pass needs is saved here, so that the registers hold vectors: where results go, and the edge elements.
     __shared__ typename Op::Out* saved_target;
     __shared__ const uint4* saved_source[R];  // of the vectors that go to shared memory
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
     __shared__ uint32_t saved_edge[EDGE_THREADS][R];
     __shared__ int timed_out;
     __shared__ uint32_t saved_tag;
-    const int thread = threadIdx.x, lane = thread % WARP;
+    const int thread = threadIdx.x;
     const int index = int(blockIdx.x / unsigned(size)), rank = OVER_GRID ? int(blockIdx.x) - index * size : size > 1 ? cluster_rank() : 0;
     uint32_t tag = 0;
     if (OVER_GRID && thread == 0) {  // only one thread: a thousand warps that read one cache line wait for each other
@@ -51,14 +51,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
         tag = launch_tag(workspace);
         prefetch_l2(workspace->slots + int64_t(index) * size + rank);  // otherwise polls wait for memory and not for the Partial
     }
-    if (!OVER_GRID && size > 1) {  // announces that this CTA's barrier is ready; the wait for the other CTAs comes after the loads
-        if (thread == 0) {
-            barrier_init(&exchange_barrier);
-            barrier_inits_done();
-            barrier_expect(&exchange_barrier, sizeof(Message) * size);
-        }
-        cluster_arrive();
-    }
+    if (!OVER_GRID && size > 1) exchange.begin(size);
     staggered_start(stagger, index);
     const Row<Op, false, KEEP_IN_L2> row(tensors, index, base_alignment, OVER_GRID && leave_first);
     const int begin = rank * chunk, end = min(row.end, begin + chunk);
@@ -148,14 +141,7 @@ __global__ void __launch_bounds__(T, bulk_min_ctas(THREAD_VECTORS, T))
             write_edges(total);
             return;
         }
-    } else if (size > 1) {
-        cluster_wait();
-        if (thread < size) send_partial(&mailbox[saved_rank], &exchange_barrier, thread, partial);
-        barrier_wait(&exchange_barrier, 0);
-        const int other = lane % MAX_CLUSTER;
-        partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
-        partial = row.op.reduce_replicated(partial, MAX_CLUSTER);
-    }
+    } else if (size > 1) partial = exchange.merge(row.op, partial, saved_rank, size);
 
     const typename Op::Total total = row.op.finalize(partial);
     rematerialize<Op>(operands, base_alignment == 0);

@@ -90,17 +90,11 @@ __global__ void __launch_bounds__(COLUMN_THREADS, K * Op::READS < 8 ? 3 : ARCHIT
     __shared__ Partial warp_partials[MAX_WARPS];
     int rank = 0, index = blockIdx.x;
 #if SOFTBENCH_CLUSTERS
-    __shared__ Message mailbox[MAX_CLUSTER];
-    __shared__ uint64_t exchange_barrier;
-    if (size > 1) {  // as in cluster.cuh
+    __shared__ ClusterExchange exchange;
+    if (size > 1) {
         rank = cluster_rank();
         index = cluster_index();
-        if (threadIdx.x == 0) {
-            barrier_init(&exchange_barrier);
-            barrier_inits_done();
-            barrier_expect(&exchange_barrier, sizeof(Message) * size);
-        }
-        cluster_arrive();
+        exchange.begin(size);
     }
 #endif
     const int lane = threadIdx.x % WARP, warp = rank * int(blockDim.x / WARP) + int(threadIdx.x) / WARP, start = warp * K * WARP + lane;
@@ -121,14 +115,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS, K * Op::READS < 8 ? 3 : ARCHIT
     }
     partial = block_reduce<COLUMN_THREADS>(row.op, partial, warp_partials);
 #if SOFTBENCH_CLUSTERS
-    if (size > 1) {
-        cluster_wait();
-        if (int(threadIdx.x) < size) send_partial(&mailbox[rank], &exchange_barrier, threadIdx.x, partial);
-        barrier_wait(&exchange_barrier, 0);
-        const int other = lane % MAX_CLUSTER;
-        partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
-        partial = row.op.reduce_replicated(partial, MAX_CLUSTER);
-    }
+    if (size > 1) partial = exchange.merge(row.op, partial, rank, size);
 #endif
     const typename Op::Total total = row.op.finalize(partial);
     auto write_part = [&](int i, const Operands<R>& operands) {

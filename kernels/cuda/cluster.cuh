@@ -26,15 +26,9 @@ __global__ void __launch_bounds__(T, CLUSTER_MIN_CTAS<Op, K, T>)
     cluster(Tensors<Op> tensors, int size, int base_alignment, Stagger stagger) {
 #if SOFTBENCH_CLUSTERS
     __shared__ Partial warp_partials[MAX_WARPS];
-    __shared__ Message mailbox[MAX_CLUSTER];
-    __shared__ uint64_t exchange_barrier;
-    const int thread = threadIdx.x, lane = thread % WARP, rank = cluster_rank(), start = rank * K * int(blockDim.x) + thread;
-    if (thread == 0) {
-        barrier_init(&exchange_barrier);
-        barrier_inits_done();
-        barrier_expect(&exchange_barrier, sizeof(Message) * size);
-    }
-    cluster_arrive();  // this CTA's barrier is ready; the wait for the other CTAs comes after the loads
+    __shared__ ClusterExchange exchange;
+    const int rank = cluster_rank(), start = rank * K * int(blockDim.x) + int(threadIdx.x);
+    exchange.begin(size);
     const int index = cluster_index();
     staggered_start(stagger, index);
     const Row<Op, NO_EDGES, KEEP_IN_L2> row(tensors, index, base_alignment);
@@ -42,38 +36,16 @@ __global__ void __launch_bounds__(T, CLUSTER_MIN_CTAS<Op, K, T>)
     uint32_t edge[Op::READS];
     row.load_edge(edge_index, edge);
     Operands<Op::READS> operands[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = start + k * int(blockDim.x);
-        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < row.end);
-    }
+    load_vectors(operands, row, start, blockDim.x, row.end);
     constexpr bool CACHED = CACHES_EXPONENTIALS<Op, K>;
     float exponentials[CACHED ? K * Op::V : 1];
     Partial thread_partial;
     if constexpr (CACHED) thread_partial = row.op.init_partial(operands, edge, exponentials);
     else thread_partial = row.op.init_partial(operands, edge);
-    Partial partial = block_reduce<T>(row.op, thread_partial, warp_partials);
-    cluster_wait();
-    if (thread < size) send_partial(&mailbox[rank], &exchange_barrier, thread, partial);
-    barrier_wait(&exchange_barrier, 0);  // all messages have come: no CTA writes here any more, and this CTA may exit
-    const int other = lane % MAX_CLUSTER;
-    partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
-    const typename Op::Total total = row.op.finalize(row.op.reduce_replicated(partial, MAX_CLUSTER));
+    const Partial partial = block_reduce<T>(row.op, thread_partial, warp_partials);
+    const typename Op::Total total = row.op.finalize(exchange.merge(row.op, partial, rank, size));
     if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = start + k * int(blockDim.x);
-        if constexpr (STORES_IN_PAIRS<Op>) {
-            if (!warp_has_vector(i, row.first, row.end)) continue;
-            const PairTarget pair = row.pair_target(i, row.first, row.end);
-            if constexpr (CACHED) row.op.write(pair, exponentials + k * Op::V, total, thread_partial);
-            else row.op.write(pair, operands[k], total, thread_partial);
-            continue;
-        }
-        if (!((NO_EDGES || i >= row.first) && i < row.end)) continue;
-        if constexpr (CACHED) row.op.write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
-        else row.write(i, operands[k], total, thread_partial);
-    }
+    write_vectors<STORES_IN_PAIRS<Op>, CACHED>(row, operands, exponentials, total, thread_partial, start, blockDim.x, row.end);
     row.write_edge(edge_index, edge, total);
 #endif
 }

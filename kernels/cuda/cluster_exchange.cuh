@@ -59,6 +59,31 @@ __device__ __forceinline__ void send_partial(Message* mailbox, uint64_t* barrier
                  : "memory");
 }
 
+// What a CTA needs to merge the Partials of its cluster: a message from each CTA.
+struct ClusterExchange {
+    Message mailbox[MAX_CLUSTER];
+    uint64_t barrier;
+
+    // Announces that this CTA's barrier is ready. The wait for the other CTAs comes after the loads.
+    __device__ __forceinline__ void begin(int size) {
+        if (threadIdx.x == 0) {
+            barrier_init(&barrier);
+            barrier_inits_done();
+            barrier_expect(&barrier, sizeof(Message) * size);
+        }
+        cluster_arrive();
+    }
+    // Each thread has the CTA's Partial, and gets the cluster's. All messages to this CTA have come then, so it may exit.
+    template <typename Op> __device__ __forceinline__ Partial merge(const Op& op, Partial partial, int rank, int size) {
+        cluster_wait();
+        if (int(threadIdx.x) < size) send_partial(&mailbox[rank], &barrier, threadIdx.x, partial);
+        barrier_wait(&barrier, 0);
+        const int other = threadIdx.x % MAX_CLUSTER;
+        partial = other < size ? Partial{mailbox[other].maximum, mailbox[other].sum} : Op::identity();
+        return op.reduce_replicated(partial, MAX_CLUSTER);
+    }
+};
+
 #endif
 
 }  // namespace softbench

@@ -188,4 +188,33 @@ __device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, con
     }
 }
 
+// Loads a thread's vectors of a row before `end`: from `start` on, `step` vectors apart.
+template <typename Op, bool NO_EDGES, bool KEEP_IN_L2, int K>
+__device__ __forceinline__ void load_vectors(Operands<Op::READS> (&operands)[K], const Row<Op, NO_EDGES, KEEP_IN_L2>& row, int start, int step, int end) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int i = start + k * step;
+        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < end);
+    }
+}
+// Stores their results. CACHED: init_partial has stored `exponentials`.
+template <bool IN_PAIRS, bool CACHED, typename Op, bool NO_EDGES, bool KEEP_IN_L2, int K>
+__device__ __forceinline__ void write_vectors(const Row<Op, NO_EDGES, KEEP_IN_L2>& row, const Operands<Op::READS> (&operands)[K], [[maybe_unused]] const float* exponentials,
+                                              typename Op::Total total, Partial thread_partial, int start, int step, int end) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const int i = start + k * step;
+        if constexpr (IN_PAIRS) {
+            if (!warp_has_vector(i, row.first, end)) continue;
+            const PairTarget pair = row.pair_target(i, row.first, end);
+            if constexpr (CACHED) row.op.write(pair, exponentials + k * Op::V, total, thread_partial);
+            else row.op.write(pair, operands[k], total, thread_partial);
+            continue;
+        }
+        if (!((NO_EDGES || i >= row.first) && i < end)) continue;
+        if constexpr (CACHED) row.op.write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
+        else row.write(i, operands[k], total, thread_partial);
+    }
+}
+
 }  // namespace softbench

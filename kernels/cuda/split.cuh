@@ -52,11 +52,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     uint32_t edge[R];
     if constexpr (!EDGES_LATE) row.load_edge(edge_index, edge);
     Operands<R> operands[K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        int i = start + k * T;
-        load_operands(operands[k], row, i, (NO_EDGES || i >= row.first) && i < end);
-    }
+    load_vectors(operands, row, start, T, end);
     uint4* smem = reinterpret_cast<uint4*>(dynamic) + thread;
     for (int s = 0; !CHUNK_IN_REGISTERS && s < smem_per_thread; ++s) {
         int i = smem_start + s * T;
@@ -106,20 +102,7 @@ __global__ void __launch_bounds__(SPLIT_THREADS, 2)
     if (!recompute) {
         total = row.op.finalize(partial);
         if (!CACHED) rematerialize<Op>(operands, base_alignment == 0);
-#pragma unroll
-        for (int k = 0; k < K; ++k) {
-            int i = start + k * T;
-            if constexpr (STORES_IN_PAIRS<Op>) {
-                if (!warp_has_vector(i, row.first, end)) continue;
-                const PairTarget pair = row.pair_target(i, row.first, end);
-                if constexpr (CACHED) row.op.write(pair, exponentials + k * Op::V, total, thread_partial);
-                else row.op.write(pair, operands[k], total, thread_partial);
-                continue;
-            }
-            if (!((NO_EDGES || i >= row.first) && i < end)) continue;
-            if constexpr (CACHED) row.op.write(row.target + int64_t(i) * Op::V, exponentials + k * Op::V, total, thread_partial);
-            else row.write(i, operands[k], total, thread_partial);
-        }
+        write_vectors<STORES_IN_PAIRS<Op>, CACHED>(row, operands, exponentials, total, thread_partial, start, T, end);
 #pragma unroll 1
         for (int s = 0; s < in_smem; s += SMEM_VECTORS_AT_ONCE / R) {
             Operands<R> batch[SMEM_VECTORS_AT_ONCE / R];
