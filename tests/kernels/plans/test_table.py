@@ -28,9 +28,7 @@ def chosen(monkeypatch, tmp_path):
 def test_a_table_is_read_as_it_was_written(chosen):
     assert chosen() == Table("mine", CELLS)
     assert lines_of(CELLS[KIND]) == ["4096: 64 block 1 128; inf block 2 128", "inf: inf split_bulk 8 256 -400 100"]
-    assert lines_of([Cell(1 << 40, 1.5, SPLIT), Cell(1 << 40, 2, SPLIT)])[0].startswith(
-        "1099511627776: 1.5 split_bulk 8 256 -400 100; 2 "
-    )
+    assert lines_of([Cell(1 << 40, 1.5, SPLIT), Cell(1 << 40, 2, SPLIT)])[0].startswith("1099511627776: 1.5 split_bulk 8 256 -400 100; 2 ")
     assert family_of("cuda", family_name(SPLIT)) == SPLIT
 
 

@@ -217,11 +217,7 @@ def test_two_tunings_of_a_card_and_a_folder_that_cannot_be_written_end_with_one_
 
 def test_a_language_that_gains_nothing_keeps_its_lines(tune, monkeypatch, tmp_path):
     inf = math.inf
-    now = {
-        "cuda": {
-            KIND: (Cell(4096, 64, ("block", 1, 128)), Cell(4096, inf, ("block", 2, 128)), Cell(inf, inf, ("split", 4, 256, 1024)))
-        }
-    }
+    now = {"cuda": {KIND: (Cell(4096, 64, ("block", 1, 128)), Cell(4096, inf, ("block", 2, 128)), Cell(inf, inf, ("split", 4, 256, 1024)))}}
     now["triton"] = {KIND: (Cell(inf, inf, ("rows", 4, 1, 1, 16)),)}
     (tmp_path / "now.json").write_text(tables.written("a card", 90, now, ""))
     monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "now.json"))
