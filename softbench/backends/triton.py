@@ -14,11 +14,11 @@ INTERPRETED_ROWS = 32  # the interpreter takes about a millisecond per program
 
 def _interpreter_trouble() -> str | None:
     """Why Triton's interpreter cannot run a loop here, found by running one; None if it can."""
-    from softbench.kernels.triton.generic import forward_loop
+    from softbench.kernels.triton.generic import loop_over_row
 
     x = torch.zeros(1, 32)
     try:
-        forward_loop[(1,)](x, torch.empty_like(x), 32, 32, 1, 32, 16)
+        loop_over_row[(1,)](x, torch.empty_like(x), 32, 32, 1, 32, 16, False, None)
     except Exception as error:  # the interpreter can raise anything
         return f"Triton's interpreter fails here ({one_line(str(error), 120)}); Triton 3.6's needs: pip install 'numpy<2.5'"
     return None
