@@ -171,20 +171,8 @@ template <typename Op, bool NO_EDGES, bool KEEP_IN_L2>
 __device__ __forceinline__ void load_operands(Operands<Op::READS>& operands, const Row<Op, NO_EDGES, KEEP_IN_L2>& row, int i, bool inside) {
 #pragma unroll
     for (int r = 0; r < Op::READS; ++r) {
-        if constexpr (KEEP_IN_L2 || BEFORE_HOPPER) {  // the load replaces the padding
-            uint32_t(&packed)[4] = operands.packed[r];
-            assign(packed, padding_vector<Op>());
-            if constexpr (KEEP_IN_L2)
-                asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%5], %6;\n}"
-                             : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
-                             : "r"(unsigned(inside)), "l"(row.vector(r, i)), "l"(row.policy));
-            else
-                asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %4, 0;\n@p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
-                             : "+r"(packed[0]), "+r"(packed[1]), "+r"(packed[2]), "+r"(packed[3])
-                             : "r"(unsigned(inside)), "l"(row.vector(r, i)));
-        } else {
-            assign(operands.packed[r], inside ? *row.vector(r, i) : padding_vector<Op>());
-        }
+        if constexpr (KEEP_IN_L2 || BEFORE_HOPPER) load16_if<KEEP_IN_L2>(inside, operands.packed[r], Op::padding(), row.vector(r, i), row.policy);
+        else assign(operands.packed[r], inside ? *row.vector(r, i) : padding_vector<Op>());
     }
 }
 
