@@ -28,34 +28,27 @@ template <> struct Packed<float> {
         return __float_as_uint(fminf(__uint_as_float(a), __uint_as_float(b)));
     }
 };
-template <> struct Packed<__half> {
+template <typename Pair> struct PackedPair {
     static constexpr int ELEMENTS = 2;
+    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
+        Pair pair = __hmax2(reinterpret_cast<Pair&>(a), reinterpret_cast<Pair&>(b));
+        return reinterpret_cast<uint32_t&>(pair);
+    }
+    static __device__ __forceinline__ uint32_t elementwise_min(uint32_t a, uint32_t b) {
+        Pair pair = __hmin2(reinterpret_cast<Pair&>(a), reinterpret_cast<Pair&>(b));
+        return reinterpret_cast<uint32_t&>(pair);
+    }
+};
+template <> struct Packed<__half> : PackedPair<__half2> {
     static constexpr uint32_t MINUS_INFINITY_BITS = 0xfc00fc00u;
     static __device__ __forceinline__ float element(uint32_t packed, int i) {
         __half2 pair = reinterpret_cast<const __half2&>(packed);
         return i == 0 ? __low2float(pair) : __high2float(pair);
     }
-    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
-        __half2 pair = __hmax2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
-        return reinterpret_cast<uint32_t&>(pair);
-    }
-    static __device__ __forceinline__ uint32_t elementwise_min(uint32_t a, uint32_t b) {
-        __half2 pair = __hmin2(reinterpret_cast<__half2&>(a), reinterpret_cast<__half2&>(b));
-        return reinterpret_cast<uint32_t&>(pair);
-    }
 };
-template <> struct Packed<__nv_bfloat16> {
-    static constexpr int ELEMENTS = 2;
+template <> struct Packed<__nv_bfloat16> : PackedPair<__nv_bfloat162> {
     static constexpr uint32_t MINUS_INFINITY_BITS = 0xff80ff80u;
     static __device__ __forceinline__ float element(uint32_t packed, int i) { return __uint_as_float(i == 0 ? packed << 16 : packed & 0xffff0000u); }
-    static __device__ __forceinline__ uint32_t elementwise_max(uint32_t a, uint32_t b) {
-        __nv_bfloat162 pair = __hmax2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-        return reinterpret_cast<uint32_t&>(pair);
-    }
-    static __device__ __forceinline__ uint32_t elementwise_min(uint32_t a, uint32_t b) {
-        __nv_bfloat162 pair = __hmin2(reinterpret_cast<__nv_bfloat162&>(a), reinterpret_cast<__nv_bfloat162&>(b));
-        return reinterpret_cast<uint32_t&>(pair);
-    }
 };
 
 __device__ __forceinline__ float to_float(float v) { return v; }
