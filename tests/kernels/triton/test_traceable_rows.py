@@ -59,7 +59,7 @@ for dtype in UNIT:
 assert {tier for tier, _ in seen} == {"rows", "tile"}, seen
 UNIT[torch.float64] = UNIT[torch.float32]
 check(1, 2300, torch.float64, 0, 0, 0, False)
-for x_offset, y_offset, pad in ((0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 16)):  # the longest that are traced
+for x_offset, y_offset, pad in ((0, 0, 0), (1, 1, 0), (1, 0, 0), (0, 0, 16), (0, 0, 3)):  # the longest that are traced
     check(2, traceable.LONG_ROW // 4 - pad // 16, torch.bfloat16, x_offset, y_offset, pad, bool(pad))
 for N in (4500, 9000):
     for value in (float("nan"), float("inf"), -float("inf"), "all", "half"):  # half: -inf, and low values in the others
