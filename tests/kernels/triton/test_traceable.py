@@ -152,6 +152,12 @@ def test_a_package_has_torchs_function_for_longer_rows(hopper, packaging, name):
         assert len(launches) == 1
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((1 << 20, 77), -1), ((4, 300, 64), 1)])
+def test_a_package_has_kernels_where_other_graphs_call_an_operator(hopper, packaging, shape, dim):
+    _, launches = graph_of(lambda x: kernels.softmax(x, dim), shape, dtype=torch.bfloat16)
+    assert len(launches) == 1
+
+
 def test_no_lane_has_parts_of_two_short_rows():
     for N, backward in itertools.product((36, 60, 77, 100, 197, 230, 333), (False, True)):
         problem = Problem(backward, 262_144, N, 2, math.gcd(16, 2 * N), True, 132, True, 2500.0, True)
