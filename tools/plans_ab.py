@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
@@ -18,8 +18,11 @@ from softbench.plugins.backend import Call
 KERNELS = Path(os.environ.get("BEFORE", "before")).resolve() / "kernels"
 MODULES = {"cuda": "before.cuda.launch", "triton": "before.triton.dispatch"}
 PASSES = {Direction.FORWARD: "forward_rows", Direction.BACKWARD: "backward_rows"}
-package = sys.modules["before"] = ModuleType("before")
-package.__path__ = [str(KERNELS)]
+for name in ("before", "before.cuda", "before.triton"):  # without running their `__init__.py`, which defines operators of PyTorch
+    folder = KERNELS.joinpath(*name.split(".")[1:])
+    spec = spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert spec is not None
+    sys.modules[name] = module_from_spec(spec)
 os.environ["SOFTBENCH_PLANS"] = ""  # what `softbench tune` wrote here is of this checkout's kernels
 
 

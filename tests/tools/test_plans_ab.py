@@ -18,7 +18,7 @@ DISPATCH = "from types import SimpleNamespace\nsoftmax = SimpleNamespace(forward
 def test_the_kernels_are_those_of_the_other_checkout(direction, found, tmp_path, monkeypatch):
     folder = tmp_path / "kernels" / "triton"
     folder.mkdir(parents=True)
-    for name, text in (("__init__", ""), ("dispatch", DISPATCH)):
+    for name, text in (("__init__", "raise AssertionError"), ("dispatch", DISPATCH)):
         (folder / f"{name}.py").write_text(text)
     monkeypatch.setenv("BEFORE", str(tmp_path))
     monkeypatch.setenv("SOFTBENCH_PLANS", "of this checkout")
