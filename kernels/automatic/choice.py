@@ -5,7 +5,7 @@ The rule, for each class of calls (`Calls`):
 1. torch, where x is not on a CUDA device, or is not float32, float16 or bfloat16.
 2. The Triton kernels, over another `dim` than the last that is short (`MOST_SHORT`), where Triton can compile.
 3. The CUDA kernels, where their library is built. That of another `dim` than the last is a library of its own, of softmax and log_softmax.
-   Nothing is built in a call: `build()` builds.
+   Nothing is built in a call: `build()` builds. masked_softmax has Triton kernels only.
 4. The Triton kernels, where Triton can compile. They are compiled at their first call.
 5. torch.
 
@@ -41,14 +41,12 @@ SUBJECTS = {
 """The functions, and how a reason calls their first argument."""
 OF_ROWS = ("softmax", "log_softmax")
 """The functions with arguments `dim` and `dtype`, where `dtype` is that of the result. Their Triton kernels run on AMD's GPUs too."""
-OF_COLUMNS = ("columns",)
+OF_COLUMNS = "columns"
 """The CUDA library where `dim` is not the last."""
 LEAST_OVER_COLUMNS = 2**22
 """Elements from which cross entropy over another dimension than the last is ours, as softmax in `use()`. This number was not measured."""
 MOST_SHORT = {torch.float32: 256, torch.float16: 512, torch.bfloat16: 512}
 """Elements of another dimension than the last up to which Triton's kernels are the faster ones; CUDA's share a longer one in clusters."""
-LIBRARIES = {"masked_softmax": ("masked_softmax", "scaled_softmax")}
-"""The CUDA libraries of a function; that of its name for others. Scores without mask, order and sink are rows of softmax with a scale."""
 FORGETS: list[Callable[[], None]] = []
 """What `build` calls so that this process decides anew."""
 
@@ -77,8 +75,6 @@ class Calls(NamedTuple):
     """Whether `dim` is the last dimension."""
     short: bool = False
     """Whether `dim` is another one, of few elements."""
-    but: str = ""
-    """Why the CUDA kernels do not take these calls; empty if they do."""
 
 
 _choices: dict[Calls, Choice] = {}
@@ -117,7 +113,7 @@ def choice(calls: Calls) -> Choice:
     """The decision on a class of calls."""
     if calls not in _choices:
         found = _choices[calls] = choose(calls)
-        if found.kernels == "cuda" and calls.last and not calls.but:
+        if found.kernels == "cuda" and calls.last:
             extension.load()
             extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]
@@ -137,7 +133,7 @@ def invariant_kernels(function: str, x: Tensor) -> Any:
 
 def choose(calls: Calls) -> Choice:
     """The rule of this module."""
-    function, device, dtype, result, last, short, but = calls
+    function, device, dtype, result, last, short = calls
     subject, of_rows = SUBJECTS[function], function in OF_ROWS
     if device.type != "cuda":
         return Choice("torch", f"{subject} on {device.type}, and our kernels run on CUDA GPUs")
@@ -147,10 +143,12 @@ def choose(calls: Calls) -> Choice:
         return Choice("torch", f"the result of {dtype} as {result} needs a cast")
     if short and result in (None, dtype) and not without_triton():
         return Choice("triton", "a program of Triton's kernels holds so short a dimension")
-    libraries = LIBRARIES.get(function, (function,)) if last else OF_COLUMNS
-    if not last and not of_rows:
-        but = f"the CUDA kernels of {function} take rows"
-    lacks_cuda = but or next(filter(None, (without_cuda(device, library) for library in libraries)), "")
+    if function == "masked_softmax":
+        lacks_cuda = "masked_softmax has Triton kernels only"
+    elif not last and not of_rows:
+        lacks_cuda = f"the CUDA kernels of {function} take rows"
+    else:
+        lacks_cuda = without_cuda(device, function if last else OF_COLUMNS)
     if not lacks_cuda:
         return Choice("cuda", "the CUDA kernels are built")
     if result not in (None, dtype):

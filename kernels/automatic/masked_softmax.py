@@ -1,8 +1,7 @@
-"""`masked_softmax` of attention scores by the fastest kernels that work here, as a differentiable PyTorch operator.
+"""`masked_softmax` of attention scores by the Triton kernels where these run, as a differentiable PyTorch operator.
 
-`choice.py` has the rule by which the scores choose. Some calls take other kernels than the rule says:
+`choice.py` says where. There, torch computes some calls all the same:
 
-- 16-bit scores with a bias of another dtype take Triton's kernels in place of CUDA's, because only Triton's read two dtypes.
 - torch computes rows of more than `most_columns` columns with a mask, causal order or sink.
 - torch computes if the bias is float64, or if the scale is not positive and finite in float32.
 - torch computes in forward mode, in transforms of `torch.func`, with a scale that requires a gradient, and where rows of a bias without
@@ -11,13 +10,13 @@
 torch computes in float64 if scores or bias are float64, else in float32.
 
 The operators are `softbench::masked_softmax` and `softbench::masked_softmax_backward`, of scores (B, H, S, N). torch.compile does not see
-their kernels. The backward gets the result, so neither the scores nor the mask are kept. Where the extension in C++
-is built, it has their autograd and launches the CUDA kernels (`softbench.kernels.common.extension`).
+their kernels. The backward gets the result, so neither the scores nor the mask are kept. A call that nothing but autograd looks at goes
+past the operators (`_Direct`), whose Python in torch takes several times as long as a launch.
 """
 
 import importlib
 import math
-from functools import partial
+from functools import cache, partial
 from numbers import Real
 from typing import Any
 
@@ -25,15 +24,15 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..common import extension, sharding
-from ..common.masked_softmax import LEAST_SCALE, MOST_ROWS, MOST_SCALE, MaskedSoftmax
+from ..common import sharding
 from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
-from ..common.rows import DTYPES, transformed
+from ..common.rows import DTYPES, is_plain, transformed
+from ..common.softmax import LEAST_SCALE, MOST_SCALE
 from .choice import Calls, choice, invariant_kernels
 
 NAME = "masked_softmax"
 LOWEST = torch.finfo(torch.float32).min
-TWO_DTYPES = "the CUDA kernels take a bias of the scores' dtype"
+MOST_ROWS = 2**31 - 1
 
 
 def masked_softmax(
@@ -66,11 +65,6 @@ def masked_softmax(
         raise TypeError(f"scores is a {type(scores).__name__}; it must be a tensor")
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
-    if dtype is None and without_keys == "nan" and not invariant and not torch.compiler.is_dynamo_compiling():
-        y = extension.entries.masked_softmax(scores, mask, sink, scale, causal)
-        if y is not None:
-            fast: Tensor = y
-            return fast
     _check_types(mask, sink, scale)
     x = scores if dtype is None else scores.to(dtype)
     if mask is not None and not mask.is_floating_point() and mask.dtype is not torch.bool and not mask.is_complex():
@@ -90,7 +84,8 @@ def masked_softmax(
     else:
         if zero:  # this sink takes part in rows without a key only, where it is the largest
             sink = x.new_full(four.shape[1:2], LOWEST, dtype=torch.float32)
-        result = (_invariant if invariant else _masked_softmax)(four, mask, sink, scale, causal)[0]
+        direct = is_plain(four, mask, sink) and not invariant
+        result = (_direct if direct else _invariant if invariant else _masked_softmax)(four, mask, sink, scale, causal)[0]
     return result if x.dim() == 4 else result.view(x.shape)
 
 
@@ -142,15 +137,18 @@ def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None, without_keys: st
         raise ValueError(f"without_keys {without_keys!r}: must be nan or zero")
 
 
-def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = None) -> MaskedSoftmax | None:
+def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = None) -> Any:
     """Our kernels for a call, or None: torch. `special`: whether the call has a mask, causal order or sink that the kernels see."""
-    two = bias not in (None, x.dtype, torch.float64) and x.dtype is not torch.float32
-    found = choice(Calls(NAME, x.device, x.dtype, but=TWO_DTYPES if two else "")).kernels
-    rows, columns = math.prod(x.shape[:3]), x.shape[3]
-    if found == "torch" or bias is torch.float64 or not LEAST_SCALE <= scale <= MOST_SCALE or not 0 < rows <= MOST_ROWS or not columns:
+    if choice(Calls(NAME, x.device, x.dtype)).kernels == "torch" or bias is torch.float64 or not LEAST_SCALE <= scale <= MOST_SCALE:
         return None
-    function: MaskedSoftmax = importlib.import_module(f"..{found}.{NAME}", __package__).masked_softmax
-    return None if special and columns > function.most_columns else function
+    B, H, S, N = x.shape
+    found = _triton()
+    return found.masked_softmax if 0 < B * H * S <= MOST_ROWS and 0 < N and not (special and found.MAX_COLUMNS < N) else None
+
+
+@cache
+def _triton() -> Any:
+    return importlib.import_module("..triton.masked_softmax", __package__)
 
 
 def _later(x: Tensor) -> Tensor:
@@ -163,16 +161,14 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32
 
 
-@custom_op(f"softbench::{NAME}", mutates_args=())
-def _masked_softmax(
+def _forward(
     scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(y, the sink's share of each row's sum); without a sink the share is empty."""
     x = scores
     bias = None if mask is None or mask.dtype is torch.bool else mask.dtype
     if (kernels := _kernels(x, scale, causal or mask is not None or sink is not None, bias)) is not None:
-        given = mask if bias is None or mask is None or x.dtype is not torch.float32 else mask.to(x.dtype)
-        y, share = kernels.forward(x, scale=scale, mask=given, causal=causal, sink=sink, shares=True)
+        y, share = kernels.forward(x, scale=scale, mask=mask, causal=causal, sink=sink, shares=True)
         return y, x.new_empty(0, dtype=torch.float32) if share is None else share
     return _formula(x, mask, sink, scale, causal)
 
@@ -205,8 +201,7 @@ def _fresh(part: Tensor, dtype: torch.dtype) -> Tensor:
     return part.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-@custom_op(f"softbench::{NAME}_backward", mutates_args=())
-def _masked_softmax_backward(
+def _backward(
     dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """(dx, the gradient of each row's sink); without the sink's share the latter is empty. Where a query sees no key, dx is 0."""
@@ -238,6 +233,10 @@ def _differentiable_gradient(dy: Tensor, y: Tensor, share: Tensor | None = None,
     return _formula_of_gradient(dy, y, share, *given)
 
 
+_masked_softmax = custom_op(f"softbench::{NAME}", _forward, mutates_args=())
+_masked_softmax_backward = custom_op(f"softbench::{NAME}_backward", _backward, mutates_args=())
+
+
 @_masked_softmax.register_fake
 def _fake(
     scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
@@ -254,14 +253,19 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     _, mask, sink, ctx.scale, ctx.causal = inputs
     y, share = output
     ctx.mark_non_differentiable(share)
+    ctx.set_materialize_grads(False)
     ctx.sink = None if sink is None else sink.dtype
     ctx.mask = None if mask is None else (mask.shape, mask.dtype)
     ctx.save_for_backward(y, *(() if sink is None else (share,)))
 
 
-def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor, backward: Any = None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None, _dshare: None, backward: Any = None) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return (None,) * 5
     y, *shares = ctx.saved_tensors
-    backward = backward or (_differentiable_gradient if transformed() else _masked_softmax_backward)
+    if backward is None:
+        direct = not torch.is_grad_enabled() and is_plain(dy, y)
+        backward = _backward if direct else _differentiable_gradient if transformed() else _masked_softmax_backward
     of_mask = any(ctx.needs_input_grad[1:2])  # it has no entry for trailing inputs that are defaults
     dx, dsink = backward(dy, y, shares[0] if shares else None, 1.0 if of_mask else ctx.scale, ctx.causal)
     dmask = None
@@ -272,17 +276,31 @@ def _gradients(ctx: Any, dy: Tensor, _dshare: Tensor, backward: Any = None) -> t
     return dx, dmask, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None
 
 
+class _Direct(torch.autograd.Function):
+    """The operator and its gradient as a function, for tensors that are plain (`is_plain`)."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:  # a `setup_context` of its own would take 20 us
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_gradients)
+
+
+def _direct(x: Tensor, mask: Tensor | None, sink: Tensor | None, scale: Any, causal: bool) -> Any:
+    records = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, mask, sink))
+    return (_Direct.apply if records else _forward)(x, mask, sink, float(scale), causal)
+
+
 @custom_op("softbench::invariant_masked_softmax", mutates_args=())
 def _invariant(
     scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `_masked_softmax`, by kernels whose results of a row do not depend on the other rows."""
-    x = scores
-    if mask is not None and mask.dtype not in (torch.bool, x.dtype):  # CUDA's kernels read one dtype, and 16 bits would round the bias
-        x, mask = x.float(), mask.float()
-    function: MaskedSoftmax = invariant_kernels(NAME, scores).masked_softmax
-    y, share = function.forward(x, scale=scale, mask=mask, causal=causal, sink=sink, shares=True)
-    return y.to(scores.dtype), scores.new_empty(0, dtype=torch.float32) if share is None else share
+    function = invariant_kernels(NAME, scores).masked_softmax
+    y, share = function.forward(scores, scale=scale, mask=mask, causal=causal, sink=sink, shares=True)
+    return y, scores.new_empty(0, dtype=torch.float32) if share is None else share
 
 
 @custom_op("softbench::invariant_masked_softmax_backward", mutates_args=())
@@ -290,8 +308,7 @@ def _invariant_backward(
     dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """As `_masked_softmax_backward`, by such kernels."""
-    function: MaskedSoftmax = invariant_kernels(NAME, y).masked_softmax
-    dx, dsink = function.backward(dy, y, share, scale=scale, causal=causal)
+    dx, dsink = invariant_kernels(NAME, y).masked_softmax.backward(dy, y, share, scale=scale, causal=causal)
     return dx, y.new_empty(0, dtype=torch.float32) if dsink is None else dsink
 
 
@@ -301,5 +318,4 @@ _invariant.register_autograd(partial(_gradients, backward=_invariant_backward), 
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
 register_transforms(_masked_softmax, FORWARD_FLOPS)
 register_transforms(_masked_softmax_backward, BACKWARD_FLOPS, _differentiable_gradient)
-extension.implement(NAME)
 register_sharding(sharding.of_scores, torch.ops.softbench.masked_softmax, torch.ops.softbench.masked_softmax_backward)

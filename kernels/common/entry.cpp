@@ -127,30 +127,6 @@ PyObject* call_logprob(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // scores, mask, sink, scale, causal
-  HANDLE_TH_ERRORS
-  double scale;
-  if (count != 5 || is_modified() || !real(arguments[3], scale) || !PyBool_Check(arguments[4])) Py_RETURN_NONE;
-  Tensor x = tensor_of(arguments[0]);
-  if (!is_taken(MASKED_SOFTMAX, x) || x.dim() != 4) Py_RETURN_NONE;
-  c10::IValue mask, sink;
-  if (arguments[1] != Py_None) {
-    Tensor given = tensor_of(arguments[1]);
-    const bool fits = given.defined() && given.dim() == 4 && !given.requires_grad() && !has_tangent(given) && (given.scalar_type() == c10::kBool || given.scalar_type() == x.scalar_type());
-    if (!fits || given.device() != x.device()) Py_RETURN_NONE;
-    for (int64_t d = 0; d < 4; ++d)
-      if (given.size(d) != 1 && given.size(d) != x.size(d)) Py_RETURN_NONE;
-    mask = std::move(given);
-  }
-  if (arguments[2] != Py_None) {
-    Tensor given = tensor_of(arguments[2]);
-    if (!given.defined() || given.scalar_type() != c10::kFloat || given.dim() != 1 || given.size(0) != x.size(1) || given.device() != x.device() || has_tangent(given)) Py_RETURN_NONE;
-    sink = std::move(given);
-  }
-  return called(MASKED_SOFTMAX, {std::move(x), std::move(mask), std::move(sink), scale, arguments[4] == Py_True});
-  END_HANDLE_TH_ERRORS
-}
-
 PyObject* numbers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // x, target, first class, softcap, logit_scale: numbers_of_part
   HANDLE_TH_ERRORS
   int64_t first;
@@ -193,7 +169,6 @@ PyMethodDef methods[] = {
     {"log_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_rows<LOG_SOFTMAX>)), METH_FASTCALL, nullptr},
     {"cross_entropy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_cross_entropy)), METH_FASTCALL, nullptr},
     {"logprob", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_logprob)), METH_FASTCALL, nullptr},
-    {"masked_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_masked_softmax)), METH_FASTCALL, nullptr},
     {"numbers_of_part", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&numbers)), METH_FASTCALL, nullptr},
     {"record_loss", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record_loss)), METH_FASTCALL, nullptr},
 };

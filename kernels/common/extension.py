@@ -37,10 +37,8 @@ from .rows import DTYPES
 SOURCES = ("extension.cpp", "operators.h", "operators.cpp", "filter.cpp", "entry.cpp")
 """The first includes the others."""
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-Wno-deprecated-declarations")  # std::atomic_load of a shared_ptr is deprecated
-FUNCTIONS = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax")
+FUNCTIONS = ("softmax", "log_softmax", "cross_entropy", "logprob")
 """The functions by their numbers in operators.h. Each has an operator for its forward and one for its backward."""
-LIBRARIES = (*FUNCTIONS, "scaled_softmax")
-"""The libraries of CUDA kernels by their numbers."""
 PASSES = ("forward", "backward", "reduce")
 SLOTS, COUNTERS = 0, 1
 """The kinds of workspaces, as in operators.cpp."""
@@ -78,9 +76,9 @@ def implement(*functions: str) -> None:
 
 def launchers(library: str, device: int, addresses: Sequence[int | None]) -> None:
     """Say where the functions of PASSES of a library of CUDA kernels are, for a device. They must stay loaded."""
-    if library in LIBRARIES and device < 64:
+    if library in FUNCTIONS and device < 64:
         for number, address in enumerate(addresses):
-            _tell("softbench_launcher", LIBRARIES.index(library), number, device, value=address)
+            _tell("softbench_launcher", FUNCTIONS.index(library), number, device, value=address)
 
 
 def choose(function: str, device: int, dtype: torch.dtype, yes: bool = True) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 LINE_BYTES, VECTOR_BYTES = 128, 16
 
@@ -23,14 +22,3 @@ def placed(x: Tensor) -> Tensor:
     step = x.stride(0)
     fits = step * x.element_size() % unit == 0 if unit else step == N
     return x if fits and x.data_ptr() % (unit or VECTOR_BYTES) == 0 else torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
-
-
-def missing_columns(N: int, size: int) -> int:
-    """How many columns of elements of `size` bytes a row of N lacks to whole vectors."""
-    return -N % (VECTOR_BYTES // size)
-
-
-def padded(x: Tensor, columns: int, value: float) -> Tensor:
-    """x with more columns of this value. Dimensions that are expanded stay so."""
-    whole = x[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in x.stride()[:-1])]
-    return functional.pad(whole, (0, columns), value=value).expand(*x.shape[:-1], x.shape[-1] + columns)

@@ -33,7 +33,7 @@ inline int index_of(const at::Tensor& x) { return x.device().index() < 0 ? 0 : x
 using CurrentStream = int32_t(int32_t device, void** stream);
 
 // The functions, by their numbers in extension.py. Each has an operator for its forward, and one for its backward behind all forwards.
-enum Function { SOFTMAX, LOG_SOFTMAX, CROSS_ENTROPY, LOGPROB, MASKED_SOFTMAX, FUNCTIONS, SCALED_SOFTMAX = FUNCTIONS, LIBRARIES };
+enum Function { SOFTMAX, LOG_SOFTMAX, CROSS_ENTROPY, LOGPROB, FUNCTIONS };
 constexpr int OPERATORS = 2 * FUNCTIONS;
 enum Reduction { NONE, MEAN, SUM };  // as in losses.py
 

@@ -9,6 +9,7 @@ import torch
 from torch.autograd import forward_ad
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 AUTOCASTS = frozenset(kind for kind in ("cpu", "cuda", "xpu", "mps", "hpu") if torch.amp.is_autocast_available(kind))
 """Kinds of devices that have autocast. torch.compile of torch 2.11 cannot trace the question."""
 
@@ -124,6 +125,13 @@ def is_strided(x: object) -> bool:
 def transformed() -> bool:
     """Whether a transform of `torch.func` or forward mode is active. Operators with a formula for these take the place of our kernels."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether nothing but autograd would act on an operator's call with these: no mode, transform, tracer or tensor of another kind."""
+    if torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    return torch._C._get_tracing_state() is None and all(one is None or type(one) in PLAIN for one in tensors)
 
 
 def check_no_transform(function: str, *tensors: torch.Tensor | None) -> None:

@@ -1,12 +1,11 @@
-"""softbench's CUDA C++ kernels of softmax, log_softmax, attention scores and losses over rows. They import nothing of the benchmark.
+"""softbench's CUDA C++ kernels of softmax, log_softmax and losses over rows. They import nothing of the benchmark.
 
 - operator.py: `softmax` and `log_softmax`: PyTorch operators, differentiable and compilable
 - launch.py: launches of the kernels, the plan that a launch takes, and both functions without an operator
 - losses.py: cross entropy and logprob, without autograd, as functions and as PyTorch operators
-- masked_softmax.py: softmax of attention scores with mask, causal order and sink, differentiable; it launches the kernels of scores.cuh
 - build.py: compiles the kernels by nvcc on first use, a library for each function
 - disassemble.py: machine code, PTX and resources of the built library
-- softmax.cu: the kernels, and which header has which tier; cross_entropy.cu and logprob.cu: the losses; masked_softmax.cu
+- softmax.cu: the kernels, and which header has which tier; cross_entropy.cu and logprob.cu: the losses
 
 `from softbench.kernels.cuda import softmax, log_softmax` are the operators. The import builds nothing and needs no GPU. The first call on
 a GPU builds.

@@ -23,8 +23,8 @@ FUNCTIONS = ("softmax", "log_softmax", "scaled_softmax")
 """The functions of softmax.cu by their number in softmax_ops.cuh."""
 LOSSES = ("cross_entropy", "logprob")
 """Losses. Each has a source of its name."""
-ALL = (*FUNCTIONS, *LOSSES, "masked_softmax", "columns")
-"""The functions that have a library: these, softmax of attention scores, and both functions along other dimensions than the last."""
+ALL = (*FUNCTIONS, *LOSSES, "columns")
+"""The functions that have a library: these, and softmax and log_softmax along other dimensions than the last."""
 LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
 FLAGS = ("-O3", "-std=c++17", "-fmad=true", *SHARED)
@@ -129,12 +129,6 @@ def _arguments(function: str) -> dict[str, list[Any]]:
     if function == "logprob":
         options = [number, real]
         return {"forward": [pointer] * 6 + options + [number] + launch, "backward": [pointer] * 8 + options + [number] * 4 + launch}
-    if function == "masked_softmax":
-        sizes = [number] * 4  # what query 0 sees, B, H, S
-        return {
-            "forward": [pointer] * 5 + [real, ctypes.c_int] + [number] * 3 + sizes + launch,
-            "backward": [pointer] * 5 + [real] + sizes + launch,
-        }
     if function == "columns":
         return {"columns": [pointer] * 3 + [number] * 9 + [ctypes.c_int] * 3 + [real] + [ctypes.c_int] * 2 + [pointer]}
     scales: list[Any] = [pointer, real] if function == "scaled_softmax" else []

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from ..common.invariance import placed
-from ..common.masked_softmax import MaskedSoftmax
 from ..common.rows import Launch
 from ..common.softmax import Softmax
 from . import dispatch, losses, masked_softmax as scores
@@ -34,13 +33,7 @@ softmax = Softmax(launch_forward, launch_backward, dispatch.DEVICE_TYPES)
 """softmax(x, dim=-1), differentiable once; see `softbench.kernels.common.softmax.Softmax`."""
 log_softmax = Softmax(launch_log_forward, launch_log_backward, dispatch.DEVICE_TYPES, "log_softmax")
 """log_softmax(x, dim=-1), likewise."""
-masked_softmax = MaskedSoftmax(
-    softmax,
-    partial(scores.launch_forward, by_column=True),
-    partial(scores.launch_backward, by_column=True),
-    MAX_COLUMNS,
-)
-"""masked_softmax(x), differentiable in x and sink; see `softbench.kernels.common.masked_softmax.MaskedSoftmax`."""
+masked_softmax = scores.MaskedSoftmax(softmax, by_column=True)
 
 
 def __getattr__(name: str) -> Any:

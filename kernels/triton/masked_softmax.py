@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
-from ..common.masked_softmax import MaskedSoftmax
+from ..common.rows import check_same
+from ..common.softmax import Softmax
 from .causal_rows import MOST_GRID, CausalPlan, backward_causal, causal_plan, forward_causal
 from .dispatch import softmax, with_stable_key
 from .generic import CONTRACTION
@@ -189,88 +190,116 @@ def shape_of(N: int, reads: int) -> Shape:
     return Shape(max(1, columns // block), block, SHORT_WARPS if block <= SHORT_BLOCK else max(1, min(32, block // columns)))
 
 
+Tensors = tuple[torch.Tensor | None, ...]
+
+
+class Launch(NamedTuple):
+    """A launch on tensors of one layout."""
+
+    kernel: Any
+    taken: tuple[int, ...]
+    """Which of the tensors the kernel has."""
+    numbers: tuple[int | str, ...]
+    """The arguments after the scale."""
+    grid: tuple[int, int, int]
+    warps: int
+    registers: int | None
+
+
 def launch_forward(
     x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None, y: torch.Tensor, share: torch.Tensor | None,
     scale: float, causal: bool, *, by_column: bool = False,
 ) -> None:  # fmt: skip
-    """y of contiguous scores, and the share of the sink if `share` is given. A mask is a bias or a bool that is expanded to x.
+    """Writes y of contiguous scores, and the share of the sink if there is a tensor for it.
 
-    `by_column`: by the kernels for all N, whose order of sums does not depend on the number of rows.
+    A mask is a bias or a bool in the shape of x, whose last stride is 1; other strides may be 0. `by_column`: by the kernels for all N,
+    whose order of sums does not depend on the number of rows.
     """
-    B, H, S, N = x.shape
-    if causal and not by_column and mask is None and sink is None and (plan := _causal_plan(False, x, y)) is not None:
-        return _launch_causal(forward_causal, plan, (x, y), (x,), scale)
-    shape, kind = shape_of(N, 1), 0 if mask is None else 2 if mask.dtype is torch.bool else 1
-    strides = (0, 0, 0) if mask is None else mask.stride()[:3]
-    order = 0 if mask is None or not strides[2] else (strides[1] == 0 and H > 1) + 2 * (strides[0] == 0 and B > 1)
-    given = mask.view(torch.uint8) if kind == 2 and mask is not None else mask
-    numbers = B, H, S, N, *strides, 1 + max(0, N - S)
-    constants = kind, causal, order, shape.rows, shape.block, _policy(x)
-    registers = None if kind == 1 and x.dtype is torch.float32 else REGISTERS  # a bias of float32 would spill
-    grid = triton.cdiv(B * H * S, shape.rows), 1, 1
-    _launch(forward_scores, (x, given, sink, y, share), scale, numbers, constants, grid, shape.warps, registers)
-    return None
+    _launch(_forward, (x, mask, sink, y, share), float(scale), causal, by_column)
 
 
 def launch_backward(
     dy: torch.Tensor, y: torch.Tensor, share: torch.Tensor | None, dx: torch.Tensor, dsink: torch.Tensor | None,
     scale: float, causal: bool, *, by_column: bool = False,
 ) -> None:  # fmt: skip
-    """dx of contiguous dy and y, and dsink of each row if the share of the sink is given. `by_column`: as in `launch_forward`."""
+    """Writes dx of contiguous dy and y, and dsink of each row if the share of the sink is given. `by_column`: as in `launch_forward`."""
+    _launch(_backward, (dy, y, share, dx, dsink), float(scale), causal, by_column)
+
+
+def _forward(tensors: tuple[Any, ...], causal: bool, by_column: bool) -> Launch:
+    x, mask, sink, y, _ = tensors
+    B, H, S, N = x.shape
+    if causal and not by_column and mask is None and sink is None and (found := _long_causal(forward_causal, (0, 3), x, y)) is not None:
+        return found
+    shape, kind = shape_of(N, 1), 0 if mask is None else 2 if mask.dtype is torch.bool else 1
+    strides = (0, 0, 0) if mask is None else mask.stride()[:3]
+    order = 0 if mask is None or not strides[2] else (strides[1] == 0 and H > 1) + 2 * (strides[0] == 0 and B > 1)
+    numbers = B, H, S, N, *strides, 1 + max(0, N - S), kind, causal, order, shape.rows, shape.block, _policy(x)
+    registers = None if kind == 1 and x.dtype is torch.float32 else REGISTERS  # a bias of float32 would spill
+    return Launch(forward_scores, (0, 1, 2, 3, 4), numbers, (triton.cdiv(B * H * S, shape.rows), 1, 1), shape.warps, registers)
+
+
+def _backward(tensors: tuple[Any, ...], causal: bool, by_column: bool) -> Launch:
+    dy, y, share, dx, _ = tensors
     B, H, S, N = y.shape
-    if causal and not by_column and share is None and (plan := _causal_plan(True, dy, y, dx)) is not None:
-        return _launch_causal(backward_causal, plan, (dy, y, dx), (dy, y), scale)
+    if causal and not by_column and share is None and (found := _long_causal(backward_causal, (0, 1, 3), dy, y, dx)) is not None:
+        return found
     packed = N % 2 == 0 and all(tensor.element_size() == 2 and tensor.data_ptr() % 4 == 0 for tensor in (dy, y, dx))
     shape = shape_of(N, 1 if packed else 2)
-    constants = causal, shape.rows, shape.block, _policy(dy, y), packed
+    numbers = B, H, S, N, 1 + max(0, N - S), causal, shape.rows, shape.block, _policy(dy, y), packed
     registers = REGISTERS if packed else None
-    grid, numbers = (triton.cdiv(B * H * S, shape.rows), 1, 1), (B, H, S, N, 1 + max(0, N - S))
-    _launch(backward_scores, (dy, y, share, dx, dsink), scale, numbers, constants, grid, shape.warps, registers)
-    return None
+    return Launch(backward_scores, (0, 1, 2, 3, 4), numbers, (triton.cdiv(B * H * S, shape.rows), 1, 1), shape.warps, registers)
 
 
-def _causal_plan(backward: bool, *tensors: torch.Tensor) -> CausalPlan | None:
-    """The plan of the kernels for long causal rows if they can take these, or None. Their limits of registers are those of Hopper."""
+def _long_causal(kernel: Any, taken: tuple[int, ...], *tensors: torch.Tensor) -> Launch | None:
+    """The launch of a kernel for long causal rows if it can take these, or None. Limits of registers are those of Hopper."""
     B, H, S, N = tensors[0].shape
     aligned = all(tensor.element_size() == 2 and tensor.data_ptr() % VECTOR_BYTES == 0 for tensor in tensors)
     many = LEAST_CAUSAL_ROWS <= B * H * S and max(B, H) <= MOST_GRID
-    return causal_plan(N, backward) if many and aligned and _hopper(tensors[0].device) else None
+    plan = causal_plan(N, len(tensors) == 3) if many and aligned and _hopper(tensors[0].device) else None
+    return None if plan is None else causal_launch(kernel, plan, taken, tensors, 1 + max(0, N - S))
 
 
-def _launch_causal(
-    kernel: Any, plan: CausalPlan, tensors: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...], scale: float
-) -> None:
+def causal_launch(kernel: Any, plan: CausalPlan, taken: tuple[int, ...], tensors: tuple[torch.Tensor, ...], first_sees: int) -> Launch:
+    """The launch of a plan on (x, y) or (dy, y, dx), of which `taken` are the places among the tensors of a pass."""
     B, H, S, N = tensors[0].shape
-    numbers = N * tensors[0].element_size() // VECTOR_BYTES, 1 + max(0, N - S)
-    constants = plan.tiles, plan.threads, plan.group, _policy(*inputs) != ""
-    _launch(kernel, tensors, scale, numbers, constants, (S, H, B), plan.threads // WARP, plan.registers)
+    keep_in_l2 = _policy(*tensors[:-1]) != ""
+    numbers = N * tensors[0].element_size() // VECTOR_BYTES, first_sees, plan.tiles, plan.threads, plan.group, keep_in_l2
+    return Launch(kernel, taken, numbers, (S, H, B), plan.threads // WARP, plan.registers)
 
 
-_cache: dict[tuple[Hashable, ...], Callable[..., object]] = {}
+_cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], Launch]] = {}
 
 
-def _launch(
-    kernel: Any, tensors: tuple[torch.Tensor | None, ...], scale: float, numbers: tuple[int, ...], constants: tuple[int | str, ...],
-    grid: tuple[int, int, int], warps: int, registers: int | None,
-) -> None:  # fmt: skip
-    """Launches a kernel. Triton's binder takes longer than a small kernel, so a compiled one is called by what it is specialized on."""
-    device = next(tensor.device for tensor in tensors if tensor is not None)
-    if device.type == "cuda" and device.index != torch.cuda.current_device():  # Triton launches on the current device
+def _launch(choose: Callable[[tuple[Any, ...], bool, bool], Launch], tensors: Tensors, scale: float, causal: bool, by_column: bool) -> None:
+    """Launches a pass. A launch is chosen once for tensors of one layout, and a compiled kernel is called without Triton's binder."""
+    first: Any = tensors[0]
+    device = first.device
+    if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
         with torch.cuda.device(device):
-            return _launch(kernel, tensors, scale, numbers, constants, grid, warps, registers)
-    kinds = tuple(None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors)
-    key = (kernel, device, kinds, numbers, constants, grid)
-    if (found := _cache.get(key)) is not None:
-        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        found(*addresses, scale, *numbers, *constants)
+            return _launch(choose, tensors, scale, causal, by_column)
+    layouts = [None if one is None else (one.dtype, one.stride(), one.data_ptr() % VECTOR_BYTES) for one in tensors]
+    key = choose, first.shape, device, causal, by_column, *layouts
+    if (found := _cache.get(key)) is None:
+        launch = choose(tensors, causal, by_column)
+        compiled = run(launch, tensors, scale)
+        if hasattr(compiled, "function"):  # not under the interpreter
+            if len(_cache) >= MAX_CACHED:
+                _cache.clear()
+            _cache[key] = compiled[launch.grid], launch
         return None
-    options = {"num_warps": warps, **CONTRACTION} | ({} if INTERPRETED or registers is None else {"maxnreg": registers})
-    compiled = with_stable_key(kernel)[grid](*tensors, _number(scale), *numbers, *constants, **options)
-    if hasattr(compiled, "function"):  # not under the interpreter
-        if len(_cache) >= MAX_CACHED:
-            _cache.clear()
-        _cache[key] = compiled[grid]
+    run_compiled, launch = found
+    run_compiled(*[None if (one := tensors[at]) is None else one.data_ptr() for at in launch.taken], scale, *launch.numbers)
     return None
+
+
+def run(launch: Launch, tensors: Tensors, scale: float) -> Any:
+    """Launches through Triton's interface, which compiles the kernel if necessary; returns the compiled kernel."""
+    taken = [tensors[at] for at in launch.taken]
+    given = [one.view(torch.uint8) if one is not None and one.dtype is torch.bool else one for one in taken]
+    registers = {} if INTERPRETED or launch.registers is None else {"maxnreg": launch.registers}
+    number = interpreted_number(scale) if INTERPRETED else scale
+    return with_stable_key(launch.kernel)[launch.grid](*given, number, *launch.numbers, num_warps=launch.warps, **CONTRACTION, **registers)
 
 
 def _policy(*inputs: torch.Tensor) -> str:
@@ -284,9 +313,63 @@ def _hopper(device: torch.device) -> bool:
     return INTERPRETED or (device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) == (HOPPER, 0))
 
 
-def _number(value: float) -> Any:
-    return interpreted_number(value) if INTERPRETED else float(value)
+@dataclass(frozen=True, slots=True)
+class MaskedSoftmax:
+    """softmax(scale x + bias) over the last axis of scores (B, H, S, N), and its gradient, without autograd.
+
+    Scores that have neither mask, causal order nor sink are rows of softmax with a scale, and so is a gradient without causal order and
+    sink. Softmax takes those, so they may have any number of columns; others have at most MAX_COLUMNS. The caller has checked x and scale.
+    """
+
+    softmax: Softmax
+    by_column: bool = False
+    """See `launch_forward`."""
+
+    def forward(
+        self, x: torch.Tensor, *, scale: float = 1.0, mask: torch.Tensor | None = None, causal: bool = False,
+        sink: torch.Tensor | None = None, shares: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+        """y, and with `shares` the share of the sink, float32 of shape (B, H, S).
+
+        Args:
+            mask: a bias that is added, or a bool that is True where an element takes part; any shape that broadcasts to that of x.
+            causal: query s sees its first s + 1 + max(0, N - S) keys.
+            sink: (H,), a logit of each head that joins the sum and has no result.
+
+        Raises:
+            RuntimeError: mask or sink have another shape.
+        """
+        x = x.contiguous()
+        if mask is None and sink is None and not causal:
+            rows = x.view(-1, x.shape[3]) if x.numel() else None
+            return (torch.empty_like(x) if rows is None else self.softmax.forward_rows(rows, scale=scale).view(x.shape)), None
+        if mask is not None:
+            mask = mask.expand_as(x)
+            mask = mask if mask.stride(3) == 1 or x.shape[3] == 1 else mask.contiguous()
+        y, share = torch.empty_like(x), None
+        if sink is not None:
+            sink = sink.expand(x.shape[1]).contiguous()
+            share = x.new_empty(x.shape[:3], dtype=torch.float32) if shares else None
+        if x.numel():
+            launch_forward(x, mask, sink, y, share, scale, causal, by_column=self.by_column)
+        return y, share
+
+    def backward(
+        self, dy: torch.Tensor, y: torch.Tensor, share: torch.Tensor | None = None, *, scale: float = 1.0, causal: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """dx, and dsink of each row if the share of the sink is given: float32 of shape (B, H, S). TypeError: shapes or dtypes differ."""
+        check_same(dy, y)
+        if share is not None:
+            share = share.expand(y.shape[:3]).contiguous()
+        dy, y = dy.contiguous(), y.contiguous()
+        if share is None and not causal:
+            N = y.shape[3]
+            dx = self.softmax.backward_rows(dy.view(-1, N), y.view(-1, N), scale=scale) if y.numel() else torch.empty_like(y)
+            return dx.view(y.shape), None
+        dx, dsink = torch.empty_like(y), None if share is None else torch.empty_like(share)
+        if y.numel():
+            launch_backward(dy, y, share, dx, dsink, scale, causal, by_column=self.by_column)
+        return dx, dsink
 
 
-masked_softmax = MaskedSoftmax(softmax, launch_forward, launch_backward, MAX_COLUMNS)
-"""masked_softmax(x): differentiable in x and sink; see `softbench.kernels.common.masked_softmax.MaskedSoftmax`."""
+masked_softmax = MaskedSoftmax(softmax)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from softbench.kernels.automatic import choice, masked_softmax as scores, softmax
 from softbench.kernels.automatic.choice import Calls, Choice, choose
-from softbench.kernels.cuda import build, masked_softmax as of_cuda
+from softbench.kernels.cuda import build
 from softbench.kernels.triton import masked_softmax as of_triton
 from timed import least_seconds
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,7 +17,7 @@ from softbench.kernels import which
 GPU = torch.device("cuda", 0)
 BF16, FP32, FP64 = torch.bfloat16, torch.float32, torch.float64
 SHAPE = (2, 3, 4, 6)
-OTHERS = ("cross_entropy", "logprob", "masked_softmax")
+OTHERS = ("cross_entropy", "logprob")
 FUNCTIONS = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
 
 
@@ -164,7 +164,7 @@ def test_a_build_is_explicit_and_ends_earlier_decisions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     kernels.softmax(torch.randn(3, 5))
     kernels.build()
-    names = ("softmax", "log_softmax", "scaled_softmax", "cross_entropy", "logprob", "masked_softmax", "columns")
+    names = ("softmax", "log_softmax", "scaled_softmax", "cross_entropy", "logprob", "columns")
     assert sorted(built) == sorted(("sm_90a", name) for name in names)
     assert not softmax._SOFTMAX.calls
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -200,12 +200,14 @@ def test_other_devices_are_named():
     assert which(torch.zeros(2, 5)).kernels == "torch"  # softmax
 
 
-def test_scores_need_the_library_of_scaled_softmax_too(machine):
-    machine({"scaled_softmax": "not built either"}, "")
+def test_scores_take_triton_alone(machine):
     with FakeTensorMode():
         x = torch.empty(SHAPE, device="cuda:0")
-        assert which(x, function="masked_softmax") == ("triton", "not built either")
-        assert which(x, function="logprob").kernels == "cuda"
+        machine({}, "")
+        assert str(which(x, function="masked_softmax")) == "triton: masked_softmax has Triton kernels only"
+        choice._choices.clear()
+        machine({}, "no compiler")
+        assert str(which(x, function="masked_softmax")) == "torch: masked_softmax has Triton kernels only; no compiler"
 
 
 def test_scores_are_chosen_by_the_dtype_they_are_converted_to(machine):
@@ -213,7 +215,7 @@ def test_scores_are_chosen_by_the_dtype_they_are_converted_to(machine):
     with FakeTensorMode():
         x = torch.empty(SHAPE, device="cuda:0", dtype=BF16)
         assert which(x, dtype=FP64, function="masked_softmax").kernels == "torch"
-        assert which(x.double(), dtype=FP32, function="masked_softmax").kernels == "cuda"
+        assert which(x.double(), dtype=FP32, function="masked_softmax").kernels == "triton"
         assert which(x.double(), dtype=FP32, function="logprob").kernels == "torch"  # it has no such argument
 
 
@@ -229,17 +231,17 @@ def test_amds_gpus_are_for_torch(machine, monkeypatch, function):
 @pytest.mark.parametrize(
     ("shape", "dtype", "scale", "special", "bias", "expected"),
     [
-        (SHAPE, BF16, 1.0, True, None, "cuda"),
-        (SHAPE, BF16, 1.0, True, BF16, "cuda"),
+        (SHAPE, BF16, 1.0, True, None, "triton"),
+        (SHAPE, BF16, 1.0, True, BF16, "triton"),
         (SHAPE, BF16, 1.0, True, FP32, "triton"),
-        (SHAPE, FP32, 1.0, True, BF16, "cuda"),
+        (SHAPE, FP32, 1.0, True, BF16, "triton"),
         (SHAPE, FP32, 1.0, True, FP64, "torch"),
         (SHAPE, FP64, 1.0, True, None, "torch"),
         (SHAPE, FP32, 0.0, False, None, "torch"),
         (SHAPE, FP32, -2.0, True, None, "torch"),
-        ((1, 1, 1, 16384), FP32, 1.0, True, None, "cuda"),
+        ((1, 1, 1, 16384), FP32, 1.0, True, None, "triton"),
         ((1, 1, 1, 16385), FP32, 1.0, True, None, "torch"),
-        ((1, 1, 1, 16385), FP32, 1.0, False, None, "cuda"),
+        ((1, 1, 1, 16385), FP32, 1.0, False, None, "triton"),
         ((1 << 16, 1, 1 << 15, 1), BF16, 1.0, True, None, "torch"),
         ((0, 3, 4, 5), BF16, 1.0, True, None, "torch"),
         ((2, 3, 4, 0), BF16, 1.0, True, None, "torch"),
@@ -249,4 +251,4 @@ def test_a_call_takes_the_kernels_that_can_run_it(machine, shape, dtype, scale, 
     machine({}, "")
     with FakeTensorMode():
         found = scores._kernels(torch.empty(shape, dtype=dtype, device="cuda:0"), scale, special, bias)
-    assert found is {"cuda": of_cuda.masked_softmax, "triton": of_triton.masked_softmax, "torch": None}[expected]
+    assert found is {"triton": of_triton.masked_softmax, "torch": None}[expected]

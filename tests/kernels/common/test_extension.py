@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from softbench.kernels.automatic import choice, loss_operators as losses, masked_softmax as scores
+from softbench.kernels.automatic import choice, loss_operators as losses
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,16 +76,6 @@ def cross_entropy_forward(x, target, loss, _lse, statistics, ignored, smoothing,
     at(statistics, 2 * M).copy_(made[1].view(-1))
 
 
-def scaled_forward(_scales, scale, x, y, sx, sy, M, N, dtype, *_):
-    at(y, M, N, dtype=number_at(dtype), stride=sy).copy_(torch.softmax(scale * at(x, M, N, dtype=number_at(dtype), stride=sx).double(), -1))
-
-
-def scaled_backward(_scales, scale, *given):
-    softmax_backward(*given)
-    dx, stride, M, N, dtype = given[2], *given[5:9]
-    at(dx, M, N, dtype=number_at(dtype), stride=stride).mul_(scale)
-
-
 def reduce(loss, target, result, counted, ignored, mean, M, stream):
     assert stream == 7
     count = (at(target, M, dtype=torch.int64) != ignored).sum()
@@ -119,26 +109,6 @@ def logprob_backward(x, target, _lse, statistics, entropy, dlogprob, dentropy, d
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 
-def scores_forward(x, mask, sink, y, share, scale, kind, mb, mh, ms, sees, B, H, S, M, N, dtype, *_):
-    x = at(x, B, H, S, N, dtype=number_at(dtype))
-    of_mask = torch.bool if kind == 2 else number_at(dtype)
-    if mask is not None:
-        count = mb * (B - 1) + mh * (H - 1) + ms * (S - 1) + N
-        mask = at(mask, count, dtype=of_mask).as_strided((B, H, S, N), (mb, mh, ms, 1))
-    made, part = scores._masked_softmax._init_fn(x, mask, at(sink, H), scale, sees != N)
-    at(y, B, H, S, N, dtype=number_at(dtype)).copy_(made)
-    if share is not None:
-        at(share, B, H, S).copy_(part)
-
-
-def scores_backward(dy, y, share, dx, dsink, scale, sees, B, H, S, M, N, dtype, *_):
-    dy, y = (at(one, B, H, S, N, dtype=number_at(dtype)) for one in (dy, y))
-    made, of_sink = scores._masked_softmax_backward._init_fn(dy, y, at(share, B, H, S), scale, sees != N)
-    at(dx, B, H, S, N, dtype=number_at(dtype)).copy_(made)
-    if dsink is not None:
-        at(dsink, B, H, S).copy_(of_sink)
-
-
 @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 def seventh_stream(device, stream):
     stream[0] = 7
@@ -162,13 +132,11 @@ def launched(monkeypatch):
     made.add_library("softmax", forward=softmax_forward, backward=softmax_backward)
     made.add_library("cross_entropy", forward=cross_entropy_forward, backward=cross_entropy_backward, reduce=reduce)
     made.add_library("logprob", forward=logprob_forward, backward=logprob_backward)
-    made.add_library("masked_softmax", forward=scores_forward, backward=scores_backward)
-    made.add_library("scaled_softmax", forward=scaled_forward, backward=scaled_backward)
     for function in extension.FUNCTIONS:
         extension.choose(function, 0, torch.float32)
     yield made
     extension.forget_choices()
-    for name in extension.LIBRARIES:
+    for name in extension.FUNCTIONS:
         extension.launchers(name, 0, [None] * 3)
     library.softbench_withdraw()
     extension._forget_kernels(extension._defined)
@@ -223,21 +191,6 @@ def test_logprob_has_a_gradient_of_either_result(launched):
         call = lambda x, which=which: kernels.logprob(x, TARGET, temperature=2.0)[which]  # noqa: E731
         assert both(launched, call, x) == ["logprob forward", "logprob backward"]
         launched.calls.clear()
-
-
-def test_masked_softmax_takes_masks_order_and_sink(launched):
-    x, sink = torch.randn(2, 3, 4, 8), torch.randn(3)
-    bias, seen = torch.randn(4, 8), torch.rand(2, 1, 4, 8) > 0.2
-    for mask, causal in ((None, False), (None, True), (bias, False), (seen, True)):
-        both(launched, lambda x, mask=mask, causal=causal: kernels.masked_softmax(x, mask=mask, causal=causal, scale=0.5), x)
-        both(launched, lambda x, sink, mask=mask: kernels.masked_softmax(x, mask=mask, sink=sink), x, sink)
-    count = launched.calls.count
-    assert (count("masked_softmax forward"), count("masked_softmax backward")) == (7, 6)
-    assert (count("scaled_softmax forward"), count("scaled_softmax backward")) == (1, 2)  # with neither order nor sink
-    leaf = bias.requires_grad_()
-    (of_bias,) = torch.autograd.grad(kernels.masked_softmax(x, mask=leaf, causal=True).square().sum(), leaf)
-    expected = torch.softmax((x + leaf).masked_fill(torch.ones(4, 8, dtype=torch.bool).triu(5), -math.inf), -1).square().sum()
-    torch.testing.assert_close(of_bias, *torch.autograd.grad(expected, leaf))
 
 
 def test_softmax_has_gradients_of_two_orders(launched):
@@ -437,15 +390,6 @@ def test_compiled_autograd_has_the_gradients_of_eager_forwards(launched):
                 loss.backward()
             for one, gradient in zip(given, expected, strict=True):
                 torch.testing.assert_close(one.grad, gradient)
-    launched.calls.clear()
-    for scale in (0.5, 2.0):  # numbers are constants of a graph
-        given = scores.clone().requires_grad_()
-        loss = kernels.masked_softmax(given, causal=True, scale=scale).square().sum()
-        (expected,) = torch.autograd.grad(loss, given, retain_graph=True)
-        with torch._dynamo.compiled_autograd._enable(compiler):
-            loss.backward()
-        torch.testing.assert_close(given.grad, expected)
-    assert launched.calls == ["masked_softmax forward", "masked_softmax backward", "masked_softmax backward"] * 2
 
 
 @pytest.fixture
