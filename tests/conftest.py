@@ -49,7 +49,6 @@ SLOW_FILES = (
     "ops/test_ways.py",
     "kernels/test_packages.py",
     "test_architecture.py",
-    "kernels/cuda/test_masked_softmax.py",
     "problems/test_kernelbench.py",
     "gate/test_packages.py",
     "ops/test_scaled_softmax.py",

@@ -275,6 +275,8 @@ def main() -> int:
     parser.add_argument("--function", choices=("softmax", "scaled_softmax", "log_softmax", *ELSEWHERE), default="softmax")
     parser.add_argument("--verbose", action="store_true", help="name each launch on stderr before it ends")
     asked = parser.parse_args()
+    if (asked.kernels, asked.function) == ("cuda", "masked_softmax"):
+        parser.error("masked_softmax has Triton kernels only")
     try:
         part = parse_shard(asked.part, "--part")
     except UsageError as error:

@@ -143,7 +143,7 @@ def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = 
         return None
     B, H, S, N = x.shape
     found = _triton()
-    return found.masked_softmax if 0 < B * H * S <= MOST_ROWS and 0 < N and not (special and found.MAX_COLUMNS < N) else None
+    return found.masked_softmax if 0 < B * H * S <= MOST_ROWS and N > 0 and not (special and found.MAX_COLUMNS < N) else None
 
 
 @cache
@@ -201,9 +201,7 @@ def _fresh(part: Tensor, dtype: torch.dtype) -> Tensor:
     return part.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _backward(
-    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
-) -> tuple[Tensor, Tensor]:
+def _backward(dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> tuple[Tensor, Tensor]:
     """(dx, the gradient of each row's sink); without the sink's share the latter is empty. Where a query sees no key, dx is 0."""
     if (kernels := _kernels(y, scale, causal or share is not None)) is not None:
         dx, dsink = kernels.backward(dy, y, share, scale=scale, causal=causal)

@@ -2,7 +2,6 @@
 
 - `rows.py`: tensors of any shape, strides and `dim` as (M, N) rows.
 - `softmax.py`: `Softmax`, two launchers as a differentiable function without an operator.
-- `masked_softmax.py`: likewise of attention scores.
 - `losses.py`: what the losses are, and checks of what their kernels are given.
 - `registration.py`: what the operators register beside their kernels, which is gradients, vmap and flops.
 - `extension.py`: the operators in C++, where g++ has built them.

@@ -119,7 +119,7 @@ def launch_log_columns(*tensors: torch.Tensor, scale: Scale | None = None) -> bo
 
 
 def launch_function(function: str, which: str, arguments: tuple[Any, ...], x: torch.Tensor, plan: Plan | None, *, accepted: int = 0) -> int:
-    """Calls softbench_`which` of the library of a loss or of scores, on the current stream of x's device.
+    """Calls softbench_`which` of the library of a loss, on the current stream of x's device.
 
     `arguments` are those before the dtypes; M and N are last. Returns 0 or the CUDA error `accepted`. Raises as `launch_forward`.
     """

@@ -2,7 +2,7 @@
 
 - `operator.py`: `softmax` and `log_softmax` as PyTorch operators, differentiable, compiled and exported.
 - `dispatch.py`: the same kernels without an operator. `planner.py` chooses tiers and plans.
-- `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, differentiable, with its kernels; `causal_rows.py` has
+- `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, with its kernels; `causal_rows.py` has
   those of long causal rows.
 - `losses.py`: cross entropy and logprob, without autograd.
 - `traceable.py`: the launches that compilers trace; `row_operators.py`: the operators that compiled graphs call elsewhere.

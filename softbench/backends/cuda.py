@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from softbench.backends import nvidia
-from softbench.backends.own_kernels import LINEAR, SCORES, Invariant, Kernels, special, without_linear
+from softbench.backends.own_kernels import LINEAR, Invariant, Kernels, without_linear
 from softbench.core.case import Case
 from softbench.core.inspection import NAME_CHARACTERS
 from softbench.core.text import one_line
@@ -23,7 +23,6 @@ class Cuda(Kernels):
         "log_softmax",
         "cross_entropy(ignore_index,label_smoothing,z_loss,softcap)",
         "logprob",
-        "masked_softmax(scale,mask,mask_axes,causal,sink)",
         "linear_cross_entropy(hidden,ignore_index,label_smoothing,z_loss,softcap)",
     )
     advice = "for any shape, if nvcc is available once: one build serves all shapes"
@@ -68,8 +67,6 @@ def cuda_code(case: Case, launched: Sequence[str]) -> tuple[list[Piece], dict[st
 
 def _library(case: Case) -> str:
     """The function of `softbench.kernels.cuda.build` whose library a case calls."""
-    if case.operation == SCORES:
-        return SCORES if special(case) else "scaled_softmax"
     if case.operation == LINEAR:
         return "cross_entropy"
     return "scaled_softmax" if "scale" in case.parameters else case.operation

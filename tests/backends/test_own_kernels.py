@@ -107,14 +107,11 @@ def test_check_cases_of_scores_pass_under_the_interpreter(run_interpreted):
     ],
 )
 def test_longer_rows_of_scores_are_refused_with_the_reason(text, direction, reason):
-    for backend in (own, cuda.backend):
-        assert backend.supports(case_of(text, "bf16", direction, (1, 1, 2, 16384))) is None
-        assert backend.supports(case_of(text, "bf16", direction, (1, 1, 2, 16385))) == reason
-
-
-LIBRARIES = (("scale=2", F), ("mask=boolean", B), ("mask=boolean", F), ("sink=true", B))
+    assert own.supports(case_of(text, "bf16", direction, (1, 1, 2, 16384))) is None
+    assert own.supports(case_of(text, "bf16", direction, (1, 1, 2, 16385))) == reason
 
 
 def test_the_library_of_a_case_is_the_one_it_calls():
-    found = [cuda._library(case_of(text, "bf16", direction)) for text, direction in LIBRARIES]
-    assert found == ["scaled_softmax", "scaled_softmax", "masked_softmax", "masked_softmax"]
+    ops = "softmax", "softmax(scale=2)", "log_softmax", "linear_cross_entropy(hidden=8)"
+    found = [cuda._library(Case(2, 8, "bf16", F, "cpu", op)) for op in ops]
+    assert found == ["softmax", "scaled_softmax", "log_softmax", "cross_entropy"]

@@ -30,12 +30,7 @@ FUSED = {
 }
 """The launches of each pass that tools/every_tier.py has of losses."""
 OF_SCORES = {
-    "cuda": {f"{direction} {tier}" for direction in ("forward", "backward") for tier in ("sub_warp", "block", "softmax")},
-    "triton": {
-        f"{direction} {kernel}"
-        for direction in ("forward", "backward")
-        for kernel in (f"{direction}_scores", f"{direction}_causal", "softmax")
-    },
+    f"{direction} {kernel}" for direction in ("forward", "backward") for kernel in (f"{direction}_scores", f"{direction}_causal", "softmax")
 }
 """Those of masked softmax. Scores without mask, order and sink are rows of softmax."""
 NEVER_STAY = {"generic", "loop"}  # tiers for rows that no other tier takes; they give no L2 hint
@@ -87,7 +82,7 @@ def tiers_of(kernels, function):
     if function in SOFTMAXES:
         return ALL_TIERS[kernels], ALL_TIERS[kernels] - NEVER_STAY
     if function == "masked_softmax":
-        return OF_SCORES[kernels], {tier for tier in OF_SCORES[kernels] if "softmax" not in tier}
+        return OF_SCORES, {tier for tier in OF_SCORES if "softmax" not in tier}
     tiers = OF_LOSSES[kernels] | (FUSED[kernels] if function == "cross_entropy" else set())
     return tiers, {tier for tier in tiers if tier in ("backward warp", "backward split", "fused sub_warp", "fused block", "fused cluster")}
 
@@ -97,7 +92,7 @@ def tiers_of(kernels, function):
     ("kernels", "tool", "function"),
     [
         *(("cuda", tool, "softmax") for tool in ("memcheck", "racecheck", "initcheck", "synccheck")),
-        *(("cuda", tool, function) for function in (*SOFTMAXES[1:], *LOSSES, "masked_softmax") for tool in ("memcheck", "racecheck")),
+        *(("cuda", tool, function) for function in (*SOFTMAXES[1:], *LOSSES) for tool in ("memcheck", "racecheck")),
         *(("triton", "memcheck", function) for function in (*SOFTMAXES, *LOSSES, "masked_softmax")),
     ],
 )

@@ -1,14 +1,12 @@
 """Compiles the sources of CUDA kernels for the CPU, where `tests/kernels/cuda/simulated_gpu.h` has the GPU."""
 
-import ctypes
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
-import torch
 from softbench.kernels.common.cuda_toolkit import cuobjdump
-from softbench.kernels.cuda import build, launch
+from softbench.kernels.cuda import build
 
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")
 needs_cuobjdump = pytest.mark.skipif(cuobjdump() is None, reason="no cuobjdump, which reads machine code")
@@ -30,11 +28,8 @@ ASSEMBLER = {
     "ld.global.u16": "std::memcpy(&bits, from, 2), bits &= 0xffffu;",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.v4.u32": "simulated::load_if(inside, packed, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %4, 0;\\n@p ld.global.L2::cache_hint.v4.u32": "simulated::load_if(inside, packed, from);",
-    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u32": "simulated::load_if(inside, to, from);",
-    "{\\n.reg .pred p;\\nsetp.ne.u32 p, %2, 0;\\n@p ld.global.v2.u32": "simulated::load_if(inside, to, from);",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.b32": "{ if (inside) std::memcpy(&bits, from, 4); }",
     "{\\n.reg .pred p;\\nsetp.ne.u32 p, %1, 0;\\n@p ld.global.u16": "{ if (inside) bits = 0, std::memcpy(&bits, from, 2); }",
-    "prmt.b32": "halves = simulated::signs_of_bytes(high, upper ? 0xbbaau : 0x9988u);",
     "createpolicy": "policy = 0;",
     "mov.u32 %0, %%cluster_ctarank": "r = simulated::cluster - 1 - blockIdx.x % simulated::cluster;",
     "mov.u32 %0, %%clusterid.x": "i = blockIdx.x / simulated::cluster;",
@@ -77,24 +72,3 @@ def compiled(folder, source, out, *options):
     made = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return folder / out
-
-
-def scores_library(folder):
-    """masked_softmax.cu, compiled for the CPU."""
-    options = "-shared", "-Xcompiler", "-fPIC", "-include", "simulated_gpu.h"
-    found = ctypes.CDLL(str(compiled(folder, "masked_softmax.cu", "scores.so", *options)))
-    for name, types in build._arguments("masked_softmax").items():
-        function = getattr(found, f"softbench_{name}")
-        function.argtypes, function.restype = types, ctypes.c_int64
-    found.softbench_error.argtypes, found.softbench_error.restype = [ctypes.c_int], ctypes.c_char_p
-    return found
-
-
-def simulate_scores(library, monkeypatch):
-    """Launches on tensors of the CPU go to the library."""
-    from softbench.kernels.cuda.masked_softmax import masked_softmax
-
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: None, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    monkeypatch.setattr(launch, "_library", lambda function, index: {"masked_softmax": library}[function])
-    monkeypatch.setattr(masked_softmax.softmax, "device_types", ("cpu",))

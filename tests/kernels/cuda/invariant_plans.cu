@@ -23,7 +23,6 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 #include "softmax.cu"
 
 #include "loss_ops.cuh"
-#include "scores.cuh"
 #include "statistics_launch.cuh"
 
 #include <cstdio>
@@ -69,11 +68,6 @@ void sweep_others() {
                 const Plan p = invariant_statistics_plan(N, V);
                 const bool fits = p.threads >= WARP && p.threads <= STATISTICS_THREADS && p.threads % WARP == 0 && ((p.tier != CLUSTER && p.per_row == 1) || device().clusters());
                 if (!fits || (p.tier == BY_COLUMN) != (N % V != 0) || (p.tier == SPLIT && p.per_row > 1)) ++bad, std::printf("statistics of %lld: tier %d\n", (long long)N, p.tier);
-                if (N > 16384 || N % V) continue;
-                Plan asked = {INVARIANT}, chosen;
-                Scores all{Divisor(1u), Divisor(2u), Divisor(8u), 16u, int(N), unsigned(N), ORDER_QUERIES, 0, 0, false, 1.0f};
-                if (plan_scores(all, 16 / V, reinterpret_cast<const void*>(uintptr_t(0x100010)), 1 << 20, ORDER_HEADS, &asked, chosen) || chosen.tier_option != 1 + ORDER_QUERIES)
-                    ++bad, std::printf("scores of %lld columns of %d bytes\n", (long long)N, 16 / V);
             }
 }
 

@@ -29,7 +29,6 @@ inline cudaError_t attribute(int* value, cudaDeviceAttr which, int device) {
 
 #include "loss_ops.cuh"
 #include "row_gradient.cuh"
-#include "scores.cuh"
 #include "statistics_launch.cuh"
 
 #include <cmath>
@@ -128,20 +127,6 @@ void sweep_gradients() {
     }
 }
 
-// Whether every row of scores has a plan that a launch takes.
-void sweep_scores() {
-    for (const int size : {2, 4})
-        for (int N = 1; N <= 16384; ++N)
-            for (const uintptr_t address : {uintptr_t(0x100000), uintptr_t(0x100010)}) {
-                Scores all{Divisor(1u), Divisor(2u), Divisor(8u), 16u, N, unsigned(N), ORDER_QUERIES, 0, 0, false, 1.0f};
-                Plan chosen;
-                const int64_t code = plan_scores(all, size, reinterpret_cast<const void*>(address), int64_t(16) * N * size, ORDER_QUERIES, nullptr, chosen);
-                ++tested;
-                if (code != cudaSuccess || chosen.threads > SCORES_THREADS || int64_t(scores_grid(all, chosen)) * chosen.threads < 16)
-                    if (++bad <= 20) std::printf("scores of %d columns of %d bytes: code %lld, tier %d, %d threads\n", N, size, (long long)code, chosen.tier, chosen.threads);
-            }
-}
-
 int main(int, char** arguments) {
     std::vector<int> numbers;
     std::ifstream file(arguments[1]);
@@ -151,7 +136,6 @@ int main(int, char** arguments) {
         cells(i).assign(first, first + numbers.size() * sizeof(int) / sizeof(Cell));
     }
     sweep_gradients();
-    for (fake::current = 0; fake::current < int(sizeof(fake::DEVICES) / sizeof(fake::DEVICES[0])); ++fake::current) sweep_scores();
     sweep_statistics(false);
     sweep_statistics(true);
     sweep<Forward<float, float>>("forward float32", 1);

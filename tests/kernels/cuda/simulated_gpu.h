@@ -161,11 +161,6 @@ template <int W> void load_if(bool inside, uint32_t (&to)[W], const void* from) 
     if (inside && uintptr_t(from) % (W * 4)) std::printf("an unaligned load\n"), std::exit(1);
     if (inside) std::memcpy(to, from, W * 4);
 }
-inline uint32_t signs_of_bytes(uint32_t bytes, uint32_t selectors) {  // prmt of a word, with the sign of a byte for each selector
-    uint32_t found = 0;
-    for (int i = 0; i < 4; ++i) found |= (bytes >> (8 * (selectors >> 4 * i & 3) + 7) & 1) * 0xffu << 8 * i;
-    return found;
-}
 inline float max_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b); }
 inline float min_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b); }
 inline cudaError_t device(int* index) { return *index = 0, cudaSuccess; }
