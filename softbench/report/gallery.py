@@ -33,7 +33,7 @@ STRATEGIES = "softbench.backends.gallery:"
 """What the entry point of a strategy begins with; its file's name follows."""
 OWN = {"triton": ("common", "triton"), "cuda": ("common", "cuda")}
 """softbench's own kernels and their folders: what the speed of a copy takes."""
-OWN_KERNELS = "softbench's own kernels, of every operation"
+OWN_KERNELS = "softbench's own kernels, of several operations"
 SUFFIXES = (".py", ".cu", ".cuh", ".cpp", ".h")
 BESIDES = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER)
 

@@ -10,6 +10,7 @@ from sampled import sampled
 from softbench.kernels.automatic import masked_softmax as scores
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 from softbench.kernels import masked_softmax
 
@@ -206,6 +207,33 @@ def test_kernels_get_what_a_call_has(monkeypatch):
     got.clear()
     torch.autograd.grad(masked_softmax(x, mask=KEEP).sum(), x)
     assert got[0]["mask"].dtype is torch.bool and got[1]["share"] is None
+
+
+def test_a_call_is_an_operators_unless_autograd_alone_looks_at_it(monkeypatch):
+    seen = []
+    for name in ("_masked_softmax", "_masked_softmax_backward"):
+        operator = getattr(scores, name)
+        monkeypatch.setattr(scores, name, lambda *given, name=name, operator=operator: seen.append(name) or operator(*given))
+    x = torch.randn(SHAPE, requires_grad=True)
+
+    def step(x, graph=False):
+        return torch.autograd.grad(masked_softmax(x, causal=True).square().sum(), x, create_graph=graph)[0]
+
+    expected = step(x)
+    assert not seen
+    with FlopCounterMode(display=False) as count:
+        assert torch.equal(step(x), expected)
+    assert seen == ["_masked_softmax", "_masked_softmax_backward"] and "softbench.masked_softmax" in str(count.get_flop_counts()["Global"])
+    seen.clear()
+    with torch.device("cpu"):  # a mode of torch functions
+        masked_softmax(x)
+    masked_softmax(x.as_subclass(type("Other", (torch.Tensor,), {})))
+    assert torch.equal(step(x, graph=True), expected)
+    assert seen == ["_masked_softmax"] * 2 + ["_masked_softmax_backward"]
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one.shape) or one, lambda one: one):
+        step(x)
+    assert kept[0] == SHAPE
 
 
 INTERPRETED = """
