@@ -16,7 +16,7 @@ past the operators (`_Direct`), whose Python in torch takes several times as lon
 
 import importlib
 import math
-from functools import cache, partial
+from functools import cache
 from numbers import Real
 from typing import Any
 
@@ -28,7 +28,7 @@ from ..common import sharding
 from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
 from ..common.rows import DTYPES, is_plain, transformed
 from ..common.softmax import LEAST_SCALE, MOST_SCALE
-from .choice import Calls, choice, invariant_kernels
+from .choice import Calls, choice
 
 NAME = "masked_softmax"
 LOWEST = torch.finfo(torch.float32).min
@@ -84,8 +84,7 @@ def masked_softmax(
     else:
         if zero:  # this sink takes part in rows without a key only, where it is the largest
             sink = x.new_full(four.shape[1:2], LOWEST, dtype=torch.float32)
-        direct = is_plain(four, mask, sink) and not invariant
-        result = (_direct if direct else _invariant if invariant else _masked_softmax)(four, mask, sink, scale, causal)[0]
+        result = (_direct if is_plain(four, mask, sink) else _masked_softmax)(four, mask, sink, scale, causal, invariant)[0]
     return result if x.dim() == 4 else result.view(x.shape)
 
 
@@ -137,18 +136,26 @@ def _check(x: Tensor, mask: Tensor | None, sink: Tensor | None, without_keys: st
         raise ValueError(f"without_keys {without_keys!r}: must be nan or zero")
 
 
-def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = None) -> Any:
-    """Our kernels for a call, or None: torch. `special`: whether the call has a mask, causal order or sink that the kernels see."""
-    if choice(Calls(NAME, x.device, x.dtype)).kernels == "torch" or bias is torch.float64 or not LEAST_SCALE <= scale <= MOST_SCALE:
-        return None
+def _kernels(x: Tensor, scale: float, special: bool, bias: torch.dtype | None = None, invariant: bool = False) -> Any:
+    """Our kernels for a call, or None: torch. `special`: whether the call has a mask, causal order or sink that the kernels see.
+
+    Raises ValueError if torch would compute a call with `invariant`.
+    """
+    found = choice(Calls(NAME, x.device, x.dtype))
     B, H, S, N = x.shape
-    found = _triton()
-    return found.masked_softmax if 0 < B * H * S <= MOST_ROWS and N > 0 and not (special and found.MAX_COLUMNS < N) else None
+    if found.kernels != "torch" and bias is not torch.float64 and LEAST_SCALE <= scale <= MOST_SCALE and 0 < B * H * S <= MOST_ROWS and N:
+        module = _triton("invariant" if invariant else NAME)
+        if N <= module.MAX_COLUMNS or not special:
+            return module.masked_softmax
+    if invariant and x.numel():
+        why = found.why if found.kernels == "torch" else "the kernels take at most 16384 keys, and a positive scale that float32 has"
+        raise ValueError(f"invariant=True of {NAME}: {why}")
+    return None
 
 
 @cache
-def _triton() -> Any:
-    return importlib.import_module("..triton.masked_softmax", __package__)
+def _triton(module: str) -> Any:
+    return importlib.import_module(f"..triton.{module}", __package__)
 
 
 def _later(x: Tensor) -> Tensor:
@@ -162,12 +169,13 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 def _forward(
-    scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
-) -> tuple[Tensor, Tensor]:
+    scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False,
+    invariant: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(y, the sink's share of each row's sum); without a sink the share is empty."""
     x = scores
     bias = None if mask is None or mask.dtype is torch.bool else mask.dtype
-    if (kernels := _kernels(x, scale, causal or mask is not None or sink is not None, bias)) is not None:
+    if (kernels := _kernels(x, scale, causal or mask is not None or sink is not None, bias, invariant)) is not None:
         y, share = kernels.forward(x, scale=scale, mask=mask, causal=causal, sink=sink, shares=True)
         return y, x.new_empty(0, dtype=torch.float32) if share is None else share
     return _formula(x, mask, sink, scale, causal)
@@ -201,16 +209,18 @@ def _fresh(part: Tensor, dtype: torch.dtype) -> Tensor:
     return part.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def _backward(dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> tuple[Tensor, Tensor]:
+def _backward(
+    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False, invariant: bool = False
+) -> tuple[Tensor, Tensor]:
     """(dx, the gradient of each row's sink); without the sink's share the latter is empty. Where a query sees no key, dx is 0."""
-    if (kernels := _kernels(y, scale, causal or share is not None)) is not None:
+    if (kernels := _kernels(y, scale, causal or share is not None, None, invariant)) is not None:
         dx, dsink = kernels.backward(dy, y, share, scale=scale, causal=causal)
         return dx, y.new_empty(0, dtype=torch.float32) if dsink is None else dsink
     return _formula_of_gradient(dy, y, share, scale, causal)
 
 
 def _formula_of_gradient(
-    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
+    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False, _invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The backward by torch's operators."""
     wide = _wide(y)
@@ -236,19 +246,17 @@ _masked_softmax_backward = custom_op(f"softbench::{NAME}_backward", _backward, m
 
 
 @_masked_softmax.register_fake
-def _fake(
-    scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
-) -> tuple[Tensor, Tensor]:
+def _fake(scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, *_: Any) -> tuple[Tensor, Tensor]:
     return scores.new_empty(scores.shape), scores.new_empty(0 if sink is None else scores.shape[:3], dtype=_wide(scores))
 
 
 @_masked_softmax_backward.register_fake
-def _fake_backward(dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False) -> tuple[Tensor, Tensor]:
+def _fake_backward(dy: Tensor, y: Tensor, share: Tensor | None = None, *_: Any) -> tuple[Tensor, Tensor]:
     return y.new_empty(y.shape), y.new_empty(0 if share is None else y.shape[:3], dtype=_wide(y))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, mask, sink, ctx.scale, ctx.causal = inputs
+    _, mask, sink, ctx.scale, *ctx.options = inputs
     y, share = output
     ctx.mark_non_differentiable(share)
     ctx.set_materialize_grads(False)
@@ -257,21 +265,20 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(y, *(() if sink is None else (share,)))
 
 
-def _gradients(ctx: Any, dy: Tensor | None, _dshare: None, backward: Any = None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor | None, _dshare: None) -> tuple[Tensor | None, ...]:
     if dy is None:
-        return (None,) * 5
+        return (None,) * 6
     y, *shares = ctx.saved_tensors
-    if backward is None:
-        direct = not torch.is_grad_enabled() and is_plain(dy, y)
-        backward = _backward if direct else _differentiable_gradient if transformed() else _masked_softmax_backward
+    direct = not torch.is_grad_enabled() and is_plain(dy, y)
+    backward = _backward if direct else _differentiable_gradient if transformed() else _masked_softmax_backward
     of_mask = any(ctx.needs_input_grad[1:2])  # it has no entry for trailing inputs that are defaults
-    dx, dsink = backward(dy, y, shares[0] if shares else None, 1.0 if of_mask else ctx.scale, ctx.causal)
+    dx, dsink = backward(dy, y, shares[0] if shares else None, 1.0 if of_mask else ctx.scale, *ctx.options)
     dmask = None
     if of_mask:
         shape, dtype = ctx.mask
         dmask = dx.to(_wide(dx)).sum_to_size(shape).to(dtype)
         dx = dx * ctx.scale
-    return dx, dmask, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None
+    return dx, dmask, None if ctx.sink is None else dsink.sum(dim=(0, 2)).to(ctx.sink), None, None, None
 
 
 class _Direct(torch.autograd.Function):
@@ -286,33 +293,11 @@ class _Direct(torch.autograd.Function):
     backward = staticmethod(_gradients)
 
 
-def _direct(x: Tensor, mask: Tensor | None, sink: Tensor | None, scale: Any, causal: bool) -> Any:
+def _direct(x: Tensor, mask: Tensor | None, sink: Tensor | None, scale: Any, causal: bool, invariant: bool) -> Any:
     records = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, mask, sink))
-    return (_Direct.apply if records else _forward)(x, mask, sink, float(scale), causal)
+    return (_Direct.apply if records else _forward)(x, mask, sink, float(scale), causal, invariant)
 
 
-@custom_op("softbench::invariant_masked_softmax", mutates_args=())
-def _invariant(
-    scores: Tensor, mask: Tensor | None = None, sink: Tensor | None = None, scale: float = 1.0, causal: bool = False
-) -> tuple[Tensor, Tensor]:
-    """As `_masked_softmax`, by kernels whose results of a row do not depend on the other rows."""
-    function = invariant_kernels(NAME, scores).masked_softmax
-    y, share = function.forward(scores, scale=scale, mask=mask, causal=causal, sink=sink, shares=True)
-    return y, scores.new_empty(0, dtype=torch.float32) if share is None else share
-
-
-@custom_op("softbench::invariant_masked_softmax_backward", mutates_args=())
-def _invariant_backward(
-    dy: Tensor, y: Tensor, share: Tensor | None = None, scale: float = 1.0, causal: bool = False
-) -> tuple[Tensor, Tensor]:
-    """As `_masked_softmax_backward`, by such kernels."""
-    dx, dsink = invariant_kernels(NAME, y).masked_softmax.backward(dy, y, share, scale=scale, causal=causal)
-    return dx, y.new_empty(0, dtype=torch.float32) if dsink is None else dsink
-
-
-_invariant.register_fake(_fake)
-_invariant_backward.register_fake(_fake_backward)
-_invariant.register_autograd(partial(_gradients, backward=_invariant_backward), setup_context=_save)
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
 register_transforms(_masked_softmax, FORWARD_FLOPS)
 register_transforms(_masked_softmax_backward, BACKWARD_FLOPS, _differentiable_gradient)
