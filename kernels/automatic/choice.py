@@ -41,6 +41,8 @@ SUBJECTS = {
 """The functions, and how a reason calls their first argument."""
 OF_ROWS = ("softmax", "log_softmax")
 """The functions with arguments `dim` and `dtype`, where `dtype` is that of the result. Their Triton kernels run on AMD's GPUs too."""
+SCORES = "masked_softmax"
+"""The function that has Triton kernels only."""
 OF_COLUMNS = "columns"
 """The CUDA library where `dim` is not the last."""
 LEAST_OVER_COLUMNS = 2**22
@@ -95,7 +97,7 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
         if x.numel() < LEAST_OVER_COLUMNS:
             return Choice("torch", f"over another dimension than the last, our kernels take {LEAST_OVER_COLUMNS} elements and more")
         return choice(Calls(function, x.device, x.dtype, last=False))
-    converted = function == "masked_softmax" and dtype is not None
+    converted = function == SCORES and dtype is not None
     return choice(Calls(function, x.device, dtype if converted and dtype is not None else x.dtype))
 
 
@@ -113,8 +115,11 @@ def choice(calls: Calls) -> Choice:
     """The decision on a class of calls."""
     if calls not in _choices:
         found = _choices[calls] = choose(calls)
-        if found.kernels == "cuda" and calls.last:
+        if found.kernels == ("triton" if calls.function == SCORES else "cuda") and calls.last:
             extension.load()
+            if calls.function == SCORES:
+                scores = importlib.import_module("..triton.masked_softmax", __package__)
+                extension.entries.take_launches_of_scores(scores.launch_forward, scores.launch_backward)
             extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]
 
@@ -143,7 +148,7 @@ def choose(calls: Calls) -> Choice:
         return Choice("torch", f"the result of {dtype} as {result} needs a cast")
     if short and result in (None, dtype) and not without_triton():
         return Choice("triton", "a program of Triton's kernels holds so short a dimension")
-    if function == "masked_softmax":
+    if function == SCORES:
         lacks_cuda = "masked_softmax has Triton kernels only"
     elif not last and not of_rows:
         lacks_cuda = f"the CUDA kernels of {function} take rows"

@@ -10,8 +10,9 @@
 torch computes in float64 if scores or bias are float64, else in float32.
 
 The operators are `softbench::masked_softmax` and `softbench::masked_softmax_backward`, of scores (B, H, S, N). torch.compile does not see
-their kernels. The backward gets the result, so neither the scores nor the mask are kept. A call that nothing but autograd looks at goes
-past the operators (`_Direct`), whose Python in torch takes several times as long as a launch.
+their kernels. The backward gets the result, so neither the scores nor the mask are kept. Where the extension in C++ is built, it has their
+autograd, and calls Python to launch (`softbench.kernels.common.extension`). Elsewhere, a call that nothing but autograd looks at goes past
+the operators (`_Direct`), whose Python in torch takes several times as long as a launch.
 """
 
 import importlib
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from ..common import sharding
+from ..common import extension, sharding
 from ..common.registration import BACKWARD_FLOPS, FORWARD_FLOPS, register_sharding, register_transforms
 from ..common.rows import DTYPES, is_plain, transformed
 from ..common.softmax import LEAST_SCALE, MOST_SCALE
@@ -65,6 +66,11 @@ def masked_softmax(
         raise TypeError(f"scores is a {type(scores).__name__}; it must be a tensor")
     if dtype is None and scores.is_cuda and scores.dtype in DTYPES[1:] and torch.is_autocast_enabled("cuda"):
         dtype = torch.float32
+    if dtype is None and without_keys == "nan" and not invariant and not torch.compiler.is_dynamo_compiling():
+        y = extension.entries.masked_softmax(scores, mask, sink, scale, causal)
+        if y is not None:
+            fast: Tensor = y
+            return fast
     _check_types(mask, sink, scale)
     x = scores if dtype is None else scores.to(dtype)
     if mask is not None and not mask.is_floating_point() and mask.dtype is not torch.bool and not mask.is_complex():
@@ -301,4 +307,5 @@ def _direct(x: Tensor, mask: Tensor | None, sink: Tensor | None, scale: Any, cau
 _masked_softmax.register_autograd(_gradients, setup_context=_save)
 register_transforms(_masked_softmax, FORWARD_FLOPS)
 register_transforms(_masked_softmax_backward, BACKWARD_FLOPS, _differentiable_gradient)
+extension.implement(NAME)
 register_sharding(sharding.of_scores, torch.ops.softbench.masked_softmax, torch.ops.softbench.masked_softmax_backward)

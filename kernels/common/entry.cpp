@@ -2,7 +2,9 @@
 // Python of torch.ops. Calls within a transform of torch.func or in forward mode are Python's. None as the result means that Python has to make the call, which also says what is wrong with an argument.
 
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include "operators.h"
 
@@ -127,6 +129,55 @@ PyObject* call_logprob(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* launches_of_scores[2];  // by pass; only with the GIL
+
+void launch_scores_by_python(int pass, const std::array<Tensor, 5>& tensors, double scale, bool causal) {
+  const pybind11::gil_scoped_acquire gil;
+  THPObjectPtr objects[6];
+  PyObject* given[7];
+  for (size_t i = 0; i < 5; ++i) given[i] = objects[i] = THPVariable_Wrap(tensors[i]);  // None of an undefined one
+  given[5] = objects[5] = PyFloat_FromDouble(scale);
+  given[6] = causal ? Py_True : Py_False;
+  const THPObjectPtr done(PyObject_Vectorcall(launches_of_scores[pass], given, 7, nullptr));
+  if (!done) {
+    python_error raised;
+    raised.persist();
+    throw raised;
+  }
+}
+
+// Python's launches of the forward and of the backward of masked_softmax.
+PyObject* take_launches_of_scores(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 2) Py_RETURN_NONE;
+  for (int pass = 0; pass < 2; ++pass) launches_of_scores[pass] = Py_NewRef(arguments[pass]);
+  launch_scores.store(&launch_scores_by_python, std::memory_order_release);
+  Py_RETURN_NONE;
+}
+
+PyObject* call_masked_softmax(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // scores, mask, sink, scale, causal
+  HANDLE_TH_ERRORS
+  double scale;
+  if (count != 5 || is_modified() || !real(arguments[3], scale) || !PyBool_Check(arguments[4])) Py_RETURN_NONE;
+  Tensor x = tensor_of(arguments[0]);
+  if (!is_taken(MASKED_SOFTMAX, x) || x.dim() != 4) Py_RETURN_NONE;
+  c10::IValue mask, sink;
+  if (arguments[1] != Py_None) {
+    Tensor given = tensor_of(arguments[1]);
+    const bool fits = given.defined() && given.dim() <= 4 && !given.requires_grad() && !has_tangent(given) && (given.scalar_type() == c10::kBool || number_of(given.scalar_type()) >= 0);
+    if (!fits || given.device() != x.device()) Py_RETURN_NONE;
+    for (int64_t d = 1; d <= given.dim(); ++d)
+      if (given.size(-d) != 1 && given.size(-d) != x.size(-d)) Py_RETURN_NONE;
+    mask = std::move(given);
+  }
+  if (arguments[2] != Py_None) {
+    Tensor given = tensor_of(arguments[2]);
+    if (!given.defined() || given.scalar_type() != c10::kFloat || given.dim() != 1 || given.size(0) != x.size(1) || given.device() != x.device() || has_tangent(given)) Py_RETURN_NONE;
+    sink = std::move(given);
+  }
+  return called(MASKED_SOFTMAX, {std::move(x), std::move(mask), std::move(sink), scale, arguments[4] == Py_True, false});
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* numbers(PyObject*, PyObject* const* arguments, Py_ssize_t count) {  // x, target, first class, softcap, logit_scale: numbers_of_part
   HANDLE_TH_ERRORS
   int64_t first;
@@ -169,7 +220,9 @@ PyMethodDef methods[] = {
     {"log_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_rows<LOG_SOFTMAX>)), METH_FASTCALL, nullptr},
     {"cross_entropy", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_cross_entropy)), METH_FASTCALL, nullptr},
     {"logprob", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_logprob)), METH_FASTCALL, nullptr},
+    {"masked_softmax", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_masked_softmax)), METH_FASTCALL, nullptr},
     {"numbers_of_part", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&numbers)), METH_FASTCALL, nullptr},
+    {"take_launches_of_scores", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&take_launches_of_scores)), METH_FASTCALL, nullptr},
     {"record_loss", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&record_loss)), METH_FASTCALL, nullptr},
 };
 

@@ -1,6 +1,6 @@
 """Builds and loads the extension in C++: the operators of softbench without Python in a call, and the filter of `softbench.use()`.
 
-- `operators.cpp`: autograd of the operators, and launches of the CUDA kernels.
+- `operators.cpp`: autograd of the operators, and launches of the CUDA kernels. masked_softmax is launched by a function of Python.
 - `entry.cpp`: what the functions of `softbench.kernels` call first. It needs the headers of Python.
 - `filter.cpp`: what overrides of torch's operators call.
 
@@ -37,7 +37,7 @@ from .rows import DTYPES
 SOURCES = ("extension.cpp", "operators.h", "operators.cpp", "filter.cpp", "entry.cpp")
 """The first includes the others."""
 FLAGS = ("-O1", "-std=c++20", "-shared", "-fPIC", "-Wno-deprecated-declarations")  # std::atomic_load of a shared_ptr is deprecated
-FUNCTIONS = ("softmax", "log_softmax", "cross_entropy", "logprob")
+FUNCTIONS = ("softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax")
 """The functions by their numbers in operators.h. Each has an operator for its forward and one for its backward."""
 PASSES = ("forward", "backward", "reduce")
 SLOTS, COUNTERS = 0, 1
@@ -55,7 +55,7 @@ def without(*_given: Any) -> None:
     """A function of `entries` where there is no extension: Python makes the call."""
 
 
-ENTRIES = (*FUNCTIONS, "numbers_of_part", "record_loss")
+ENTRIES = (*FUNCTIONS, "numbers_of_part", "take_launches_of_scores", "record_loss")
 entries = SimpleNamespace(**dict.fromkeys(ENTRIES, without))
 """A function in C++ for each of ENTRIES. It returns the result, or None where Python has to make the call. Arguments are those of the
 public function, with `reduction` after the tensors; entry.cpp has those of others. Compilers do not trace these functions."""
@@ -82,7 +82,7 @@ def launchers(library: str, device: int, addresses: Sequence[int | None]) -> Non
 
 
 def choose(function: str, device: int, dtype: torch.dtype, yes: bool = True) -> None:
-    """Say that a function runs its CUDA kernels for tensors of this device and dtype."""
+    """Say that C++ may make calls of a function with tensors of this device and dtype."""
     if function in FUNCTIONS and dtype in DTYPES and device < 64:
         _tell("softbench_choose", FUNCTIONS.index(function), device, DTYPES.index(dtype), value=yes)
 

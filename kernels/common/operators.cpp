@@ -42,6 +42,7 @@ using torch::jit::Stack;
 Operator operators[OPERATORS];
 std::atomic<c10::DeviceType> device_type{c10::kCUDA};
 std::atomic<uint8_t> chosen[FUNCTIONS][DEVICES];
+std::atomic<LaunchScores*> launch_scores{nullptr};
 
 namespace {
 
@@ -64,6 +65,7 @@ std::shared_mutex workspaces_mutex;
 
 constexpr int64_t MOST_COLUMNS = (int64_t(1) << 31) - 4096;
 constexpr int64_t MOST_REDUCED = 32768;  // rows whose losses one CTA adds
+constexpr int64_t MOST_SCORES = 16384;   // columns of a row with mask, causal order or sink
 
 // Where a launch goes; `function` is null if Python has to launch. The device of x is current while this lives.
 struct Launch {
@@ -253,10 +255,49 @@ Results logprob_backward(int function, Arguments arguments) {  // x, target, sta
   return {std::move(dx)};
 }
 
+bool scores_fit(const Tensor& x, double scale, bool special) {
+  if (!is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4 || x.numel() == 0 || !x.is_contiguous() || !(scale >= FLT_MIN && scale <= FLT_MAX)) return false;
+  return x.numel() / x.size(3) <= INT32_MAX && (!special || x.size(3) <= MOST_SCORES) && launch_scores.load(std::memory_order_acquire);
+}
+
+// Whether a mask broadcasts to x and its keys are adjacent.
+bool mask_fits(const Tensor& mask, const Tensor& x) {
+  const int64_t missing = 4 - mask.dim();
+  if ((mask.scalar_type() != c10::kBool && number_of(mask.scalar_type()) < 0) || mask.device() != x.device() || missing < 0 || missing > 3) return false;
+  for (int64_t d = missing; d < 3; ++d)
+    if (mask.size(d - missing) != 1 && mask.size(d - missing) != x.size(d)) return false;
+  return mask.size(-1) == x.size(3) && (mask.stride(-1) == 1 || x.size(3) == 1);
+}
+
+Results masked_softmax(int, Arguments arguments) {  // scores, mask, sink, scale, causal, invariant
+  const Tensor &x = arguments[0].toTensor(), mask = given(arguments[1]), sink = given(arguments[2]);
+  const double scale = arguments[3].toDouble();
+  const bool causal = arguments[4].toBool();
+  if (arguments[5].toBool() || !scores_fit(x, scale, mask.defined() || sink.defined() || causal) || (mask.defined() && !mask_fits(mask, x))) return {};
+  if (sink.defined() && !has_contiguous_numbers(sink, x.size(1), x)) return {};
+  const c10::DeviceGuard guard(x.device());
+  Tensor y = fresh_like(x), share = sink.defined() ? fresh(x.sizes().slice(0, 3), c10::kFloat, x) : Tensor();
+  launch_scores.load(std::memory_order_relaxed)(0, {x, mask, sink, y, share}, scale, causal);
+  return {std::move(y), share.defined() ? std::move(share) : fresh({0}, c10::kFloat, x)};
+}
+
+Results masked_softmax_backward(int, Arguments arguments) {  // dy, y, share, scale, causal, invariant
+  const Tensor &dy = arguments[0].toTensor(), &y = arguments[1].toTensor(), share = given(arguments[2]);
+  const double scale = arguments[3].toDouble();
+  const bool causal = arguments[4].toBool(), special = share.defined() || causal;
+  if (arguments[5].toBool() || !alike(dy, y) || !scores_fit(dy, scale, special) || !scores_fit(y, scale, special)) return {};
+  if (share.defined() && (share.scalar_type() != c10::kFloat || share.sizes() != y.sizes().slice(0, 3) || share.device() != y.device() || !share.is_contiguous()))
+    return {};
+  const c10::DeviceGuard guard(y.device());
+  Tensor dx = fresh_like(y), dsink = share.defined() ? fresh_like(share) : Tensor();
+  launch_scores.load(std::memory_order_relaxed)(1, {dy, y, share, dx, dsink}, scale, causal);
+  return {std::move(dx), dsink.defined() ? std::move(dsink) : fresh({0}, c10::kFloat, y)};
+}
+
 using Kernel = Results(int, Arguments);
 template <bool DIRECT>
-constexpr Kernel* kernels[] = {row_forward,  row_forward,  cross_entropy<DIRECT>,  logprob,
-                               row_backward, row_backward, cross_entropy_backward, logprob_backward};
+constexpr Kernel* kernels[] = {row_forward,  row_forward,  cross_entropy<DIRECT>,  logprob,          masked_softmax,
+                               row_backward, row_backward, cross_entropy_backward, logprob_backward, masked_softmax_backward};
 
 // The kernel of an operator: those above, or Python's.
 template <int number> void kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -306,7 +347,7 @@ struct Backward {
   int function;
   std::array<IValue, 6> options;  // the forward's arguments after its tensors
   size_t tensors = 0, numbers = 0;  // of what is saved, of options
-  Dtype dtype;                  // of the input if that of a row's result differs
+  Dtype dtype;                  // of the input if that of a row's result differs; of the sink
   int64_t classes = 0;          // as the backward of cross entropy takes them
   bool once = false;            // a part of the vocabulary does not know the second gradient
 
@@ -338,6 +379,7 @@ struct Backward {
       default:
         add(incoming(0));
         add_saved(0, tensors);
+        if (function == MASKED_SOFTMAX && tensors == 1) add({});
     }
     for (size_t i = 0; i < numbers; ++i) add(options[i]);
     if (function <= LOG_SOFTMAX) add(dtype);
@@ -350,6 +392,7 @@ struct Backward {
       torch::autograd::set_history(found.tensors[0], made<torch::autograd::Error>("the loss of a split vocabulary is differentiable once; torch's own functions have gradients of any order", std::move(edges)));
     }
     results[0] = std::move(found.tensors[0]);
+    if (function == MASKED_SOFTMAX && dtype) results[1] = found.tensors[1].sum(c10::IntArrayRef{0, 2}).to(*dtype);
     return results;
   }
 };
@@ -359,7 +402,7 @@ struct Gradient : torch::autograd::Node, Backward {
   std::array<SavedVariable, 4> saved;
 
   std::string name() const override {
-    constexpr const char* names[] = {"Softmax", "LogSoftmax", "CrossEntropy", "Logprob"};
+    constexpr const char* names[] = {"Softmax", "LogSoftmax", "CrossEntropy", "Logprob", "MaskedSoftmax"};
     return std::string("Softbench") + names[function] + "Backward";
   }
   void release_variables() override {
@@ -405,7 +448,7 @@ struct Gradient : torch::autograd::Node, Backward {
 };
 
 void refuse_tangents(int function, Arguments arguments, size_t count) {
-  constexpr const char* names[] = {"softmax", "log_softmax", "cross_entropy", "logprob"};
+  constexpr const char* names[] = {"softmax", "log_softmax", "cross_entropy", "logprob", "masked_softmax"};
   for (size_t i = 0; i < count; ++i)
     TORCH_CHECK_NOT_IMPLEMENTED(!has_tangent(arguments[i]), names[function], " has no forward mode; its gradients are those of backward");
 }
@@ -420,7 +463,8 @@ void record(int function, Arguments arguments, const Results& results, int64_t c
   const auto keep = [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) node->options[node->numbers++] = arguments[i];
   };
-  node->set_next_edges(torch::autograd::collect_next_edges(argument(0)));
+  const bool sink = function == MASKED_SOFTMAX && !arguments[2].isNone();
+  node->set_next_edges(sink ? torch::autograd::collect_next_edges(argument(0), argument(2)) : torch::autograd::collect_next_edges(argument(0)));
   torch::autograd::set_history(result[0], node);
   switch (function) {
     case CROSS_ENTROPY:
@@ -439,6 +483,11 @@ void record(int function, Arguments arguments, const Results& results, int64_t c
       save(result[1], true);
       keep(2, 4);
       break;
+    case MASKED_SOFTMAX:
+      save(result[0], true);
+      if (sink) save(result[1], false), node->dtype = argument(2).scalar_type();
+      keep(3, 6);
+      break;
     default:
       save(result[0], true);
       if (result[0].scalar_type() != argument(0).scalar_type()) node->dtype = argument(0).scalar_type();
@@ -454,8 +503,9 @@ template <int number> void autograd(const c10::OperatorHandle& op, c10::Dispatch
   for (size_t i = 0; i < count; ++i) records |= requires_grad(arguments[i]), tangent |= has_tangent(arguments[i]);
   records &= at::GradMode::is_enabled();
   if (tangent && function > LOG_SOFTMAX) refuse_tangents(function, arguments, count);
-  // Python has the gradients of backwards, and the answer to a tangent of softmax.
-  if ((records && number >= FUNCTIONS) || tangent) return operators[number].autograd->callBoxed(op, keys, stack);
+  // Python has the gradients of backwards and of a bias, and the answer to a tangent of softmax.
+  const bool of_bias = number == MASKED_SOFTMAX && requires_grad(arguments[1]);
+  if ((records && (number >= FUNCTIONS || of_bias)) || tangent) return operators[number].autograd->callBoxed(op, keys, stack);
   IValue kept[MOST_ARGUMENTS];
   if (records) std::copy_n(arguments, count, kept);
   {
@@ -505,8 +555,8 @@ namespace {
 // ---- Registration.
 
 constexpr const char* NAMES[OPERATORS] = {
-    "cuda_softmax",          "cuda_log_softmax",          "cross_entropy",          "logprob",
-    "cuda_softmax_backward", "cuda_log_softmax_backward", "cross_entropy_backward", "logprob_backward"};
+    "cuda_softmax",          "cuda_log_softmax",          "cross_entropy",          "logprob",          "masked_softmax",
+    "cuda_softmax_backward", "cuda_log_softmax_backward", "cross_entropy_backward", "logprob_backward", "masked_softmax_backward"};
 std::vector<std::unique_ptr<torch::Library>> libraries;
 std::set<std::pair<int, c10::DispatchKey>> implemented;
 std::mutex mutex;

@@ -33,7 +33,7 @@ inline int index_of(const at::Tensor& x) { return x.device().index() < 0 ? 0 : x
 using CurrentStream = int32_t(int32_t device, void** stream);
 
 // The functions, by their numbers in extension.py. Each has an operator for its forward, and one for its backward behind all forwards.
-enum Function { SOFTMAX, LOG_SOFTMAX, CROSS_ENTROPY, LOGPROB, FUNCTIONS };
+enum Function { SOFTMAX, LOG_SOFTMAX, CROSS_ENTROPY, LOGPROB, MASKED_SOFTMAX, FUNCTIONS };
 constexpr int OPERATORS = 2 * FUNCTIONS;
 enum Reduction { NONE, MEAN, SUM };  // as in losses.py
 
@@ -63,8 +63,12 @@ at::Tensor numbers_of_part(const at::Tensor& x, const at::Tensor& target, int64_
 // Records the loss of a part of the vocabulary as a result of cross_entropy with these arguments. `classes`: as its backward takes them.
 void record_part(const c10::IValue* arguments, const Results& results, int64_t classes);
 
+// Launches a pass of masked_softmax by Python, which has Triton's kernels: those of launch_forward or launch_backward in kernels/triton/masked_softmax.py.
+using LaunchScores = void(int pass, const std::array<at::Tensor, 5>& tensors, double scale, bool causal);
+extern std::atomic<LaunchScores*> launch_scores;  // null: the operator's kernel in Python makes the call
+
 extern std::atomic<c10::DeviceType> device_type;  // of the tensors that our kernels take
-// Whether the CUDA kernels were chosen for a function, a device and a dtype: a bit for each dtype.
+// Whether our kernels were chosen for a function, a device and a dtype: a bit for each dtype.
 extern std::atomic<uint8_t> chosen[FUNCTIONS][DEVICES];
 
 inline bool is_chosen(int function, const at::Tensor& x) {

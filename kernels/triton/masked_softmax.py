@@ -191,6 +191,7 @@ def shape_of(N: int, reads: int) -> Shape:
 
 
 Tensors = tuple[torch.Tensor | None, ...]
+Rows = Callable[..., None]
 
 
 class Launch(NamedTuple):
@@ -208,22 +209,34 @@ class Launch(NamedTuple):
 
 def launch_forward(
     x: torch.Tensor, mask: torch.Tensor | None, sink: torch.Tensor | None, y: torch.Tensor, share: torch.Tensor | None,
-    scale: float, causal: bool, *, by_column: bool = False,
+    scale: float, causal: bool, by_column: bool = False, rows: Rows = softmax.launch_forward,
 ) -> None:  # fmt: skip
-    """Writes y of contiguous scores, and the share of the sink if there is a tensor for it.
+    """Writes y of contiguous scores, and the share of the sink if there is a tensor for it. Both are fresh, so they are aligned.
 
-    A mask is a bias or a bool in the shape of x, whose last stride is 1; other strides may be 0. `by_column`: by the kernels for all N,
-    whose order of sums does not depend on the number of rows.
+    A mask is a bias or a bool that broadcasts to x, with adjacent keys. `by_column`: by the kernels for all N, whose order of sums does not
+    depend on the number of rows. Without mask, order and sink, `rows` launches softmax.
     """
-    _launch(_forward, (x, mask, sink, y, share), float(scale), causal, by_column)
+    if mask is None and sink is None and not causal:
+        N = x.shape[3]
+        return rows(x.view(-1, N), y.view(-1, N), scale)
+    layouts = x.data_ptr() % VECTOR_BYTES, _layout(mask), _layout(sink), share is None
+    return _launch(_forward, (x.shape, x.dtype, causal, by_column, *layouts), (x, mask, sink, y, share), scale)
 
 
 def launch_backward(
     dy: torch.Tensor, y: torch.Tensor, share: torch.Tensor | None, dx: torch.Tensor, dsink: torch.Tensor | None,
-    scale: float, causal: bool, *, by_column: bool = False,
+    scale: float, causal: bool, by_column: bool = False, rows: Rows = softmax.launch_backward,
 ) -> None:  # fmt: skip
-    """Writes dx of contiguous dy and y, and dsink of each row if the share of the sink is given. `by_column`: as in `launch_forward`."""
-    _launch(_backward, (dy, y, share, dx, dsink), float(scale), causal, by_column)
+    """Writes dx of contiguous dy and y, and dsink of each row if the share of the sink is given. See `launch_forward`."""
+    if share is None and not causal:
+        N = y.shape[3]
+        return rows(dy.view(-1, N), y.view(-1, N), dx.view(-1, N), scale)
+    layouts = dy.data_ptr() % VECTOR_BYTES, y.data_ptr() % VECTOR_BYTES, _layout(share)
+    return _launch(_backward, (y.shape, y.dtype, causal, by_column, *layouts), (dy, y, share, dx, dsink), scale)
+
+
+def _layout(tensor: torch.Tensor | None) -> Hashable:
+    return None if tensor is None else (tensor.dtype, tensor.shape, tensor.stride(), tensor.data_ptr() % VECTOR_BYTES)
 
 
 def _forward(tensors: tuple[Any, ...], causal: bool, by_column: bool) -> Launch:
@@ -232,7 +245,7 @@ def _forward(tensors: tuple[Any, ...], causal: bool, by_column: bool) -> Launch:
     if causal and not by_column and mask is None and sink is None and (found := _long_causal(forward_causal, (0, 3), x, y)) is not None:
         return found
     shape, kind = shape_of(N, 1), 0 if mask is None else 2 if mask.dtype is torch.bool else 1
-    strides = (0, 0, 0) if mask is None else mask.stride()[:3]
+    strides = (0, 0, 0) if mask is None else mask.expand(x.shape).stride()[:3]
     order = 0 if mask is None or not strides[2] else (strides[1] == 0 and H > 1) + 2 * (strides[0] == 0 and B > 1)
     numbers = B, H, S, N, *strides, 1 + max(0, N - S), kind, causal, order, shape.rows, shape.block, _policy(x)
     registers = None if kind == 1 and x.dtype is torch.float32 else REGISTERS  # a bias of float32 would spill
@@ -271,17 +284,16 @@ def causal_launch(kernel: Any, plan: CausalPlan, taken: tuple[int, ...], tensors
 _cache: dict[tuple[Hashable, ...], tuple[Callable[..., object], Launch]] = {}
 
 
-def _launch(choose: Callable[[tuple[Any, ...], bool, bool], Launch], tensors: Tensors, scale: float, causal: bool, by_column: bool) -> None:
-    """Launches a pass. A launch is chosen once for tensors of one layout, and a compiled kernel is called without Triton's binder."""
+def _launch(choose: Callable[[tuple[Any, ...], bool, bool], Launch], layout: tuple[Any, ...], tensors: Tensors, scale: float) -> None:
+    """Launches a pass. A launch is chosen once for a layout of tensors, and a compiled kernel is called without Triton's binder."""
     first: Any = tensors[0]
     device = first.device
     if device.type == "cuda" and device.index != torch._C._cuda_getDevice():  # Triton launches on the current device
         with torch.cuda.device(device):
-            return _launch(choose, tensors, scale, causal, by_column)
-    layouts = [None if one is None else (one.dtype, one.stride(), one.data_ptr() % VECTOR_BYTES) for one in tensors]
-    key = choose, first.shape, device, causal, by_column, *layouts
+            return _launch(choose, layout, tensors, scale)
+    key = choose, device.index, layout
     if (found := _cache.get(key)) is None:
-        launch = choose(tensors, causal, by_column)
+        launch = choose(tensors, *layout[2:4])
         compiled = run(launch, tensors, scale)
         if hasattr(compiled, "function"):  # not under the interpreter
             if len(_cache) >= MAX_CACHED:
@@ -289,7 +301,8 @@ def _launch(choose: Callable[[tuple[Any, ...], bool, bool], Launch], tensors: Te
             _cache[key] = compiled[launch.grid], launch
         return None
     run_compiled, launch = found
-    run_compiled(*[None if (one := tensors[at]) is None else one.data_ptr() for at in launch.taken], scale, *launch.numbers)
+    addresses = [None if (one := tensors[at]) is None else one.data_ptr() for at in launch.taken]
+    run_compiled(*addresses, scale, *launch.numbers, stream=torch._C._cuda_getCurrentRawStream(device.index))
     return None
 
 
@@ -340,9 +353,6 @@ class MaskedSoftmax:
             RuntimeError: mask or sink have another shape.
         """
         x = x.contiguous()
-        if mask is None and sink is None and not causal:
-            rows = x.view(-1, x.shape[3]) if x.numel() else None
-            return (torch.empty_like(x) if rows is None else self.softmax.forward_rows(rows, scale=scale).view(x.shape)), None
         if mask is not None:
             mask = mask.expand_as(x)
             mask = mask if mask.stride(3) == 1 or x.shape[3] == 1 else mask.contiguous()
@@ -351,7 +361,7 @@ class MaskedSoftmax:
             sink = sink.expand(x.shape[1]).contiguous()
             share = x.new_empty(x.shape[:3], dtype=torch.float32) if shares else None
         if x.numel():
-            launch_forward(x, mask, sink, y, share, scale, causal, by_column=self.by_column)
+            launch_forward(x, mask, sink, y, share, float(scale), causal, self.by_column, self.softmax.launch_forward)
         return y, share
 
     def backward(
@@ -362,13 +372,9 @@ class MaskedSoftmax:
         if share is not None:
             share = share.expand(y.shape[:3]).contiguous()
         dy, y = dy.contiguous(), y.contiguous()
-        if share is None and not causal:
-            N = y.shape[3]
-            dx = self.softmax.backward_rows(dy.view(-1, N), y.view(-1, N), scale=scale) if y.numel() else torch.empty_like(y)
-            return dx.view(y.shape), None
         dx, dsink = torch.empty_like(y), None if share is None else torch.empty_like(share)
         if y.numel():
-            launch_backward(dy, y, share, dx, dsink, scale, causal, by_column=self.by_column)
+            launch_backward(dy, y, share, dx, dsink, float(scale), causal, self.by_column, self.softmax.launch_backward)
         return dx, dsink
 
 

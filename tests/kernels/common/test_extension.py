@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from softbench.kernels.automatic import choice, loss_operators as losses
+from softbench.kernels.automatic import choice, loss_operators as losses, masked_softmax as scores
 from softbench.kernels.common import extension
 from softbench.kernels.cuda import build, operator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -109,6 +109,20 @@ def logprob_backward(x, target, _lse, statistics, entropy, dlogprob, dentropy, d
     at(dx, M, N, dtype=number_at(dtype), stride=sdx).copy_(made)
 
 
+def scores_forward(x, mask, sink, y, share, scale, causal):
+    made, part = scores._formula(x, mask, sink, scale, causal)
+    y.copy_(made)
+    if share is not None:
+        share.copy_(part)
+
+
+def scores_backward(dy, y, share, dx, dsink, scale, causal):
+    made, of_sink = scores._formula_of_gradient(dy, y, share, scale, causal)
+    dx.copy_(made)
+    if dsink is not None:
+        dsink.copy_(of_sink)
+
+
 @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 def seventh_stream(device, stream):
     stream[0] = 7
@@ -132,6 +146,17 @@ def launched(monkeypatch):
     made.add_library("softmax", forward=softmax_forward, backward=softmax_backward)
     made.add_library("cross_entropy", forward=cross_entropy_forward, backward=cross_entropy_backward, reduce=reduce)
     made.add_library("logprob", forward=logprob_forward, backward=logprob_backward)
+
+    def recorded(launch, name):
+        def called(*given):
+            with torch.no_grad():
+                launch(*given)
+            made.calls.append(name)
+
+        return called
+
+    forward, backward = recorded(scores_forward, "masked_softmax forward"), recorded(scores_backward, "masked_softmax backward")
+    extension.entries.take_launches_of_scores(forward, backward)
     for function in extension.FUNCTIONS:
         extension.choose(function, 0, torch.float32)
     yield made
@@ -150,6 +175,7 @@ def both(launched, call, *inputs):
     found = []
     for code in (0, 1):
         launched.code = code
+        extension.choose("masked_softmax", 0, torch.float32, code == 0)  # its launch cannot refuse
         given = [one.detach().clone().requires_grad_() for one in inputs]
         results = call(*given)
         results = results if isinstance(results, tuple) else (results,)
@@ -191,6 +217,20 @@ def test_logprob_has_a_gradient_of_either_result(launched):
         call = lambda x, which=which: kernels.logprob(x, TARGET, temperature=2.0)[which]  # noqa: E731
         assert both(launched, call, x) == ["logprob forward", "logprob backward"]
         launched.calls.clear()
+
+
+def test_masked_softmax_takes_masks_order_and_sink(launched):
+    x, sink = torch.randn(2, 3, 4, 8), torch.randn(3)
+    bias, seen = torch.randn(4, 8), torch.rand(2, 1, 4, 8) > 0.2
+    for mask, causal in ((None, False), (None, True), (bias, False), (seen, True)):
+        both(launched, lambda x, mask=mask, causal=causal: kernels.masked_softmax(x, mask=mask, causal=causal, scale=0.5), x)
+        both(launched, lambda x, sink, mask=mask: kernels.masked_softmax(x, mask=mask, sink=sink), x, sink)
+    count = launched.calls.count
+    assert (count("masked_softmax forward"), count("masked_softmax backward")) == (8, 8)
+    leaf = bias.requires_grad_()
+    (of_bias,) = torch.autograd.grad(kernels.masked_softmax(x, mask=leaf, causal=True).square().sum(), leaf)
+    expected = torch.softmax((x + leaf).masked_fill(torch.ones(4, 8, dtype=torch.bool).triu(5), -math.inf), -1).square().sum()
+    torch.testing.assert_close(of_bias, *torch.autograd.grad(expected, leaf))
 
 
 def test_softmax_has_gradients_of_two_orders(launched):
@@ -390,6 +430,15 @@ def test_compiled_autograd_has_the_gradients_of_eager_forwards(launched):
                 loss.backward()
             for one, gradient in zip(given, expected, strict=True):
                 torch.testing.assert_close(one.grad, gradient)
+    launched.calls.clear()
+    for scale in (0.5, 2.0):  # numbers are constants of a graph
+        given = scores.clone().requires_grad_()
+        loss = kernels.masked_softmax(given, causal=True, scale=scale).square().sum()
+        (expected,) = torch.autograd.grad(loss, given, retain_graph=True)
+        with torch._dynamo.compiled_autograd._enable(compiler):
+            loss.backward()
+        torch.testing.assert_close(given.grad, expected)
+    assert launched.calls == ["masked_softmax forward", "masked_softmax backward", "masked_softmax backward"] * 2
 
 
 @pytest.fixture
