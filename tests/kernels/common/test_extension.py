@@ -233,6 +233,18 @@ def test_masked_softmax_takes_masks_order_and_sink(launched):
     torch.testing.assert_close(of_bias, *torch.autograd.grad(expected, leaf))
 
 
+def test_an_error_of_a_launch_in_python_is_raised(launched):
+    def failing(*given):
+        raise RuntimeError("no launch")
+
+    x = torch.randn(2, 3, 4, 8, requires_grad=True)
+    y = kernels.masked_softmax(x, causal=True)
+    extension.entries.take_launches_of_scores(failing, failing)
+    for call in (lambda: kernels.masked_softmax(x, causal=True), y.sum().backward):
+        with pytest.raises(RuntimeError, match="no launch"):
+            call()
+
+
 def test_softmax_has_gradients_of_two_orders(launched):
     x = torch.randn(3, 5, 8)
     assert both(launched, lambda x: operator.softmax(x, -1), x) == ["softmax forward", "softmax backward"]
