@@ -261,8 +261,10 @@ def of_scores(card: Card, dice: random.Random) -> list[Launch]:
         for name in ("forward_scores", "backward_scores", "forward_causal", "backward_causal"):
             stack.enter_context(patch.object(scores, name, Asked(getattr(scores, name), found)))
         given = None if mask is None else mask.expand(x.shape)
-        scores.launch_forward(x, given, sink, x, None if sink is None else share, 0.125, causal)
-        scores.launch_backward(x, x, None if sink is None else share, x, None if sink is None else share, 0.125, causal)
+        scores.launch_forward(x, given, sink, x, None if sink is None else share, 0.125, causal, rows=lambda *_: None)
+        scores.launch_backward(
+            x, x, None if sink is None else share, x, None if sink is None else share, 0.125, causal, rows=lambda *_: None
+        )
     told = f"{(B, H, S, N)} {dtype}{' causal' * causal}, mask {mask is not None and mask.dtype}, sink {sink is not None}"
     return [Launch(f"{kernel.__name__} {told}", kernel, _operands(arguments), (), options) for kernel, arguments, options in found]
 
