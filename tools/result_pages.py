@@ -309,7 +309,7 @@ def h200() -> str:
         measured_by("h200/linear_cross_entropy"),
         with_memory("h200/linear_cross_entropy"),
         "## Masked softmax",
-        measured_by(*MASKED),
+        f"{measured_by(*MASKED)}. CUDA had kernels of it too at these commits.",
         averages(MASKED, ("torch", "compile", *OWN), ("op", "direction")),
         "## Other runs",
         f"{judged('h200/judged')} [The judge](../judge.md) describes the method.\n"

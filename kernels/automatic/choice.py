@@ -119,7 +119,7 @@ def choice(calls: Calls) -> Choice:
             extension.load()
             if calls.function == SCORES:
                 scores = importlib.import_module("..triton.masked_softmax", __package__)
-                extension.entries.take_launches_of_scores(scores.launch_forward, scores.launch_backward)
+                extension.launches_of_scores(scores.launch_forward, scores.launch_backward)
             extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]
 

@@ -33,7 +33,7 @@ from .choice import Calls, choice
 
 NAME = "masked_softmax"
 LOWEST = torch.finfo(torch.float32).min
-MOST_ROWS = 2**31 - 1
+MOST_ROWS = 2**31 - 1024  # a program has up to 1024 rows, which it counts in int32
 
 
 def masked_softmax(

@@ -42,7 +42,8 @@ PyObject* called(Function function, const c10::IValue (&arguments)[count], size_
   Results results;
   Tensor& first = results.tensors[0];
   {
-    const pybind11::gil_scoped_release no_gil;
+    std::optional<pybind11::gil_scoped_release> no_gil;
+    if (function != MASKED_SOFTMAX) no_gil.emplace();  // Python launches that
     results = call(function, arguments, count);
     if (dtype && first.scalar_type() != *dtype) first = first.to(*dtype);
     if (sizes) first = at::_unsafe_view(first, *sizes);  // nothing has its base, and torch's result is no view either

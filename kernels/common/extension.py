@@ -24,7 +24,7 @@ import subprocess
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,6 +64,7 @@ _loaded: ctypes.PyDLL | None = None
 _told: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 _kept: list[torch.Tensor] = []
 _defined: list[str] = []
+_launches_of_scores: list[Callable[..., None]] = []
 
 
 def implement(*functions: str) -> None:
@@ -157,12 +158,21 @@ def _opened(path: Path) -> ctypes.PyDLL:
     return library
 
 
+def launches_of_scores(*launches: Callable[..., None]) -> None:
+    """Say which functions launch the forward and the backward of masked_softmax."""
+    with _lock:
+        _launches_of_scores[:] = launches
+        entries.take_launches_of_scores(*launches)
+
+
 def _take_calls(library: ctypes.PyDLL) -> None:
     _implement(library, _defined)
     if hasattr(library, "softbench_entry"):
         library.softbench_entry.restype = ctypes.py_object
         for index, function in enumerate(ENTRIES):
             setattr(entries, function, library.softbench_entry(index))
+        if _launches_of_scores:
+            entries.take_launches_of_scores(*_launches_of_scores)
 
 
 def _implement(library: ctypes.PyDLL, functions: Sequence[str]) -> None:

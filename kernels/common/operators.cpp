@@ -65,7 +65,8 @@ std::shared_mutex workspaces_mutex;
 
 constexpr int64_t MOST_COLUMNS = (int64_t(1) << 31) - 4096;
 constexpr int64_t MOST_REDUCED = 32768;  // rows whose losses one CTA adds
-constexpr int64_t MOST_SCORES = 16384;   // columns of a row with mask, causal order or sink
+constexpr int64_t MOST_SCORES = 16384;   // columns of a row with mask, causal order or sink, as in triton/masked_softmax.py
+constexpr int64_t MOST_ROWS_OF_SCORES = (int64_t(1) << 31) - 1024;  // as in automatic/masked_softmax.py
 
 // Where a launch goes; `function` is null if Python has to launch. The device of x is current while this lives.
 struct Launch {
@@ -257,7 +258,7 @@ Results logprob_backward(int function, Arguments arguments) {  // x, target, sta
 
 bool scores_fit(const Tensor& x, double scale, bool special) {
   if (!is_chosen(MASKED_SOFTMAX, x) || x.dim() != 4 || x.numel() == 0 || !x.is_contiguous() || !(scale >= FLT_MIN && scale <= FLT_MAX)) return false;
-  return x.numel() / x.size(3) <= INT32_MAX && (!special || x.size(3) <= MOST_SCORES) && launch_scores.load(std::memory_order_acquire);
+  return x.numel() / x.size(3) <= MOST_ROWS_OF_SCORES && (!special || x.size(3) <= MOST_SCORES) && launch_scores.load(std::memory_order_acquire);
 }
 
 // Whether a mask broadcasts to x and its keys are adjacent.

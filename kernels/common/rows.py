@@ -131,7 +131,10 @@ def is_plain(*tensors: torch.Tensor | None) -> bool:
     """Whether nothing but autograd would act on an operator's call with these: no mode, transform, tracer or tensor of another kind."""
     if torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return False
-    return torch._C._get_tracing_state() is None and all(one is None or type(one) in PLAIN for one in tensors)
+    if torch._C._get_tracing_state() is not None:
+        return False
+    # Gradients that autograd computes in batches have the type of a plain tensor.
+    return all(one is None or (type(one) in PLAIN and not torch._C._functorch.is_legacy_batchedtensor(one)) for one in tensors)
 
 
 def check_no_transform(function: str, *tensors: torch.Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""Calls of `softbench.kernels` on a GPU run no Python once C++ knows the launchers."""
+"""Calls of `softbench.kernels` on a GPU run no Python once C++ knows the launchers, but the launches of masked_softmax."""
 
 import os
 import subprocess
@@ -15,9 +15,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 
 def calls(M, N):
-    """Calls with their gradients, of the four functions in C++, for M rows of N columns."""
+    """Calls with their gradients, of the five functions, for M rows of N columns."""
     x = torch.randn(M, N, device="cuda")
     target = torch.randint(N, (M,), device="cuda")
+    scores = torch.randn(1, 1, M, min(N, 4096), device="cuda")
 
     def with_gradients(function, x, *given, **options):
         def call():
@@ -33,6 +34,8 @@ def calls(M, N):
     for reduction in ("mean", "none"):
         yield with_gradients(kernels.cross_entropy, x, target, reduction=reduction)
     yield with_gradients(kernels.logprob, x, target)
+    for causal in (False, True):
+        yield with_gradients(kernels.masked_softmax, scores, causal=causal)
     yield with_gradients(kernels.softmax, x.bfloat16(), dtype=torch.float32)
 
 

@@ -58,6 +58,10 @@ for mask, causal in ((None, False), (keep, True), (torch.randn(3, 7, 13), True),
         found = torch.autograd.grad(y, [x] if sink is None else [x, sink], dy)
         assert torch.allclose(y.double(), p, atol=1e-6)
         assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, expected, strict=True))
+x, dys = torch.randn(2, 3, 4, 5, requires_grad=True), torch.randn(6, 2, 3, 4, 5)
+y = masked_softmax(x, causal=True)
+(together,) = torch.autograd.grad(y, x, dys, is_grads_batched=True, retain_graph=True)
+assert torch.equal(together, torch.stack([torch.autograd.grad(y, x, dy, retain_graph=True)[0] for dy in dys]))
 keys = torch.ones(2, dtype=torch.bool)
 assert ours.forward(torch.tensor([[[[2.0, 1.0]]]]), scale=3e38, mask=keys)[0].tolist() == [[[[1.0, 0.0]]]]
 assert ours.forward(torch.zeros(0, 2, 3, 4))[0].shape == (0, 2, 3, 4)
