@@ -12,7 +12,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import triton
@@ -36,36 +36,8 @@ Plans = dict[Any, list[Family]]
 """The plans that families make for a shape, and the families of each."""
 
 
-class Language(Protocol):
-    """What tuning asks."""
-
-    name: str
-    each: int
-    """How many shapes have one length."""
-    seed: str
-    """Of the shapes."""
-
-    def key(self) -> str:
-        """Changes with the kernels."""
-
-    def ready(self, number: int) -> bool:
-        """Whether the shape with this number can be timed at once. It begins to prepare this one and later ones."""
-
-    def plans(self, shape: Shape) -> Plans:
-        """The plans of all families that make one."""
-
-    def makes(self, shape: Shape) -> dict[Family, int]:
-        """The families that make a plan for a shape, and its threads."""
-
-    def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
-        """For each plan a launch on each of several operands. None: of the plan that is used now. No calls: this card does not take it."""
-
-    def close(self) -> None:
-        """Ends what the language started."""
-
-
 class Cuda:
-    """The kernels in CUDA C++."""
+    """The kernels in CUDA C++. `each`: so many shapes have one length. `seed`: of the shapes."""
 
     name, each = "cuda", 1
 
@@ -73,15 +45,18 @@ class Cuda:
         self.seed = seed
 
     def key(self) -> str:
+        """Changes with the kernels."""
         return build.build(architecture_of(torch.cuda.get_device_capability())).parent.name
 
     def ready(self, number: int) -> bool:
+        """Whether the shape with this number can be timed at once. It begins to prepare this one and later ones."""
         return True
 
     def close(self) -> None:
-        pass
+        """Ends what the language started."""
 
     def plans(self, shape: Shape) -> Plans:
+        """The plans of all families that make one."""
         library, found = launch._library("softmax", torch.cuda.current_device()), Plans()
         for family in FAMILIES[self.name]:
             plan, numbers = launch.Plan(-1), (ctypes.c_int * 5)(*launch.family_numbers(family))
@@ -90,16 +65,18 @@ class Cuda:
         return found
 
     def makes(self, shape: Shape) -> dict[Family, int]:
+        """The families that make a plan for a shape, and its threads."""
         return {family: launch.Plan(*plan).threads for plan, families in self.plans(shape).items() for family in families}
 
     def calls(self, shape: Shape, plans: Sequence[Any], sets: Sequence[Operands]) -> list[list[Call]]:
+        """For each plan a launch on each of several operands. None: of the plan that is used now. No calls: this card does not take it."""
         run: Any = launch.launch_backward if shape.reads == 2 else launch.launch_forward
         given = (None if plan is None else launch.Plan(*plan) for plan in plans)
         return [[functools.partial(run, *operands, plan=plan) for operands in sets] for plan in given]
 
 
 class Triton:
-    """The kernels in Triton. Several processes compile them."""
+    """The kernels in Triton, as `Cuda`. Several processes compile them."""
 
     name, each = "triton", 3
 
@@ -166,6 +143,9 @@ class Triton:
                 self.compiled[key] = self.pool.submit(_compile, shape, problem, plan)
             found.append(self.compiled[key])
         return found
+
+
+Language = Cuda | Triton
 
 
 def _problem(shape: Shape) -> Problem:
