@@ -5,27 +5,16 @@
 
 Compilers see one opaque call. On devices other than CUDA, the operators are torch's own functions.
 
-Where the extension in C++ is built, it has their kernel and autograd (`softbench.kernels.common.extension`). This file has both in
-Python, which runs otherwise, and where C++ does not launch. They are defined in a `torch.library.Library`, because
-`torch.library.custom_op` runs more Python in each call.
+Where the extension in C++ is built, it has their kernel and autograd (`softbench.kernels.common.extension`). Otherwise, and where C++ does
+not launch, both are in Python (`softbench.kernels.common.operator`).
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.autograd import forward_ad
 
-from ..common import extension, registration, rows
-from ..common.rows import apply_to_rows, canonical_dim, check_same
-from ..common.softmax import NARROW, Softmax
+from ..common import extension, rows
+from ..common.operator import Operators
 from . import launch
-
-DTYPES = (*rows.DTYPES, torch.float64)
-
-_library = torch.library.Library("softbench", "FRAGMENT")
 
 
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
@@ -64,119 +53,14 @@ def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> T
     return result
 
 
-class Operators:
-    """The pair of operators of a function, `softbench::cuda_NAME` and its backward; and their kernels for each kind of device."""
-
-    def __init__(
-        self,
-        function: Softmax,
-        formulas: registration.Formulas,
-        torchs: Callable[..., Tensor],
-        torchs_backward: Callable[..., Tensor],
-    ) -> None:
-        """`torchs` and `torchs_backward` are torch's functions for other devices, with the arguments of torch.softmax and its backward."""
-        self.function, self.torchs, self.torchs_backward = function, torchs, torchs_backward
-        name = f"cuda_{function.name}"
-        for schema in (
-            f"{name}(Tensor x, int dim, ScalarType? dtype=None) -> Tensor",
-            f"{name}_backward(Tensor dy, Tensor y, int dim, ScalarType? dtype=None) -> Tensor",
-        ):
-            _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-        packets = getattr(torch.ops.softbench, name), getattr(torch.ops.softbench, f"{name}_backward")
-        forward, backward = (packet.default for packet in packets)
-        first = _autograd_kernel(forward, 1, registration.save_output, registration.gradient_of_forward(backward))
-        second = _autograd_kernel(backward, 2, registration.save_inputs, registration.gradient_of_backward(backward, formulas))
-        for which, kernel, fallback, fake, autograd in (
-            (name, self.forward, self.forward_fallback, self.forward_fake, first),
-            (f"{name}_backward", self.backward, self.backward_fallback, self.backward_fake, second),
-        ):
-            _library.impl(which, kernel, "CUDA")
-            _library.impl(which, fallback, "CompositeExplicitAutograd")
-            _library.impl(which, autograd, "Autograd", with_keyset=True)
-            torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
-        registration.register_vmap_and_flops(*packets, _library)
-        extension.implement(function.name)
+class CudaOperators(Operators):
+    """The operators of a function. Their first call in Python looks for the extension."""
 
     def forward(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         extension.load()
-        return apply_to_rows(self.function.launch_forward, (x,), self._forward_axis(x, dim, dtype), dtype, self.function.columns)
-
-    def backward(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        """dx over `dim`, contiguous. `dtype`: the 16-bit dtype of x, if y is its float32 result."""
-        return apply_to_rows(self.function.launch_backward, (dy, y), self._backward_axis(dy, y, dim, dtype), dtype, self.function.columns)
-
-    def forward_fallback(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        return self.torchs(x, self._forward_axis(x, dim, dtype), dtype=dtype)
-
-    def backward_fallback(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        axis = self._backward_axis(dy, y, dim, dtype)
-        dx = self.torchs_backward(dy, y, axis, y.dtype)  # converts to another dtype only on CUDA
-        return dx if dtype is None else dx.to(dtype)
-
-    def forward_fake(self, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        self._forward_axis(x, dim, dtype)
-        return x.new_empty(x.shape, dtype=dtype)
-
-    def backward_fake(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-        self._backward_axis(dy, y, dim, dtype)
-        return y.new_empty(y.shape, dtype=dtype)
-
-    def _forward_axis(self, x: Tensor, dim: int, dtype: torch.dtype | None) -> int:
-        """`dim` as a non-negative index. Raises as `softmax` if the arguments do not fit."""
-        if dtype is not None and dtype != x.dtype and not (dtype is torch.float32 and x.dtype in NARROW):
-            raise TypeError(
-                f"{self.function.name} of {x.dtype} as {dtype}: "
-                "the result has the input's dtype, or is float32 where that is float16 or bfloat16"
-            )
-        return self._axis(x, dim)
-
-    def _backward_axis(self, dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype | None) -> int:
-        check_same(dy, y)
-        if dtype is not None and dtype != y.dtype and not (y.dtype is torch.float32 and dtype in NARROW):
-            raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or is float16 or bfloat16 where that is float32")
-        return self._axis(y, dim)
-
-    def _axis(self, x: Tensor, dim: int) -> int:
-        if x.dtype not in rows.DTYPES and (x.is_cuda or x.dtype not in DTYPES):
-            kernels = "the kernels take float32, float16 and bfloat16; float64 is torch's elsewhere"
-            raise TypeError(f"{self.function.name} of {x.dtype} on {x.device}: {kernels}")
-        if x.layout is not torch.strided:
-            raise TypeError(f"{self.function.name} of a tensor of layout {x.layout}: the kernels take strided ones")
-        return canonical_dim(dim, x.dim())
+        return super().forward(x, dim, dtype)
 
 
-def _autograd_kernel(
-    operator: OpOverload, tensors: int, setup_context: Callable[..., None], gradient: Callable[..., registration.Gradients]
-) -> Callable[..., Tensor]:
-    """The autograd kernel of an operator: it calls the next kernel, inside an autograd.Function only if there is a gradient to record.
-
-    `tensors`: how many of the inputs are tensors; they come first. `torch.library.register_autograd` does the same with more Python.
-    The next kernel may run with autograd on, because no tensor requires a gradient then. Otherwise, the Function turns autograd off.
-    """
-
-    class Recorded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: registration.Context, *given: Any) -> Tensor:
-            *inputs, keys = given  # keys are last, because `ctx.needs_input_grad` counts from the first input
-            output: Tensor = operator.redispatch(keys, *inputs)
-            setup_context(ctx, tuple(inputs), output)
-            return output
-
-        @staticmethod
-        def backward(ctx: registration.Context, output_gradient: Tensor) -> registration.Gradients:
-            return *gradient(ctx, output_gradient), None
-
-    def kernel(keys: torch._C.DispatchKeySet, *inputs: Any) -> Tensor:
-        requires_grad = inputs[0].requires_grad or inputs[tensors - 1].requires_grad
-        # In forward mode, the Function raises an error. Without it, the kernels would lose a tangent.
-        record = (requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0
-        keys = keys & torch._C._after_autograd_keyset
-        result: Tensor = Recorded.apply(*inputs, keys) if record else operator.redispatch(keys, *inputs)
-        return result
-
-    return kernel
-
-
-aten = torch.ops.aten  # not by names that somebody may have replaced
-SOFTMAX = Operators(launch.softmax, registration.SOFTMAX, aten.softmax.int, aten._softmax_backward_data)
-LOG_SOFTMAX = Operators(launch.log_softmax, registration.LOG_SOFTMAX, aten.log_softmax.int, aten._log_softmax_backward_data)
+SOFTMAX = CudaOperators("cuda_softmax", launch.softmax, rows.DTYPES)
+LOG_SOFTMAX = CudaOperators("cuda_log_softmax", launch.log_softmax, rows.DTYPES)
+extension.implement("softmax", "log_softmax")

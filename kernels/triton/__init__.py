@@ -5,7 +5,7 @@
 - `masked_softmax.py`: softmax of attention scores with mask, causal order and sink, with its kernels; `causal_rows.py` has
   those of long causal rows.
 - `losses.py`: cross entropy and logprob, without autograd.
-- `traceable.py`: the launches that compilers trace; `row_operators.py`: the operators that compiled graphs call elsewhere.
+- `traceable.py`: the launches that compilers trace; elsewhere compiled graphs call the opaque operators of `operator.py`.
 - `user_defined.py`: raw kernels as functions for torch.compile.
 
 `from softbench.kernels.triton import softmax, log_softmax` are the operators. `dispatch` has both without an operator. Under

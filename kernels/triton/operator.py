@@ -1,26 +1,24 @@
 """Softmax and log-softmax as PyTorch operators: differentiable twice, and traced by torch.compile, torch.export and AOTInductor.
 
-- `softbench::triton_softmax` and `softbench::triton_softmax_backward` (`torch.library.triton_op`): a compiler sees the kernels themselves,
-  or a call of an operator on rows where it cannot launch them (`traceable.py`, `row_operators.py`).
-- `softbench::triton_softmax_opaque` and its backward (`torch.library.custom_op`): a compiler sees opaque calls.
+- `softbench::triton_softmax_opaque` and its backward: a compiler sees opaque calls (`softbench.kernels.common.operator`).
+- `softbench::triton_softmax` and its backward (`torch.library.triton_op`): a compiler sees the kernels themselves, or a call of the opaque
+  operator where it cannot launch them (`traceable.py`).
 - `softbench::triton_log_softmax` and others with `log_`: likewise.
 
 The pairs of a function compute the same, and differ in what a compiler sees. On devices other than CUDA, the operators call torch's
-own functions. They do so by a branch in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
+own functions. Those that are traced do so in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
 """
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.library import custom_op, triton_op, wrap_triton
+from torch.library import triton_op, wrap_triton
 
-from ..common import registration, rows
-from ..common.rows import Launch, apply_to_rows, canonical_dim, check_same, result_of_rows, row_inputs
-from ..common.softmax import Softmax
-from . import dispatch, row_operators
+from ..common import registration
+from ..common.operator import Operators
+from ..common.rows import Launch, apply_to_rows, check_same
+from . import dispatch
 from .generic import tile_of_rows
 from .interpreter import INTERPRETED
 from .traceable import (
@@ -32,8 +30,6 @@ from .traceable import (
     launch_log_forward_traceable,
     packaging,
 )
-
-DTYPES = (*rows.DTYPES, torch.float64)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -73,48 +69,33 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function of rows, for which two pairs of operators are defined."""
-
-    kernels: Softmax  # launched on tensors with data.
-    torchs: Callable[..., Tensor]  # torch's function, for other devices.
-    torchs_backward: Callable[..., Tensor]
-    formulas: registration.Formulas
-
-
-aten = torch.ops.aten  # not by names that somebody may have replaced
-SOFTMAX = Function(dispatch.softmax, aten.softmax.int, aten._softmax_backward_data, registration.SOFTMAX)
-LOG_SOFTMAX = Function(dispatch.log_softmax, aten.log_softmax.int, aten._log_softmax_backward_data, registration.LOG_SOFTMAX)
+SOFTMAX = Operators("triton_softmax_opaque", dispatch.softmax)
+LOG_SOFTMAX = Operators("triton_log_softmax_opaque", dispatch.log_softmax)
 
 
 # torch finds the kernels that a compiler sees in the source of these four functions.
 @triton_op("softbench::triton_softmax", mutates_args=())
 def triton_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `softmax`."""
-    launch = launch_forward_traceable if _tracing() else SOFTMAX.kernels.launch_forward
-    return _forward(SOFTMAX, launch, x, dim)
+    return _traced(SOFTMAX, launch_forward_traceable, (x,), dim) if _tracing() else SOFTMAX.eager((x,), dim)
 
 
 @triton_op("softbench::triton_softmax_backward", mutates_args=())
 def triton_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = y * (dy - sum(dy * y)) over `dim`, contiguous. `dy` and `y` have one shape, dtype and device. Raises as `softmax`."""
-    launch = launch_backward_traceable if _tracing() else SOFTMAX.kernels.launch_backward
-    return _backward(SOFTMAX, launch, dy, y, dim)
+    return _traced(SOFTMAX, launch_backward_traceable, (dy, y), dim) if _tracing() else SOFTMAX.eager((dy, y), dim)
 
 
 @triton_op("softbench::triton_log_softmax", mutates_args=())
 def triton_log_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `log_softmax`."""
-    launch = launch_log_forward_traceable if _tracing() else LOG_SOFTMAX.kernels.launch_forward
-    return _forward(LOG_SOFTMAX, launch, x, dim)
+    return _traced(LOG_SOFTMAX, launch_log_forward_traceable, (x,), dim) if _tracing() else LOG_SOFTMAX.eager((x,), dim)
 
 
 @triton_op("softbench::triton_log_softmax_backward", mutates_args=())
 def triton_log_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = dy - exp(y) * sum(dy) over `dim`; otherwise as `triton_softmax_backward`."""
-    launch = launch_log_backward_traceable if _tracing() else LOG_SOFTMAX.kernels.launch_backward
-    return _backward(LOG_SOFTMAX, launch, dy, y, dim)
+    return _traced(LOG_SOFTMAX, launch_log_backward_traceable, (dy, y), dim) if _tracing() else LOG_SOFTMAX.eager((dy, y), dim)
 
 
 def _tracing() -> bool:
@@ -134,48 +115,22 @@ with contextlib.suppress(ImportError):  # newer torch: the same without the 4 us
     from torch._library.triton import is_wrap_triton_enabled as _wrap_triton_enabled
 
 
-def _forward(function: Function, launch: Launch, x: Tensor, dim: int) -> Tensor:
-    axis, eager = _axis(function, x, dim), launch == function.kernels.launch_forward
-    if x.device.type != "cuda" or (not eager and _is_left_to_inductor((x,), axis)):
-        return function.torchs(x, axis)
-    if eager:
-        return apply_to_rows(launch, (x,), axis, columns=function.kernels.columns)
-    called = _call_of_operator(function, (x,), axis)
-    return apply_to_rows(launch, (x,), axis) if called is None else called
+def _traced(operators: Operators, launch: Launch, inputs: tuple[Tensor, ...], dim: int) -> Tensor:
+    """What a compiler records of a forward of (x,) or a backward of (dy, y): the kernels, an opaque call, or torch's function.
 
-
-def _backward(function: Function, launch: Launch, dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    check_same(dy, y)
-    axis, eager = _axis(function, y, dim), launch == function.kernels.launch_backward
-    if y.device.type != "cuda" or (not eager and _is_left_to_inductor((dy, y), axis)):
-        # torch 2.13's fake and real kernels lay out the gradient of strided dy differently.
-        return function.torchs_backward(dy.contiguous(), y.contiguous(), axis, y.dtype)
-    if eager:
-        return apply_to_rows(launch, (dy, y), axis, columns=function.kernels.columns)
-    called = _call_of_operator(function, (dy, y), axis)
-    return apply_to_rows(launch, (dy, y), axis) if called is None else called
-
-
-def _is_left_to_inductor(inputs: tuple[Tensor, ...], axis: int) -> bool:
-    """Whether a graph has torch's function in place of the kernels: of long rows in a package, which cannot call an operator in Python."""
-    return packaging() and are_long(inputs, axis)
-
-
-def _call_of_operator(function: Function, inputs: tuple[Tensor, ...], axis: int) -> Tensor | None:
-    """The result by an operator on rows, which launches what a compiler cannot launch; None if the kernels themselves are traced."""
-    like = inputs[-1]
-    static = all(isinstance(size, int) for size in like.shape)
-    if like.dim() == 0 or (static and like.numel() == 0) or packaging():
-        return None
-    if axis < like.dim() - 1 and not _is_one(like.stride(axis)):
-        which = "" if len(inputs) == 1 else "_backward"
-        result: Tensor = getattr(torch.ops.softbench, f"triton_{function.kernels.name}_opaque{which}").default(*inputs, axis)
-        return result
-    if not calls_operator(inputs, axis):
-        return None
-    given = row_inputs(inputs, axis)
-    out = row_operators.operators(function.kernels)[len(inputs) - 1](*given)
-    return out if given[-1] is like else result_of_rows(out, like, axis)
+    An opaque call launches what a compiler cannot launch. A package cannot make it, as it calls no Python.
+    """
+    axis, like = operators.axis(inputs[-1], dim), inputs[-1]
+    check_same(inputs[0], like)
+    packaged = packaging()
+    if not like.is_cuda or (packaged and are_long(inputs, axis)):
+        return operators.eager(inputs, axis, kernels=False)
+    empty = like.dim() == 0 or (all(isinstance(size, int) for size in like.shape) and like.numel() == 0)
+    columns = axis < like.dim() - 1 and not _is_one(like.stride(axis))
+    if packaged or empty or not (columns or calls_operator(inputs, axis)):
+        return apply_to_rows(launch, inputs, axis)
+    called: Tensor = operators.overloads[len(inputs) - 1](*inputs, axis)
+    return called
 
 
 def _is_one(number: int | torch.SymInt) -> bool:
@@ -183,49 +138,10 @@ def _is_one(number: int | torch.SymInt) -> bool:
     return isinstance(number, int) and number == 1
 
 
-def _axis(function: Function, x: Tensor, dim: int) -> int:
-    """`dim` as a non-negative index. Raises as `softmax`."""
-    if x.dtype not in DTYPES:
-        raise TypeError(f"{function.kernels.name} of {x.dtype}: the kernels take float32, float16, bfloat16 and float64")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{function.kernels.name} of a tensor of layout {x.layout}: the kernels take strided ones")
-    return canonical_dim(dim, x.dim())
-
-
-def _define_opaque(function: Function) -> None:
-    """Defines the pair of `torch.library.custom_op`: as the traced pair, with `_opaque` after the function's name."""
-    name = f"softbench::triton_{function.kernels.name}_opaque"
-
-    @custom_op(name, mutates_args=())
-    def forward(x: Tensor, dim: int) -> Tensor:
-        return _forward(function, function.kernels.launch_forward, x, dim)
-
-    @custom_op(f"{name}_backward", mutates_args=())
-    def backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-        return _backward(function, function.kernels.launch_backward, dy, y, dim)
-
-    @forward.register_fake
-    def _(x: Tensor, dim: int) -> Tensor:
-        _axis(function, x, dim)
-        return x.new_empty(x.shape)
-
-    @backward.register_fake
-    def _(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-        check_same(dy, y)
-        _axis(function, y, dim)
-        return y.new_empty(y.shape)
-
-
-def _register(name: str, formulas: registration.Formulas) -> None:
-    """Registers autograd, vmap and flops of the operators `name` and `name`_backward."""
-    forward, backward = (getattr(torch.ops.softbench, which) for which in (name, f"{name}_backward"))
-    gradient, second = registration.gradient_of_forward(backward.default), registration.gradient_of_backward(backward.default, formulas)
-    torch.library.register_autograd(f"softbench::{name}", gradient, setup_context=registration.save_output)
-    torch.library.register_autograd(f"softbench::{name}_backward", second, setup_context=registration.save_inputs)
-    registration.register_vmap_and_flops(forward, backward)
-
-
-for _function in (SOFTMAX, LOG_SOFTMAX):
-    _define_opaque(_function)
-    for _kind in ("", "_opaque"):
-        _register(f"triton_{_function.kernels.name}{_kind}", _function.formulas)
+for _operators in (SOFTMAX, LOG_SOFTMAX):
+    _forward, _backward = (getattr(torch.ops.softbench, f"triton_{_operators.function.name}{which}") for which in ("", "_backward"))
+    _gradient = registration.gradient_of_forward(_backward.default)
+    _second = registration.gradient_of_backward(_backward.default, _operators.formulas)
+    torch.library.register_autograd(_forward.default, _gradient, setup_context=registration.save_output)
+    torch.library.register_autograd(_backward.default, _second, setup_context=registration.save_inputs)
+    registration.register_vmap_and_flops(_forward, _backward)

@@ -5,7 +5,7 @@ clusters (num_ctas) nor a register limit (maxnreg). It makes no cooperative laun
 assumes that the kernel writes its inputs. So compilers trace the tiers rows and tile.
 
 - Rows of up to LONG_ROW bytes are traced, because those tiers are the fastest there, but for rows of tier staged.
-- For longer rows, and for a fixed number of rows of tier staged, a graph that torch.compile runs calls an operator on rows. It chooses its
+- For longer rows, and for a fixed number of rows of tier staged, a graph that torch.compile runs calls the opaque operator. It chooses its
   plan at run time.
 - Packages of AOTInductor call no Python. For longer rows they have torch's function, of which Inductor makes kernels. Others are traced.
 
@@ -60,7 +60,7 @@ def are_long(inputs: tuple[torch.Tensor, ...], axis: int) -> bool:
 
 
 def calls_operator(inputs: tuple[torch.Tensor, ...], axis: int, device: torch.device | None = None) -> bool:
-    """Whether a graph of torch.compile calls an operator on the rows of a forward's x or a backward's (dy, y), on a device."""
+    """Whether a graph of torch.compile calls an opaque operator on a forward's x or a backward's (dy, y), on a device."""
     if are_long(inputs, axis):
         return True
     like, reads = inputs[-1], len(inputs)

@@ -3,7 +3,7 @@
 There is no operator and no autograd: Dynamo sees the launches themselves.
 
 - Rows that compilers can launch: the launch of `traceable.py`, which Dynamo takes as constants.
-- Others: a call of an operator on rows, as in `traceable.py`.
+- Others: a call of the opaque operator, as in `traceable.py`.
 
 Compile with static sizes (`dynamic=False`), because the plan is for one shape.
 """
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from .dispatch import softmax
-from .row_operators import operators
+from .operator import SOFTMAX
 from .traceable import calls_operator, launch_of
 from .traceable_rows import (
     backward_traceable,
@@ -22,7 +21,7 @@ from .traceable_rows import (
     tile_traceable,
 )
 
-FORWARD_OF_ROWS, BACKWARD_OF_ROWS = operators(softmax)
+FORWARD, BACKWARD = SOFTMAX.overloads
 Constants = tuple[str, int, int, tuple[int, ...]]
 """Of a launch: tier, programs, warps, and the arguments after the tensors. The tier is empty for a call of an operator."""
 
@@ -35,7 +34,7 @@ def forward(x: torch.Tensor) -> torch.Tensor:
         return y
     tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
     if not tier:
-        result: torch.Tensor = FORWARD_OF_ROWS(x)
+        result: torch.Tensor = FORWARD(x, 1)
         return result
     kernel = forward_traceable if tier == "rows" else tile_traceable
     kernel[(programs,)](x, y, *arguments, num_warps=warps)
@@ -50,7 +49,7 @@ def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return dx
     tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
     if not tier:
-        result: torch.Tensor = BACKWARD_OF_ROWS(dy, y)
+        result: torch.Tensor = BACKWARD(dy, y, 1)
         return result
     kernel = backward_traceable if tier == "rows" else gradient_tile_traceable
     kernel[(programs,)](dy, y, dx, *arguments, num_warps=warps)

@@ -103,7 +103,7 @@ class TritonOp(OperatorBackend):
 
 
 class TritonCustomOp(TritonOp):
-    """The Triton kernels behind torch.library.custom_op, opaque to torch.compile(fullgraph=True)."""
+    """The Triton kernels behind a custom operator, opaque to torch.compile(fullgraph=True)."""
 
     name, operator = "triton-custom-op", "triton_{}_opaque"
     advice = "in a compiled model, if the compiler must not change the kernel"

@@ -86,11 +86,11 @@ def test_dynamo_takes_the_launches_that_compilers_trace(graphs, dtype):
                 assert (kernel, programs, warps) == (f"{expected}_traceable", how.programs, how.num_warps)
 
 
-def test_rows_for_several_programs_call_an_operator_on_rows(graphs):
+def test_rows_for_several_programs_call_the_opaque_operator(graphs):
     from softbench.kernels.triton import user_defined
 
     with FakeTensorMode():
         x, y = torch.empty(3, 9217, device="cuda"), torch.empty(3, 4609, device="cuda")
-        assert torch.ops.softbench.triton_softmax_rows.default in [node.target for node in graphs(user_defined.forward, x)]
-        backward = torch.ops.softbench.triton_softmax_rows_backward.default
+        assert OPS.triton_softmax_opaque.default in [node.target for node in graphs(user_defined.forward, x)]
+        backward = OPS.triton_softmax_opaque_backward.default
         assert backward in [node.target for node in graphs(user_defined.backward, y, y)]

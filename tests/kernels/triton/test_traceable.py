@@ -13,10 +13,8 @@ import torch
 from operators import OF_FUNCTION, PAIRS, both, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.triton import (
-    dispatch,
     generic,
     operator,
-    row_operators,
     traceable,
     traceable_rows,
 )
@@ -120,10 +118,10 @@ def test_a_compiler_sees_one_kernel_that_writes_only_the_result(hopper, name, N,
     ("name", "N", "dtype"),
     sampled([("softmax", 77, torch.bfloat16), ("log_softmax", 197, torch.float32)], lambda name, N, dtype: N == 77),
 )
-def test_many_short_unaligned_rows_call_an_operator_on_rows(name, N, dtype):
+def test_many_short_unaligned_rows_call_the_opaque_operator(name, N, dtype):
     forward, backward = OF_FUNCTION[name]["triton_op"]
-    rows, shape = row_operators.operators(getattr(dispatch, name)), (1 << 20, N)
-    for called, expected, given in ((lambda x: forward(x, -1), rows[0], 1), (lambda dy, y: backward(dy, y, -1), rows[1], 2)):
+    opaque, shape = OF_FUNCTION[name]["custom_op"], (1 << 20, N)
+    for called, expected, given in ((lambda x: forward(x, -1), opaque[0], 1), (lambda dy, y: backward(dy, y, -1), opaque[1], 2)):
         graph, launches = graph_of(called, *[shape] * given, dtype=dtype)
         assert not launches
         assert [node.target for node in graph.nodes if node.op == "call_function"] == [expected]
@@ -169,34 +167,34 @@ def test_no_lane_has_parts_of_two_short_rows():
 
 @pytest.mark.parametrize("name", OF_FUNCTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_beyond_36_kib_call_an_operator_on_rows(name, dtype):
-    (forward, backward), rows = OF_FUNCTION[name]["triton_op"], row_operators.operators(getattr(dispatch, name))
+def test_rows_beyond_36_kib_call_the_opaque_operator(name, dtype):
+    (forward, backward), opaque = OF_FUNCTION[name]["triton_op"], OF_FUNCTION[name]["custom_op"]
     longest = traceable.LONG_ROW // dtype.itemsize
     for M in (1, 4096):
         graph, launches = graph_of(lambda x: forward(x, -1), (M, longest + 1), dtype=dtype)
         assert not launches
-        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows[0]]
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [opaque[0]]
         graph, launches = graph_of(lambda dy, y: backward(dy, y, -1), (M, longest), (M, longest), dtype=dtype)
         assert not launches
-        assert [node.target for node in graph.nodes if node.op == "call_function"] == [rows[1]]
+        assert [node.target for node in graph.nodes if node.op == "call_function"] == [opaque[1]]
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "arguments"),
+    ("function", "name"),
     [
-        (lambda x: kernels.softmax(x, -1), "triton_softmax_rows", 1),
-        (lambda x: kernels.softmax(x.transpose(0, 1), 0), "triton_softmax_rows", 1),
-        (lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1), "triton_softmax_opaque", 2),
-        (lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1), "triton_log_softmax_rows_backward", 2),
+        (lambda x: kernels.softmax(x, -1), "triton_softmax_opaque"),
+        (lambda x: kernels.softmax(x.transpose(0, 1), 0), "triton_softmax_opaque"),
+        (lambda x: kernels.softmax(x.view(x.shape[0], -1, 2), 1), "triton_softmax_opaque"),
+        (lambda x: torch.ops.softbench.triton_log_softmax_backward(x, x, -1), "triton_log_softmax_opaque_backward"),
     ],
 )
-def test_any_number_of_long_rows_is_one_call_without_guards(function, name, arguments):
+def test_any_number_of_long_rows_is_one_call_without_guards(function, name):
     sizes = ShapeEnv()
     with FakeTensorMode(shape_env=sizes):
         symbol = sizes.create_symbol(37, source=ConstantSource("M"), dynamic_dim=DimDynamic.DYNAMIC)
         x = torch.empty(sizes.create_symintnode(symbol, hint=37), 70_000, device="cuda")
     nodes = make_fx(dispatch_functionalize(function), tracing_mode="symbolic")(x).graph.nodes
-    assert [len(node.args) for node in nodes if name in str(node.target)] == [arguments]
+    assert [node.target for node in nodes if "softbench" in str(node.target)] == [getattr(torch.ops.softbench, name).default]
     assert sizes.guards == []
 
 
