@@ -1,4 +1,4 @@
-"""Calls `filter.cpp`, which decides in C++ whether an overridden operator runs our kernel or torch's, and launches ours."""
+"""Calls `filter.cpp`, which decides in C++ whether an overridden operator runs our kernel or torch's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import functools
 from collections.abc import Sequence
 
 from ..common import extension
-from ..common.extension import current_stream as current_stream
 
 SLOTS = 8
 """The most operators with a filter, as in filter.cpp."""
@@ -19,21 +18,21 @@ class Filters:
     def __init__(self, library: ctypes.PyDLL) -> None:
         self._library = library
         self._library.softbench_install.argtypes = [
-            *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint64),
+            *(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint64),
             *[ctypes.POINTER(ctypes.c_int64)] * 3,
         ]
-        self._library.softbench_launch_by.argtypes = [*[ctypes.c_int] * 3, *[ctypes.c_void_p] * 2]
-        self._library.softbench_launch_by.restype = None
         self._library.softbench_filter_error.restype = ctypes.c_char_p
 
     def install(
-        self, slot: int, name: str, ours: str, key: str, tensor: int, devices: Sequence[int], least: Sequence[tuple[int, int, int]]
-    ) -> None:
+        self, slot: int, name: str, ours: str, key: str, function: str, tensor: int, devices: Sequence[int],
+        least: Sequence[tuple[int, int, int]],
+    ) -> None:  # fmt: skip
         """Register a filter for the operator `name` and a dispatch key, over the kernel that it has there.
 
         Args:
             slot: a number below SLOTS.
             name, ours: operators with one schema, such as `aten::_softmax`. The second has our kernel.
+            function: softmax or log_softmax. Where its CUDA kernels were chosen, C++ launches them, if it can.
             tensor: the index of the tensor that the filter looks at; `dim` follows it.
             devices: the indices of the devices on which our kernel may run.
             least: for float32, float16 and bfloat16 the least elements, columns, and elements along another dimension than the last.
@@ -44,20 +43,8 @@ class Filters:
         sizes = ((ctypes.c_int64 * len(least))(*numbers) for numbers in zip(*least, strict=True))
         mask = sum(1 << index for index in devices)
         names = (text.encode() for text in (name, ours, key))
-        if self._library.softbench_install(slot, *names, tensor, mask, *sizes):
+        if self._library.softbench_install(slot, *names, extension.FUNCTIONS.index(function), tensor, mask, *sizes):
             raise RuntimeError(f"no filter for {name}: {self._library.softbench_filter_error().decode()}")
-
-    def launch_by(self, slot: int, device: int, dtype: int, function: int, stream: int) -> None:
-        """Let the filter launch our kernel itself, where the tensors are contiguous and the launch needs no workspace.
-
-        Args:
-            slot: that of `install`, which forgets earlier launchers.
-            device: the index of a device, below 64.
-            dtype: 0 for float32, 1 for float16, 2 for bfloat16.
-            function: the address of softbench_forward or softbench_backward of softmax.cu, by the number of tensors. It must stay loaded.
-            stream: the address of torch's aoti_torch_get_current_cuda_stream.
-        """
-        self._library.softbench_launch_by(slot, device, dtype, function, stream)
 
     def remove(self, slot: int) -> None:
         """Undo `install`."""

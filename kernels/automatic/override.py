@@ -6,9 +6,9 @@ any order, forward mode, vmap, casts, tensor subclasses such as DTensor. Callers
 The rule (`Override.fits`) keeps torch's kernel unless torch takes longer on the device than our call takes on the host. Then a call is
 faster, whatever limits the program. All limits are in `FORWARD` and `BACKWARD`, with their source.
 
-A filter in C++ (`filter.cpp`) applies the rule, so that a call that keeps torch's kernel costs no Python. It also launches our CUDA
-kernels, so that our calls take about as much host time as torch's. Python launches what the filter cannot: strided tensors, launches with
-a workspace and Triton's kernels. It also has the first call of a device and dtype, which chooses the kernels. Where there is no g++,
+A filter in C++ (`filter.cpp`) applies the rule, so that a call that keeps torch's kernel costs no Python. Our CUDA kernels are launched in
+C++ too (`operators.cpp`), so that our calls take about as much host time as torch's. Python launches what C++ does not: other layouts, a
+first workspace and Triton's kernels. It also has the first call of a device and dtype, which chooses the kernels. Where there is no g++,
 `kernel` applies the rule.
 
 Host time of softmax on a tensor of 8 elements, on a CPU with torch 2.13, in microseconds:
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ..common.rows import DTYPES, Launch, LaunchColumns, apply_to_columns, apply_to_rows
 from . import filter as filters
-from .choice import is_last, is_short, which
+from .choice import FORGETS, is_last, is_short, which
 
 KEY = "CUDA"
 """The dispatch key of the overrides. Tests on the CPU replace it."""
@@ -98,8 +98,6 @@ class Override:
     devices: Sequence[int] = ()
     invariant: bool = False
     """Whether each call runs our launcher of the module `invariant`, whatever its size."""
-    launch_by: Callable[[int, int, int, int], None] | None = None
-    """Tells this operator's filter the launcher in C, while there is a filter: device, dtype, launcher, function for the stream."""
 
     @property
     def ours(self) -> str:
@@ -132,7 +130,10 @@ class Override:
         x = tensors[-1]
         last_dim = is_last(x, dim)
         key = (x.device, x.dtype, last_dim, not last_dim and is_short(x, dim))
-        launch = self.launches[key] if key in self.launches else self.decide(x, dim)
+        try:
+            launch = self.launches[key]
+        except KeyError:
+            launch = self.decide(x, dim)
         first = tensors[0]
         result: Tensor | None = None
         if launch is not None and first.dtype == x.dtype and first.shape == x.shape and first.device == x.device:
@@ -153,16 +154,7 @@ class Override:
             by = self.launchers if last or self.invariant else self.columns
             found = by(f"{chosen}.invariant" if self.invariant else chosen)
         self.launches[x.device, x.dtype, last, not last and is_short(x, dim)] = found
-        if chosen == "cuda" and last and self.launch_by and (stream := filters.current_stream()):
-            device = max(0, x.get_device())
-            self.launch_by(device, DTYPES.index(x.dtype), self.address(device), stream)
         return found
-
-    def address(self, device: int) -> int:
-        """The address of our launcher in C."""
-        from ..cuda import launch
-
-        return launch.address(self.function, "forward" if self.tensors == 1 else "backward", device)
 
 
 def _launcher(name: str) -> Callable[[str], Callable[..., Any]]:
@@ -184,6 +176,7 @@ OVERRIDES = (
     Override("_log_softmax_backward_data", 2, BACKWARD, _launcher("launch_log_backward"), LOG_COLUMNS, "log_softmax"),
 )
 """The operators of rows that `use` overrides."""
+FORGETS += [one.launches.clear for one in OVERRIDES]
 
 
 @contextlib.contextmanager
@@ -266,14 +259,13 @@ def _register(devices: Sequence[int]) -> None:
         override.torchs = torch.library.get_kernel(f"aten::{override.operator}", KEY)
         override.devices = devices
         override.launches.clear()
-        override.launch_by = None
         if found is None:
             _undo.append(_impl(override.operator, override.kernel, KEY))
         else:
             _define(override, KEY)
             least = [override.least[dtype] for dtype in DTYPES]
-            found.install(slot, f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.tensors - 1, devices, least)
-            override.launch_by = functools.partial(found.launch_by, slot)
+            names = f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.function
+            found.install(slot, *names, override.tensors - 1, devices, least)
             _undo.append(functools.partial(found.remove, slot))
 
 

@@ -1,18 +1,14 @@
-// Decides in C++ whether an operator of torch runs our kernel or torch's own, and launches our CUDA kernels, without Python.
+// Decides in C++ whether an operator of torch runs our kernel or torch's own, without Python.
 //
 // `override.py` has the rule, and `filter.py` calls this file. A filter is registered for an operator and a dispatch key. It looks at one
-// tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. Where that function has named a launcher in C, the
-// filter calls the launcher itself, for contiguous tensors and launches that need no workspace.
+// tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. What operators.cpp launches does not need it.
 
 #include "operators.h"
 
-#include <ATen/ops/empty.h>
-#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -27,20 +23,10 @@ constexpr int FILTERS = 8;   // operators with a filter at once
 
 // When our kernel runs: the tensor has this many elements or rows of this many columns, or along another dimension than the last `others` elements.
 struct Rule {
-  int64_t tensor;   // the index of the tensor among the arguments; `dim` follows it
+  int function;      // SOFTMAX or LOG_SOFTMAX
+  int64_t tensor;    // the index of the tensor among the arguments; `dim` follows it
   uint64_t devices;  // a bit for each device index
   std::array<int64_t, DTYPES> elements, columns, others;
-};
-
-// softbench_forward and softbench_backward of softmax.cu. Strides and sizes are in elements; the last three arguments are a workspace and its
-// bytes, the stream and a plan. They return 0, or another number if nothing was launched.
-using RowForward = int64_t(const void* x, void* y, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t, void* stream, void*);
-using RowBackward = int64_t(const void* dy, const void* y, void* dx, int64_t, int64_t, int64_t, int64_t M, int64_t N, int, int, void*, int64_t,
-                         void* stream, void*);
-
-struct Launcher {
-  std::atomic<CurrentStream*> stream{nullptr};
-  std::atomic<void*> function{nullptr};  // RowForward for one tensor, RowBackward for two; null: Python launches
 };
 
 struct Filter {
@@ -48,7 +34,6 @@ struct Filter {
       : rule(rule), torchs(std::move(torchs)), ours(std::move(ours)) {}
   Rule rule;
   c10::SafeKernelFunction torchs, ours;
-  mutable std::array<std::array<Launcher, DTYPES>, DEVICES> launchers;
 };
 
 // Calls in other threads may still run when a filter is removed, so it stays until the slot is used again and these calls have ended.
@@ -72,34 +57,18 @@ bool fits(const Rule& rule, const at::Tensor& x, int64_t dim) {
 }
 
 // Launches our kernel and replaces the arguments on the stack by the result; false if Python has to do it.
-bool launched(const Filter& filter, const c10::IValue* arguments, size_t count, torch::jit::Stack* stack) {
-  const int64_t last = filter.rule.tensor;  // of the one or two tensors
+bool launched(const Rule& rule, const c10::IValue* arguments, size_t count, torch::jit::Stack* stack) {
+  const int64_t last = rule.tensor;  // of the one or two tensors
   const at::Tensor& x = arguments[last].toTensor();
-  const int dtype = number_of(x.scalar_type()), index = index_of(x);
-  const Launcher& launcher = filter.launchers[index][dtype];
-  void* function = launcher.function.load(std::memory_order_acquire);
-  if (!function || !x.is_contiguous() || !is_last(x, arguments[last + 1].toInt())) return false;
-  const at::Tensor& first = arguments[0].toTensor();
-  const bool alike = first.scalar_type() == x.scalar_type() && first.sizes() == x.sizes() && first.device() == x.device();
-  if (!alike || !first.is_contiguous()) return false;
+  if (!is_chosen_here(rule.function, x)) return false;
+  const int64_t dim = arguments[last + 1].toInt();
   // The last argument is `half_to_float` of a forward, and `input_dtype` of a gradient.
   const c10::IValue& given = arguments[count - 1];
-  const c10::ScalarType result = last ? given.toScalarType() : given.toBool() ? c10::kFloat : x.scalar_type();
-  const int out = number_of(result);
-  if (out < 0) return false;
-  const c10::DeviceGuard guard(x.device());
-  void* current = nullptr;
-  if (launcher.stream.load(std::memory_order_relaxed)(index, &current)) return false;
-  at::Tensor y = at::empty(x.sizes(), x.options().dtype(result));
-  const int64_t N = x.size(-1), M = x.numel() / N;
-  const void *read = first.const_data_ptr(), *also = x.const_data_ptr();
-  void* written = y.mutable_data_ptr();
-  const int64_t code =
-      last ? reinterpret_cast<RowBackward*>(function)(read, also, written, N, N, N, M, N, dtype, out, nullptr, 0, current, nullptr)
-           : reinterpret_cast<RowForward*>(function)(read, written, N, N, M, N, dtype, out, nullptr, 0, current, nullptr);
-  if (code) return false;
+  at::Tensor result = last ? row_gradient(rule.function, arguments[0].toTensor(), x, dim, given.toScalarType())
+                           : row_result(rule.function, x, dim, given.toBool() ? c10::kFloat : x.scalar_type());
+  if (!result.defined()) return false;
   torch::jit::drop(*stack, count);
-  stack->emplace_back(std::move(y));
+  stack->emplace_back(std::move(result));
   return true;
 }
 
@@ -109,7 +78,7 @@ void filter(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit:
   const size_t count = op.schema().arguments().size();
   const c10::IValue* arguments = stack->data() + stack->size() - count;
   const bool ours = fits(found->rule, arguments[found->rule.tensor].toTensor(), arguments[found->rule.tensor + 1].toInt());
-  if (ours && launched(*found, arguments, count, stack)) return;
+  if (ours && launched(found->rule, arguments, count, stack)) return;
   (ours ? found->ours : found->torchs).callBoxed(op, keys, stack);
 }
 
@@ -130,7 +99,7 @@ extern "C" {
 
 // Registers a filter in a slot for the operator `name`, such as aten::_softmax, and a dispatch key. The kernel that the operator has there
 // now is torch's; that of the operator `ours` is ours. Returns 0, or 1 after an error.
-int softbench_install(int slot, const char* name, const char* ours, const char* key, int64_t tensor, uint64_t devices,
+int softbench_install(int slot, const char* name, const char* ours, const char* key, int function_number, int64_t tensor, uint64_t devices,
                       const int64_t* elements, const int64_t* columns, const int64_t* others) {
   const std::lock_guard<std::mutex> lock(filters_mutex);
   Silent silent;
@@ -140,7 +109,7 @@ int softbench_install(int slot, const char* name, const char* ours, const char* 
     const auto kernel = [&](const char* of) {
       return c10::Dispatcher::singleton().findSchemaOrThrow(of, "").getComputedKernelForDispatchKey(dispatch_key);
     };
-    Rule rule{tensor, devices, {}, {}, {}};
+    Rule rule{function_number, tensor, devices, {}, {}, {}};
     std::copy_n(elements, DTYPES, rule.elements.begin());
     std::copy_n(columns, DTYPES, rule.columns.begin());
     std::copy_n(others, DTYPES, rule.others.begin());
@@ -153,15 +122,6 @@ int softbench_install(int slot, const char* name, const char* ours, const char* 
     filter_error = raised.what();
     return 1;
   }
-}
-
-// From now on the filter in this slot calls `function` for tensors of this device and dtype, on the stream that `stream` writes.
-void softbench_launch_by(int slot, int device, int dtype, void* function, void* stream) {
-  const std::lock_guard<std::mutex> lock(filters_mutex);
-  const std::shared_ptr<const Filter> found = std::atomic_load(&filters[slot]);
-  Launcher& launcher = found->launchers.at(device).at(dtype);
-  launcher.stream.store(reinterpret_cast<CurrentStream*>(stream), std::memory_order_relaxed);
-  launcher.function.store(function, std::memory_order_release);
 }
 
 void softbench_remove(int slot) {

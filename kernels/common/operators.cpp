@@ -135,17 +135,18 @@ int64_t row_stride(const Tensor& x, int64_t dim) {
   return x.is_contiguous() ? x.size(-1) : adjacent(x) ? x.stride(0) : 0;
 }
 
-Results row_forward(int function, Arguments arguments) {
-  const Tensor& x = arguments[0].toTensor();
-  const c10::ScalarType dtype = x.scalar_type(), result = dtype_of(arguments[2]).value_or(dtype);
-  const int64_t stride = row_stride(x, arguments[1].toInt());
+}  // namespace
+
+Tensor row_result(int function, const Tensor& x, int64_t dim, Dtype wanted) {
+  const c10::ScalarType dtype = x.scalar_type(), result = wanted.value_or(dtype);
+  const int64_t stride = row_stride(x, dim);
   if (!stride || (result != dtype && result != c10::kFloat)) return {};
   const Launch launch(function, FORWARD, x);
   if (!launch.function) return {};
   const int64_t N = x.size(-1), M = x.numel() / N;
   Tensor y = fresh(x.sizes(), result, x);
   if (!launch(read(x), written(y), stride, N, M, N, number_of(dtype), number_of(result))) return {};
-  return {std::move(y)};
+  return y;
 }
 
 Tensor row_gradient(int function, const Tensor& dy, const Tensor& y, int64_t dim, Dtype wanted) {
@@ -160,9 +161,15 @@ Tensor row_gradient(int function, const Tensor& dy, const Tensor& y, int64_t dim
   if (!launch(read(dy), read(y), written(dx), of_dy, of_y, N, M, N, number_of(dtype), number_of(result))) return {};
   return dx;
 }
+
+namespace {
+
+Results one(Tensor result) { return result.defined() ? Results(std::move(result)) : Results(); }
+Results row_forward(int function, Arguments arguments) {  // x, dim, dtype
+  return one(row_result(function, arguments[0].toTensor(), arguments[1].toInt(), dtype_of(arguments[2])));
+}
 Results row_backward(int function, Arguments arguments) {  // dy, y, dim, dtype
-  Tensor dx = row_gradient(function, arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toInt(), dtype_of(arguments[3]));
-  return dx.defined() ? Results(std::move(dx)) : Results();
+  return one(row_gradient(function, arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toInt(), dtype_of(arguments[3])));
 }
 
 // Whether a tensor has a float32 number for each of M rows, at any distance.

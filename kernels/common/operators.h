@@ -56,6 +56,10 @@ constexpr size_t MOST_ARGUMENTS = 12;
 // Calls an operator with CUDA tensors that were chosen, and records the call for autograd. It goes past the dispatcher where that would only take time.
 Results call(int number, const c10::IValue* arguments, size_t count);
 
+// softmax or log_softmax of rows along the last dimension, and dx of them; undefined if Python has to compute it.
+at::Tensor row_result(int function, const at::Tensor& x, int64_t dim, std::optional<c10::ScalarType> wanted);
+at::Tensor row_gradient(int function, const at::Tensor& dy, const at::Tensor& y, int64_t dim, std::optional<c10::ScalarType> wanted);
+
 // The maximum and the sum of each row of a part of the vocabulary, then the loss of each row, NaN where the target is elsewhere: 3 M numbers. `first`: the part's
 // first class. Undefined if Python has to compute them.
 at::Tensor numbers_of_part(const at::Tensor& x, const at::Tensor& target, int64_t first, double softcap, double scale);
@@ -71,10 +75,12 @@ extern std::atomic<c10::DeviceType> device_type;  // of the tensors that our ker
 // Whether our kernels were chosen for a function, a device and a dtype: a bit for each dtype.
 extern std::atomic<uint8_t> chosen[FUNCTIONS][DEVICES];
 
-inline bool is_chosen(int function, const at::Tensor& x) {
+inline bool is_chosen_here(int function, const at::Tensor& x) {  // for tensors that are on a device of the kernels
   const int dtype = number_of(x.scalar_type());
-  return dtype >= 0 && x.device().type() == device_type.load(std::memory_order_relaxed) && index_of(x) < DEVICES &&
-         (chosen[function][index_of(x)].load(std::memory_order_relaxed) >> dtype & 1);
+  return dtype >= 0 && index_of(x) < DEVICES && (chosen[function][index_of(x)].load(std::memory_order_relaxed) >> dtype & 1);
+}
+inline bool is_chosen(int function, const at::Tensor& x) {
+  return x.device().type() == device_type.load(std::memory_order_relaxed) && is_chosen_here(function, x);
 }
 
 struct Silent : c10::WarningHandler {  // torch warns of every replaced kernel

@@ -129,17 +129,6 @@ def launch_function(function: str, which: str, arguments: tuple[Any, ...], x: to
     return _launch(library, getattr(library, f"softbench_{which}"), (*arguments, number, number), index, plan, workspaces, accepted)
 
 
-def address(function: str, which: str, index: int) -> int:
-    """The address of softbench_`which` of softmax or log_softmax, for callers in C++. It stays loaded.
-
-    Raises:
-        BuildError: the kernels cannot be compiled.
-    """
-    found = ctypes.cast(getattr(_library(function, index), f"softbench_{which}"), ctypes.c_void_p).value
-    assert found is not None
-    return found
-
-
 def _scales(scale: Scale) -> tuple[int | None, float]:
     """The first arguments of scaled softmax: the address of the rows' scales, or None and the scale of all rows."""
     return (scale.data_ptr(), 1.0) if isinstance(scale, torch.Tensor) else (None, scale)

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from overridden import address, agrees_on_torchs_samples, opinfos, registered, signature
-from softbench.kernels.automatic import override
+from softbench.kernels.automatic import choice, override
 from softbench.kernels.automatic.override import OVERRIDES, Least, use
+from softbench.kernels.common import extension
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 FUNCTIONS = (torch.softmax, torch.log_softmax)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+LAUNCHERS = extension.launchers
 each = pytest.mark.parametrize("function", FUNCTIONS)
 
 
@@ -33,26 +35,27 @@ class Ran(list):
 
     def __init__(self):
         super().__init__()
-        self.in_cpp, self.kept = [], []
+        self.in_cpp, self.kept, self.told = [], [], {}
 
-    def watched(self, one):
-        """`one.address`, with a launcher that records its launches."""
-        found = one.address
+    def tell(self, library, device, addresses):
+        """As `extension.launchers`, with launchers that record their launches."""
+        self.told[library, device] = addresses
+        ours = [one.operator for one in OVERRIDES if one.function == library]  # forward and backward
+        found = [launcher and self.watched(operator, launcher) for operator, launcher in zip(ours, addresses, strict=False)]
+        LAUNCHERS(library, device, [*found, None] if ours else addresses)
 
-        def watching(device):
-            real = signature(one.operator)(found(device))
+    def watched(self, operator, launcher):
+        real = signature(operator)(launcher)
 
-            def launch(*given):
-                code = real(*given)
-                if not code:
-                    self.append(one.operator)
-                    self.in_cpp.append(one.operator)
-                return code
+        def launch(*given):
+            code = real(*given)
+            if not code:
+                self.append(operator)
+                self.in_cpp.append(operator)
+            return code
 
-            self.kept.append(signature(one.operator)(launch))
-            return address(self.kept[-1])
-
-        return watching
+        self.kept.append(signature(operator)(launch))
+        return address(self.kept[-1])
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +65,8 @@ def ran(request, monkeypatch):
         pytest.skip("the rule was not measured on this GPU")
     found = Ran()
     if request.node.get_closest_marker("alone"):  # recording takes host time
-        return found
+        yield found
+        return
 
     def recorded(name, launchers):
         def chosen(kernels):
@@ -78,8 +82,21 @@ def ran(request, monkeypatch):
 
     for one in OVERRIDES:
         monkeypatch.setattr(one, "launchers", recorded(one.operator, one.launchers))
-        monkeypatch.setattr(one, "address", found.watched(one))
-    return found
+    monkeypatch.setattr(choice, "_choices", {})
+    extension.forget_choices()
+    monkeypatch.setattr(extension, "launchers", found.tell)
+    for (library, device), launch in launch_addresses().items():
+        found.tell(library, device, launch)
+    yield found
+    for (library, device), launch in found.told.items():
+        LAUNCHERS(library, device, launch)
+
+
+def launch_addresses():
+    """What C++ was told: for the libraries of rows and each device, the addresses of forward, backward and None."""
+    told = {given[:3]: given[3] for (name, *_), given in extension._told.items() if name == "softbench_launcher"}
+    devices = {device for library, _, device in told if library < 2}
+    return {(extension.LIBRARIES[i], device): [told.get((i, which, device)) for which in range(3)] for i in (0, 1) for device in devices}
 
 
 @pytest.fixture
@@ -259,7 +276,8 @@ def test_later_calls_are_launched_in_cpp(ran, function):
     x, dy = large(torch.float16, 1000, requires_grad=True), large(torch.float16, 1000)
     with use():
         found = [(y := function(x, -1), torch.autograd.grad(y, x, dy)[0]) for _ in range(2)]
-    assert ran.in_cpp == [f"_{function.__name__}", f"_{function.__name__}_backward_data"] == ran[2:]
+    assert ran == [f"_{function.__name__}", f"_{function.__name__}_backward_data"] * 2
+    assert ran.in_cpp == ran[1:]
     for by_python, by_cpp in zip(*found, strict=True):
         assert torch.equal(by_python, by_cpp)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from softbench.kernels.automatic import filter as filters, override
 from softbench.kernels.automatic.choice import Choice
+from softbench.kernels.common import extension
 
 WAYS = ("launcher", "filter", "python")
 """Rule and launch in C++, the rule in C++, and the rule in Python for machines without g++."""
@@ -39,7 +40,7 @@ class Calls(list):
 
     def __init__(self):
         super().__init__()
-        self.streams = []
+        self.streams, self.direct = [], []
 
 
 def signature(operator):
@@ -57,19 +58,21 @@ def launcher(operator, calls, failing=False):
     """softbench_forward or softbench_backward of an operator, for addresses in the CPU's memory. `failing`: it launches nothing."""
     tensors = tensors_of(operator)
 
-    def at(address, M, N, dtype):
+    def at(address, stride, M, N, dtype):
         dtype = override.DTYPES[dtype]
-        return torch.frombuffer((ctypes.c_char * (M * N * dtype.itemsize)).from_address(address), dtype=dtype).view(M, N)
+        memory = (ctypes.c_char * ((stride * (M - 1) + N) * dtype.itemsize)).from_address(address)
+        return torch.frombuffer(memory, dtype=dtype).as_strided((M, N), (stride, 1))
 
     def launch(*given):
         addresses, strides, (M, N, dtype, out) = given[: tensors + 1], given[tensors + 1 : -8], given[-8:-4]
         assert (*given[-4:-2], given[-1]) == (None, 0, None)  # no workspace, and no plan
-        assert set(strides) == {N}
+        assert strides[-1] == N
         if failing:
             return -64
         calls.append(operator)
         calls.streams.append(given[-2])
-        LAUNCHERS[operator](*(at(address, M, N, dtype) for address in addresses[:-1]), at(addresses[-1], M, N, out))
+        inputs = (at(*one, M, N, dtype) for one in zip(addresses[:-1], strides[:-1], strict=True))
+        LAUNCHERS[operator](*inputs, at(addresses[-1], N, M, N, out))
         return 0
 
     return signature(operator)(launch)
@@ -88,7 +91,7 @@ def address(function):
 def on_the_cpu(monkeypatch, way, least=None, *, failing=False):
     """Prepare the overrides for the CPU; returns the list of the operators that ran our kernels. `least`: for all operators and dtypes.
 
-    With `launcher`, the first call of an operator and dtype is Python's, and others of contiguous tensors are C++'s unless it is `failing`.
+    With `launcher`, the first call of a function and dtype is Python's, and others of rows are C++'s unless it is `failing`.
     """
     calls = Calls()
 
@@ -103,12 +106,17 @@ def on_the_cpu(monkeypatch, way, least=None, *, failing=False):
 
         return lambda kernels: launch, lambda kernels: columns
 
+    def which(x, dim=-1, function=""):
+        if way == "launcher":
+            extension.choose(function, 0, x.dtype)
+        return Choice("cuda" if way == "launcher" else "triton", "a test")
+
     monkeypatch.setattr(override, "KEY", "CPU")
-    monkeypatch.setattr(override, "which", lambda x, dim=-1, function="": Choice("cuda" if way == "launcher" else "triton", "a test"))
-    monkeypatch.setattr(filters, "current_stream", lambda: address(seventh_stream))
+    monkeypatch.setattr(override, "which", which)
+    for function in ("softmax", "log_softmax"):
+        calls.direct += [launcher(one.operator, calls, failing) for one in override.OVERRIDES if one.function == function]
+        extension.launchers(function, 0, [*map(address, calls.direct[-2:]), None])
     for one in override.OVERRIDES:
-        direct = launcher(one.operator, calls, failing)
-        monkeypatch.setattr(one, "address", lambda device, direct=direct: address(direct))
         launchers, columns = recorded(one.operator)
         monkeypatch.setattr(one, "launchers", launchers)
         monkeypatch.setattr(one, "columns", columns)
@@ -118,6 +126,8 @@ def on_the_cpu(monkeypatch, way, least=None, *, failing=False):
         monkeypatch.setattr(filters, "load", lambda: None)
     elif filters.load() is None:
         pytest.skip("needs g++")
+    else:
+        extension.load(build=True).softbench_streams(address(seventh_stream), None)
     return calls
 
 
@@ -128,9 +138,19 @@ def registered():
 
 @contextlib.contextmanager
 def undone():
-    """At the end, the dispatcher has what it had before, and no block is left."""
-    before = registered()
+    """At the end, the dispatcher has what it had before, C++ was told the same, and no block is left."""
+    before, told = registered(), extension._told
+    extension._told = {}
     yield
+    extension.forget_choices()
+    extension._told = told
+    if (library := extension._loaded) is not None:
+        library.softbench_streams(extension.current_stream(), extension._is_capturing())
+        for function in (0, 1):
+            for which in (0, 1):
+                library.softbench_launcher(function, which, 0, None)
+        for (name, *_), given in told.items():
+            getattr(library, name)(*given)
     assert registered() == before
     assert override._depth == 0
 
