@@ -19,7 +19,8 @@ from operators import (
     each,
     randn,
 )
-from softbench.kernels.triton import dispatch, operator, softmax
+from softbench.kernels.common import operator
+from softbench.kernels.triton import dispatch, softmax
 from torch.library import opcheck
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
