@@ -27,7 +27,7 @@ def softmax(x: Tensor, dim: int, dtype: torch.dtype | None, *, log: bool) -> Ten
 def _softmax(x: Tensor, dim: int, dtype: torch.dtype | None, log: bool) -> Tensor:
     name = "log_softmax" if log else "softmax"
     y: Tensor = getattr(choice.invariant_kernels(name, x), name).forward(x, dim, dtype=dtype)
-    return y.contiguous()
+    return y
 
 
 @custom_op("softbench::invariant_softmax_backward", mutates_args=())
@@ -35,7 +35,7 @@ def _softmax_backward(dy: Tensor, y: Tensor, dim: int, dtype: torch.dtype, log: 
     """dx, of dtype `dtype`."""
     name = "log_softmax" if log else "softmax"
     dx: Tensor = getattr(choice.invariant_kernels(name, y), name).backward(dy, y, dim, dtype=dtype)
-    return dx.contiguous()
+    return dx
 
 
 @_softmax.register_fake

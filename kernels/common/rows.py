@@ -45,6 +45,7 @@ def apply_to_rows(
     axis: int,
     dtype: torch.dtype | None = None,
     columns: LaunchColumns | None = None,
+    scale: Scale | None = None,
 ) -> torch.Tensor:
     """The result of `launch` on the inputs' rows along `axis`, or that of `columns` if `axis` is not the last.
 
@@ -53,12 +54,20 @@ def apply_to_rows(
     like = inputs[-1]
     if like.numel() == 0:
         return like.new_empty(like.shape, dtype=dtype)
-    if columns is not None and (result := apply_to_columns(columns, inputs, axis, dtype)) is not None:
+    if columns is not None and (result := apply_to_columns(columns, inputs, axis, dtype, scale)) is not None:
         return result
     given = row_inputs(inputs, axis)
     out = given[-1].new_empty(given[-1].shape, dtype=dtype)
-    launch(*given, out)
+    launch_scaled(launch, (*given, out), scale)
     return out if given[-1] is like else result_of_rows(out, like, axis)
+
+
+def launch_scaled(launch: Launch, tensors: tuple[torch.Tensor, ...], scale: Scale | None) -> None:
+    """Launches, with `scale` unless it is None, which not every launcher takes."""
+    if scale is None:
+        launch(*tensors)
+    else:
+        launch(*tensors, scale)
 
 
 def apply_to_columns(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 
-from .rows import DTYPES, Launch, LaunchColumns, Scale, apply_to_columns, as_rows, canonical_dim, check_same, from_rows, once
+from .rows import DTYPES, Launch, LaunchColumns, Scale, apply_to_rows, canonical_dim, check_same, launch_scaled, once
 
 NARROW = (torch.float16, torch.bfloat16)
 LEAST_SCALE, MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -47,7 +48,7 @@ class Softmax:
         Checks nothing, to save the host time that `forward` takes. A tensor `scale` is contiguous.
         """
         y = torch.empty_like(x, dtype=dtype)
-        _launch(self.launch_forward, (x, y), scale)
+        launch_scaled(self.launch_forward, (x, y), scale)
         return y
 
     def backward_rows(
@@ -55,14 +56,14 @@ class Softmax:
     ) -> torch.Tensor:
         """dx of (M, N) tensors whose last stride is 1. Checks nothing, as `forward_rows`."""
         dx = torch.empty_like(y, dtype=dtype)
-        _launch(self.launch_backward, (dy, y, dx), scale)
+        launch_scaled(self.launch_backward, (dy, y, dx), scale)
         return dx
 
     def forward(self, x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
         """The function of `x` over `dim`, computed in float32, without autograd.
 
         `x` has any shape and strides. Rows with adjacent elements are read in place, and columns if there is a launcher for them.
-        Others are copied first.
+        Others are copied first. The result is contiguous.
 
         Raises:
             TypeError: a dtype other than float32, float16 and bfloat16, a dtype that the result cannot have, a device that the kernels do
@@ -73,14 +74,7 @@ class Softmax:
         self._check(x)
         if dtype is not None and dtype != x.dtype and not (dtype is torch.float32 and x.dtype in NARROW):
             raise TypeError(f"{self.name} of {x.dtype} as {dtype}: the result has the input's dtype, or is float32 for 16-bit inputs")
-        if x.numel() == 0:
-            return torch.empty_like(x, dtype=dtype)
-        if (columns := self._over_columns((x,), dim, dtype, scale)) is not None:
-            return columns
-        rows = as_rows(x, dim)
-        y = torch.empty(rows.shape, dtype=dtype or x.dtype, device=x.device)
-        _launch(self.launch_forward, (rows, y), self._checked(scale, rows))
-        return from_rows(y, x, dim)
+        return self._apply(self.launch_forward, (x,), dim, dtype, scale)
 
     def backward(
         self, dy: torch.Tensor, y: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None
@@ -93,14 +87,7 @@ class Softmax:
         check_same(dy, y)
         if dtype is not None and dtype != y.dtype and not (y.dtype is torch.float32 and dtype in NARROW):
             raise TypeError(f"dx as {dtype} of y as {y.dtype}: dx has y's dtype, or 16 bits where that is float32")
-        if y.numel() == 0:
-            return torch.empty_like(y, dtype=dtype)
-        if (columns := self._over_columns((dy, y), dim, dtype, scale)) is not None:
-            return columns
-        dy_rows, y_rows = as_rows(dy, dim), as_rows(y, dim)
-        dx = torch.empty(y_rows.shape, dtype=dtype or y.dtype, device=y.device)
-        _launch(self.launch_backward, (dy_rows, y_rows, dx), self._checked(scale, y_rows))
-        return from_rows(dx, y, dim)
+        return self._apply(self.launch_backward, (dy, y), dim, dtype, scale)
 
     def __call__(self, x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None, scale: Scale | None = None) -> torch.Tensor:
         """The function of `x` over `dim`, differentiable once with respect to `x`; otherwise as `forward`.
@@ -118,35 +105,28 @@ class Softmax:
         if x.device.type not in self.device_types:
             raise TypeError(f"{self.name} on {x.device}: the kernels run on {' and '.join(self.device_types)}")
 
-    def _over_columns(
-        self, inputs: tuple[torch.Tensor, ...], dim: int, dtype: torch.dtype | None, scale: Scale | None
-    ) -> torch.Tensor | None:
-        """The result without copies, along another dimension than the last; None where that is not possible."""
-        if self.columns is None or isinstance(scale, torch.Tensor):
-            return None
-        return apply_to_columns(self.columns, inputs, canonical_dim(dim, inputs[-1].dim()), dtype, self._checked(scale, inputs[-1]))
+    def _apply(
+        self, launch: Launch, inputs: tuple[torch.Tensor, ...], dim: int, dtype: torch.dtype | None, scale: Scale | None
+    ) -> torch.Tensor:
+        axis = canonical_dim(dim, inputs[-1].dim())
+        columns = None if isinstance(scale, torch.Tensor) else self.columns
+        return apply_to_rows(launch, inputs, axis, dtype, columns, self._checked(scale, inputs[-1], axis))
 
-    def _checked(self, scale: Scale | None, rows: torch.Tensor) -> Scale | None:
+    def _checked(self, scale: Scale | None, x: torch.Tensor, axis: int) -> Scale | None:
         """`scale` as the launchers take it."""
         if scale is None:
             return None
         if not self.scales:
             raise TypeError(f"{self.name} takes no scale here")
         if isinstance(scale, torch.Tensor):
-            if scale.dtype is not torch.float32 or scale.shape != rows.shape[:1] or scale.device != rows.device:
+            rows = math.prod(size for i, size in enumerate(x.shape) if i != axis)
+            if scale.dtype is not torch.float32 or scale.shape != (rows,) or scale.device != x.device:
                 got = f"{tuple(scale.shape)} {scale.dtype} on {scale.device}"
-                raise TypeError(f"scale is {got}; it must be ({rows.shape[0]},) float32 on {rows.device}, one number a row")
+                raise TypeError(f"scale is {got}; it must be ({rows},) float32 on {x.device}, one number a row")
             return scale.contiguous()
         if not LEAST_SCALE <= scale <= MOST_SCALE:
             raise ValueError(f"scale is {scale}; it must be positive and finite in float32")
         return float(scale)
-
-
-def _launch(launch: Launch, tensors: tuple[torch.Tensor, ...], scale: Scale | None) -> None:
-    if scale is None:
-        launch(*tensors)
-    else:
-        launch(*tensors, scale)
 
 
 class _Context(Protocol):
