@@ -9,17 +9,15 @@ The pairs of a function compute the same, and differ in what a compiler sees. On
 own functions. Those that are traced do so in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
 """
 
-import contextlib
-
 import torch
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch._library.triton import is_wrap_triton_enabled
+from torch.library import triton_op
 
 from ..common import registration
 from ..common.operator import Operators
 from ..common.rows import Launch, apply_to_rows, check_same
 from . import dispatch
-from .generic import tile_of_rows
 from .interpreter import INTERPRETED
 from .traceable import (
     are_long,
@@ -104,15 +102,7 @@ def _tracing() -> bool:
     torch turns `wrap_triton` off for tensors with data. Modes, tensor types and `torch.compiler.is_compiling()` cannot tell: a compiled
     graph that falls back to the operator runs on real tensors.
     """
-    return not INTERPRETED and _wrap_triton_enabled()
-
-
-def _wrap_triton_enabled() -> bool:
-    return wrap_triton(tile_of_rows) is not tile_of_rows
-
-
-with contextlib.suppress(ImportError):  # newer torch: the same without the 4 us that wrapping a kernel takes
-    from torch._library.triton import is_wrap_triton_enabled as _wrap_triton_enabled
+    return not INTERPRETED and bool(is_wrap_triton_enabled())
 
 
 def _traced(operators: Operators, launch: Launch, inputs: tuple[Tensor, ...], dim: int) -> Tensor:

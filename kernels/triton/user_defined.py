@@ -10,6 +10,8 @@ Compile with static sizes (`dynamic=False`), because the plan is for one shape.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .operator import SOFTMAX
@@ -21,39 +23,32 @@ from .traceable_rows import (
     tile_traceable,
 )
 
-FORWARD, BACKWARD = SOFTMAX.overloads
 Constants = tuple[str, int, int, tuple[int, ...]]
 """Of a launch: tier, programs, warps, and the arguments after the tensors. The tier is empty for a call of an operator."""
 
 
 def forward(x: torch.Tensor) -> torch.Tensor:
     """softmax over the last axis of contiguous (M, N) rows of float32, float16 or bfloat16, for torch.compile(fullgraph=True)."""
-    y = torch.empty_like(x)
-    M, N = x.shape
-    if M * N == 0:
-        return y
-    tier, programs, warps, arguments = _constants(M, N, x.dtype, 1)
-    if not tier:
-        result: torch.Tensor = FORWARD(x, 1)
-        return result
-    kernel = forward_traceable if tier == "rows" else tile_traceable
-    kernel[(programs,)](x, y, *arguments, num_warps=warps)
-    return y
+    return _launch((x,), forward_traceable, tile_traceable)
 
 
 def backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """dx over the last axis of such rows, for torch.compile(fullgraph=True)."""
-    dx = torch.empty_like(y)
-    M, N = y.shape
+    return _launch((dy, y), backward_traceable, gradient_tile_traceable)
+
+
+def _launch(inputs: tuple[torch.Tensor, ...], of_rows: Any, of_tiles: Any) -> torch.Tensor:
+    like = inputs[-1]
+    M, N = like.shape
     if M * N == 0:
-        return dx
-    tier, programs, warps, arguments = _constants(M, N, y.dtype, 2)
+        return torch.empty_like(like)
+    tier, programs, warps, arguments = _constants(M, N, like.dtype, len(inputs))
     if not tier:
-        result: torch.Tensor = BACKWARD(dy, y, 1)
-        return result
-    kernel = backward_traceable if tier == "rows" else gradient_tile_traceable
-    kernel[(programs,)](dy, y, dx, *arguments, num_warps=warps)
-    return dx
+        called: torch.Tensor = SOFTMAX.overloads[len(inputs) - 1](*inputs, 1)
+        return called
+    out = torch.empty_like(like)
+    (of_rows if tier == "rows" else of_tiles)[(programs,)](*inputs, out, *arguments, num_warps=warps)
+    return out
 
 
 @torch.compiler.assume_constant_result
