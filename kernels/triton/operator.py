@@ -9,6 +9,8 @@ The pairs of a function compute the same, and differ in what a compiler sees. On
 own functions. Those that are traced do so in their bodies, because a kernel registered for the CPU would fail in AOT tracing.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch._library.triton import is_wrap_triton_enabled
@@ -22,10 +24,8 @@ from .interpreter import INTERPRETED
 from .traceable import (
     are_long,
     calls_operator,
-    launch_backward_traceable,
-    launch_forward_traceable,
-    launch_log_backward_traceable,
-    launch_log_forward_traceable,
+    launch_backward,
+    launch_forward,
     packaging,
 )
 
@@ -75,25 +75,25 @@ LOG_SOFTMAX = Operators("triton_log_softmax_opaque", dispatch.log_softmax)
 @triton_op("softbench::triton_softmax", mutates_args=())
 def triton_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `softmax`."""
-    return _traced(SOFTMAX, launch_forward_traceable, (x,), dim) if _tracing() else SOFTMAX.eager((x,), dim)
+    return _traced(SOFTMAX, launch_forward, (x,), dim) if _tracing() else SOFTMAX.eager((x,), dim)
 
 
 @triton_op("softbench::triton_softmax_backward", mutates_args=())
 def triton_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = y * (dy - sum(dy * y)) over `dim`, contiguous. `dy` and `y` have one shape, dtype and device. Raises as `softmax`."""
-    return _traced(SOFTMAX, launch_backward_traceable, (dy, y), dim) if _tracing() else SOFTMAX.eager((dy, y), dim)
+    return _traced(SOFTMAX, launch_backward, (dy, y), dim) if _tracing() else SOFTMAX.eager((dy, y), dim)
 
 
 @triton_op("softbench::triton_log_softmax", mutates_args=())
 def triton_log_softmax(x: Tensor, dim: int) -> Tensor:
     """The operator behind `log_softmax`."""
-    return _traced(LOG_SOFTMAX, launch_log_forward_traceable, (x,), dim) if _tracing() else LOG_SOFTMAX.eager((x,), dim)
+    return _traced(LOG_SOFTMAX, launch_forward, (x,), dim) if _tracing() else LOG_SOFTMAX.eager((x,), dim)
 
 
 @triton_op("softbench::triton_log_softmax_backward", mutates_args=())
 def triton_log_softmax_backward(dy: Tensor, y: Tensor, dim: int) -> Tensor:
     """dx = dy - exp(y) * sum(dy) over `dim`; otherwise as `triton_softmax_backward`."""
-    return _traced(LOG_SOFTMAX, launch_log_backward_traceable, (dy, y), dim) if _tracing() else LOG_SOFTMAX.eager((dy, y), dim)
+    return _traced(LOG_SOFTMAX, launch_backward, (dy, y), dim) if _tracing() else LOG_SOFTMAX.eager((dy, y), dim)
 
 
 def _tracing() -> bool:
@@ -118,7 +118,7 @@ def _traced(operators: Operators, launch: Launch, inputs: tuple[Tensor, ...], di
     empty = like.dim() == 0 or (all(isinstance(size, int) for size in like.shape) and like.numel() == 0)
     columns = axis < like.dim() - 1 and not _is_one(like.stride(axis))
     if packaged or empty or not (columns or calls_operator(inputs, axis)):
-        return apply_to_rows(launch, inputs, axis)
+        return apply_to_rows(partial(launch, log=operators is LOG_SOFTMAX), inputs, axis)
     called: Tensor = operators.overloads[len(inputs) - 1](*inputs, axis)
     return called
 

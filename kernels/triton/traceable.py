@@ -157,33 +157,15 @@ def _one_row_a_lane(problem: Problem, plan: Plan) -> Plan:
 
 
 # torch finds the kernels of an operator in the source of these functions: each names its own.
-def _forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
+def launch_forward(x: torch.Tensor, y: torch.Tensor, log: bool) -> None:
+    """y = softmax(x) or log_softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
     how = launch_of((x, y), log)
     kernel = wrap_triton(forward_traceable) if how.tier == "rows" else wrap_triton(tile_traceable)
     kernel[(how.programs,)](x, y, *how.arguments, num_warps=how.num_warps)
 
 
-def _backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
+def launch_backward(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor, log: bool) -> None:
+    """dx by rows, likewise."""
     how = launch_of((dy, y, dx), log)
     kernel = wrap_triton(backward_traceable) if how.tier == "rows" else wrap_triton(gradient_tile_traceable)
     kernel[(how.programs,)](dy, y, dx, *how.arguments, num_warps=how.num_warps)
-
-
-def launch_forward_traceable(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
-    _forward(x, y, False)
-
-
-def launch_backward_traceable(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
-    """dx of softmax by rows; see `softbench.kernels.common.rows.Launch`."""
-    _backward(dy, y, dx, False)
-
-
-def launch_log_forward_traceable(x: torch.Tensor, y: torch.Tensor) -> None:
-    """y = log_softmax(x) by rows; see `softbench.kernels.common.rows.Launch`."""
-    _forward(x, y, True)
-
-
-def launch_log_backward_traceable(dy: torch.Tensor, y: torch.Tensor, dx: torch.Tensor) -> None:
-    """dx of log_softmax by rows; see `softbench.kernels.common.rows.Launch`."""
-    _backward(dy, y, dx, True)
