@@ -24,7 +24,9 @@ Scale = float | torch.Tensor
 
 
 def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """`x` as (M, N) with `dim` last and stride 1 there: a view where the strides allow it, else a copy."""
+    """`x` as (M, N) with `dim` last and stride 1 there: `x` itself, a view where the strides allow it, else a copy."""
+    if x.dim() == 2 and dim == 1 and x.stride(1) == 1:
+        return x
     if x.dim() == 0:
         return x.reshape(1, 1)
     moved = x.movedim(dim, -1)
@@ -32,11 +34,13 @@ def as_rows(x: torch.Tensor, dim: int) -> torch.Tensor:
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()
 
 
-def from_rows(rows: torch.Tensor, like: torch.Tensor, dim: int) -> torch.Tensor:
-    """A fresh (M, N) result in the shape of `like`: the inverse of `as_rows`."""
-    if like.dim() == 0:
-        return rows.reshape(())
-    return rows.view(like.movedim(dim, -1).shape).movedim(-1, dim)
+def from_rows(out: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
+    """A fresh contiguous (M, N) result along `axis` of `like`, contiguous in the shape of `like`: the inverse of `as_rows`."""
+    if axis == max(1, like.dim()) - 1:
+        return out.view(like.shape)
+    result = out.view(like.movedim(axis, -1).shape).movedim(-1, axis)
+    # With at most one dimension above 1, `is_contiguous` holds for any strides of the others: the view has the usual ones.
+    return out.view(like.shape) if result.is_contiguous() else result.clone(memory_format=torch.contiguous_format)
 
 
 def apply_to_rows(
@@ -56,10 +60,10 @@ def apply_to_rows(
         return like.new_empty(like.shape, dtype=dtype)
     if columns is not None and (result := apply_to_columns(columns, inputs, axis, dtype, scale)) is not None:
         return result
-    given = row_inputs(inputs, axis)
+    given = [as_rows(tensor, axis) for tensor in inputs]
     out = given[-1].new_empty(given[-1].shape, dtype=dtype)
     launch_scaled(launch, (*given, out), scale)
-    return out if given[-1] is like else result_of_rows(out, like, axis)
+    return out if given[-1] is like else from_rows(out, like, axis)
 
 
 def launch_scaled(launch: Launch, tensors: tuple[torch.Tensor, ...], scale: Scale | None) -> None:
@@ -85,25 +89,6 @@ def around(x: torch.Tensor, axis: int) -> torch.Tensor:
     """`x` as (outer, R, inner), where R is the size of `axis`: a view where the strides allow it, else a copy."""
     shape = x.shape
     return x.reshape(math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-
-
-def row_inputs(inputs: tuple[torch.Tensor, ...], axis: int) -> list[torch.Tensor]:
-    """The inputs as (M, N) with `axis` last and stride 1 there: views where the strides allow it, else copies."""
-    return [tensor if _has_row_layout(tensor, axis) else as_rows(tensor, axis) for tensor in inputs]
-
-
-def result_of_rows(out: torch.Tensor, like: torch.Tensor, axis: int) -> torch.Tensor:
-    """A fresh contiguous (M, N) result along `axis` of `like`, contiguous in the shape of `like`."""
-    if axis == max(1, like.dim()) - 1:
-        return out.view(like.shape)
-    result = from_rows(out, like, axis)
-    # With at most one dimension above 1, `is_contiguous` holds for any strides of the others: the view has the usual ones.
-    return out.view(like.shape) if result.is_contiguous() else result.clone(memory_format=torch.contiguous_format)
-
-
-def _has_row_layout(x: torch.Tensor, axis: int) -> bool:
-    """Whether `as_rows` would return `x` unchanged. This is the common case, so it is tested first."""
-    return x.dim() == 2 and axis == 1 and x.stride(1) == 1
 
 
 def canonical_dim(dim: int, dimensions: int) -> int:
