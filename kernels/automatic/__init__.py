@@ -5,5 +5,5 @@
   `masked_softmax.py`: softmax of attention scores. `modules.py`: modules of torch.nn that call them.
   `linear_cross_entropy.py`: the loss of hidden states and a weight.
   `vocabulary_parallel.py`: losses of a vocabulary that is split across processes.
-- `override.py`: `use` and `enable`, by which torch's own functions run these kernels; `filter.py`: its rule in C++.
+- `override.py`: `use` and `enable`, by which torch's own functions run these kernels.
 """

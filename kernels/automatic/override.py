@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import functools
 import importlib
 import threading
@@ -38,8 +39,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..common import extension
 from ..common.rows import DTYPES, Launch, LaunchColumns, apply_to_columns, apply_to_rows
-from . import filter as filters
 from .choice import FORGETS, is_last, is_short, which
 
 KEY = "CUDA"
@@ -103,6 +104,18 @@ class Override:
     def ours(self) -> str:
         """The operator of softbench that has our kernel under the schema of torch's operator. Filters call it."""
         return f"override_{self.operator.lstrip('_')}"
+
+    def install(self, library: ctypes.PyDLL, slot: int) -> None:
+        """Registers a filter of filter.cpp over torch's kernel. It calls `run`, unless C++ launches the CUDA kernels of `function`.
+
+        Raises:
+            RuntimeError: torch refused the registration.
+        """
+        sizes = ((ctypes.c_int64 * len(DTYPES))(*each) for each in zip(*(self.least[dtype] for dtype in DTYPES), strict=True))
+        names = (text.encode() for text in (f"aten::{self.operator}", f"softbench::{self.ours}", KEY))
+        numbers = extension.FUNCTIONS.index(self.function), self.tensors - 1, sum(1 << index for index in self.devices)
+        if library.softbench_install(slot, *names, *numbers, *sizes):
+            raise RuntimeError(f"no filter for aten::{self.operator}: {library.softbench_filter_error().decode()}")
 
     def fits(self, x: Tensor, dim: int) -> bool:
         """The rule: whether our kernel runs. `x` is the last tensor among the arguments. filter.cpp has the same rule."""
@@ -254,7 +267,7 @@ def _devices() -> list[int]:
 
 
 def _register(devices: Sequence[int]) -> None:
-    found = None if OVERRIDES[0].invariant else filters.load()  # its rule has sizes
+    found = None if OVERRIDES[0].invariant else extension.load(build=True)  # the filter's rule has sizes
     for slot, override in enumerate(OVERRIDES):
         override.torchs = torch.library.get_kernel(f"aten::{override.operator}", KEY)
         override.devices = devices
@@ -263,10 +276,8 @@ def _register(devices: Sequence[int]) -> None:
             _undo.append(_impl(override.operator, override.kernel, KEY))
         else:
             _define(override, KEY)
-            least = [override.least[dtype] for dtype in DTYPES]
-            names = f"aten::{override.operator}", f"softbench::{override.ours}", KEY, override.function
-            found.install(slot, *names, override.tensors - 1, devices, least)
-            _undo.append(functools.partial(found.remove, slot))
+            override.install(found, slot)
+            _undo.append(functools.partial(found.softbench_remove, slot))
 
 
 def _unregister() -> None:

@@ -149,7 +149,8 @@ def _opened(path: Path) -> ctypes.PyDLL:
     library.softbench_launcher.argtypes = [number, number, number, pointer]
     library.softbench_choose.argtypes = [number] * 4
     library.softbench_workspace.argtypes = [number, number, pointer, pointer, ctypes.c_int64]
-    library.softbench_operators_error.restype = ctypes.c_char_p
+    library.softbench_install.argtypes = [number, *[ctypes.c_char_p] * 3, number, ctypes.c_int64, ctypes.c_uint64, *[pointer] * 3]
+    library.softbench_operators_error.restype = library.softbench_filter_error.restype = ctypes.c_char_p
     library.softbench_streams(current_stream(), _is_capturing())
     if CALLS:
         _take_calls(library)

@@ -1,6 +1,6 @@
 // Decides in C++ whether an operator of torch runs our kernel or torch's own, without Python.
 //
-// `override.py` has the rule, and `filter.py` calls this file. A filter is registered for an operator and a dispatch key. It looks at one
+// `override.py` has the rule, and calls this file. A filter is registered for an operator and a dispatch key. It looks at one
 // tensor and at `dim`, and calls torch's kernel or ours. Ours is a Python function. What operators.cpp launches does not need it.
 
 #include "operators.h"

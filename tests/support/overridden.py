@@ -6,7 +6,7 @@ import ctypes
 import opinfos
 import pytest
 import torch
-from softbench.kernels.automatic import filter as filters, override
+from softbench.kernels.automatic import override
 from softbench.kernels.automatic.choice import Choice
 from softbench.kernels.common import extension
 
@@ -123,11 +123,11 @@ def on_the_cpu(monkeypatch, way, least=None, *, failing=False):
         if least:
             monkeypatch.setattr(one, "least", dict.fromkeys(override.DTYPES, least))
     if way == "python":
-        monkeypatch.setattr(filters, "load", lambda: None)
-    elif filters.load() is None:
+        monkeypatch.setattr(extension, "load", lambda build=False: None)
+    elif (library := extension.load(build=True)) is None:
         pytest.skip("needs g++")
     else:
-        extension.load(build=True).softbench_streams(address(seventh_stream), None)
+        library.softbench_streams(address(seventh_stream), None)
     return calls
 
 
