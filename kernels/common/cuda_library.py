@@ -93,7 +93,7 @@ def key(compiler: str, architecture: str, texts: Sequence[str]) -> str:
     return f"cuda-{architecture}-{digest.hexdigest()[:16]}"
 
 
-def build_once(folder_name: str, library_name: str, what: str, compile_to: Callable[[Path], str]) -> Path:
+def build_once(folder_name: str, library_name: str, what: str, compile_to: Callable[[Path], str], compiler: str = "nvcc") -> Path:
     """Path of a library in the cache. If it is missing, `compile_to(path)` makes it, and returns what the compilers print.
 
     A lock lets two processes build at the same time. stderr says what is built.
@@ -121,7 +121,7 @@ def build_once(folder_name: str, library_name: str, what: str, compile_to: Calla
                 text, code = failed.args
                 log.write_text(text)
                 lines = [line for line in text.splitlines() if "error" in line.lower()] or [f"exit code {code}"]
-                raise BuildError(f"nvcc failed: {lines[0].strip()} (log: {log})") from None
+                raise BuildError(f"{compiler} failed: {lines[0].strip()} (log: {log})") from None
             fresh.replace(library)
         print(f"built {what.partition(' ')[0]} in {time.monotonic() - began:.0f} s: {library}", file=sys.stderr, flush=True)
     return library

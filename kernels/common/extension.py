@@ -14,7 +14,6 @@ addresses of launchers, workspaces, and which functions run the CUDA kernels. Wh
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import logging
@@ -22,7 +21,6 @@ import os
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,7 +29,8 @@ from typing import Any
 
 import torch
 
-from .cuda_toolkit import cache_folder, cached_library
+from .cuda_library import build_once, run_compiler
+from .cuda_toolkit import cached_library
 from .rows import DTYPES
 
 SOURCES = ("extension.cpp", "operators.h", "operators.cpp", "filter.cpp", "entry.cpp")
@@ -230,17 +229,5 @@ def _built(compiler: str) -> Path:
         "-lc10",
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
     ]
-    name = f"{_key(compiler)}/{NAME}"
-    if (cached := cached_library(name)) is not None:
-        return cached
-    library = cache_folder() / name
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with (library.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.is_file():
-            with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-                fresh, source = Path(scratch) / NAME, str(Path(__file__).with_name(SOURCES[0]))
-                line = [compiler, *FLAGS, *headers, source, *torchs, "-o", str(fresh)]
-                subprocess.run(line, capture_output=True, text=True, check=True)
-                fresh.replace(library)
-    return library
+    line = [compiler, *FLAGS, *headers, str(Path(__file__).with_name(SOURCES[0])), *torchs, "-o"]
+    return build_once(_key(compiler), NAME, f"{NAME} with {compiler}", lambda out: run_compiler([*line, str(out)]), "g++")
