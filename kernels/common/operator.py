@@ -22,29 +22,33 @@ _library = torch.library.Library("softbench", "FRAGMENT")
 
 
 class Operators:
-    """The pair of operators `softbench::NAME` and `softbench::NAME_backward`, and their kernels for each kind of device."""
+    """The pair of operators `softbench::NAME` and `softbench::NAME_backward`, and their kernels for each kind of device.
+
+    Their overloads `unrecorded` have no autograd. They are for compiled graphs, where the Python of autograd would only take time.
+    """
 
     def __init__(self, name: str, function: Softmax, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
         """`function` and `dtypes` are those on a CUDA device. On others the operators are torch's functions, of all dtypes."""
         self.function, self.dtypes = function, dtypes
         self.formulas, self.torchs, self.torchs_backward = OF_FUNCTION[function.name]
-        for schema in (
-            f"{name}(Tensor x, int dim, ScalarType? dtype=None) -> Tensor",
-            f"{name}_backward(Tensor dy, Tensor y, int dim, ScalarType? dtype=None) -> Tensor",
-        ):
-            _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for overload in ("", ".unrecorded"):
+            for schema in (f"{name}{overload}(Tensor x", f"{name}_backward{overload}(Tensor dy, Tensor y"):
+                _library.define(f"{schema}, int dim, ScalarType? dtype=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
         packets = getattr(torch.ops.softbench, name), getattr(torch.ops.softbench, f"{name}_backward")
-        forward, backward = self.overloads = tuple(packet.default for packet in packets)
+        forward, backward = (packet.default for packet in packets)
+        self.unrecorded = tuple(packet.unrecorded for packet in packets)
         first = _autograd_kernel(forward, 1, registration.save_output, registration.gradient_of_forward(backward))
         second = _autograd_kernel(backward, 2, registration.save_inputs, registration.gradient_of_backward(backward, self.formulas))
         for which, kernel, fallback, fake, autograd in (
             (name, self.forward, self.forward_fallback, self.forward_fake, first),
             (f"{name}_backward", self.backward, self.backward_fallback, self.backward_fake, second),
         ):
-            _library.impl(which, kernel, "CUDA")
-            _library.impl(which, fallback, "CompositeExplicitAutograd")
+            for overload in (which, f"{which}.unrecorded"):
+                _library.impl(overload, kernel, "CUDA")
+                _library.impl(overload, fallback, "CompositeExplicitAutograd")
+                torch.library.register_fake(f"softbench::{overload}", fake, lib=_library)
             _library.impl(which, autograd, "Autograd", with_keyset=True)
-            torch.library.register_fake(f"softbench::{which}", fake, lib=_library)
+            _library.impl(f"{which}.unrecorded", torch.library.fallthrough_kernel, "Autograd")
         registration.register_vmap_and_flops(*packets, _library)
 
     def eager(self, inputs: tuple[Tensor, ...], dim: int, *, kernels: bool = True) -> Tensor:

@@ -119,7 +119,7 @@ def _traced(operators: Operators, launch: Launch, inputs: tuple[Tensor, ...], di
     columns = axis < like.dim() - 1 and not _is_one(like.stride(axis))
     if packaged or empty or not (columns or calls_operator(inputs, axis)):
         return apply_to_rows(partial(launch, log=operators is LOG_SOFTMAX), inputs, axis)
-    called: Tensor = operators.overloads[len(inputs) - 1](*inputs, axis)
+    called: Tensor = operators.unrecorded[len(inputs) - 1](*inputs, axis)
     return called
 
 

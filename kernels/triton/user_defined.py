@@ -44,7 +44,7 @@ def _launch(inputs: tuple[torch.Tensor, ...], of_rows: Any, of_tiles: Any) -> to
         return torch.empty_like(like)
     tier, programs, warps, arguments = _constants(M, N, like.dtype, len(inputs))
     if not tier:
-        called: torch.Tensor = SOFTMAX.overloads[len(inputs) - 1](*inputs, 1)
+        called: torch.Tensor = SOFTMAX.unrecorded[len(inputs) - 1](*inputs, 1)
         return called
     out = torch.empty_like(like)
     (of_rows if tier == "rows" else of_tiles)[(programs,)](*inputs, out, *arguments, num_warps=warps)
