@@ -96,7 +96,7 @@ def launch_addresses():
     """What C++ was told: for the libraries of rows and each device, the addresses of forward, backward and None."""
     told = {given[:3]: given[3] for (name, *_), given in extension._told.items() if name == "softbench_launcher"}
     devices = {device for library, _, device in told if library < 2}
-    return {(extension.LIBRARIES[i], device): [told.get((i, which, device)) for which in range(3)] for i in (0, 1) for device in devices}
+    return {(extension.FUNCTIONS[i], device): [told.get((i, which, device)) for which in range(3)] for i in (0, 1) for device in devices}
 
 
 @pytest.fixture
