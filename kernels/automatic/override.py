@@ -210,7 +210,8 @@ def use(*, invariant: bool = False) -> Iterator[None]:
       functions. Backends that run operators of aten, such as `aot_eager` and `cudagraphs`, run what is active when the operator runs.
     - CUDA graphs: a graph keeps the kernels that were active while it was captured. Call the function once before, as always.
 
-    On a machine without such a GPU it does nothing. The first block on a machine builds an extension in C++, in half a minute.
+    On a machine without such a GPU it does nothing. The first block on a machine builds an extension in C++, in half a minute, and
+    says so on stderr.
 
     Raises:
         RuntimeError: a block of the other kind is active.
