@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 import torch
-from softbench.kernels.automatic import choice, masked_softmax as scores, softmax
+from softbench.kernels.automatic import choice, masked_softmax as scores, override, softmax
 from softbench.kernels.automatic.choice import Calls, Choice, choose
 from softbench.kernels.cuda import build
 from softbench.kernels.triton import masked_softmax as of_triton
@@ -163,10 +163,11 @@ def test_a_build_is_explicit_and_ends_earlier_decisions(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     kernels.softmax(torch.randn(3, 5))
+    monkeypatch.setitem(override.OVERRIDES[0].launches, "calls", None)
     kernels.build()
     names = ("softmax", "log_softmax", "scaled_softmax", "cross_entropy", "logprob", "columns")
     assert sorted(built) == sorted(("sm_90a", name) for name in names)
-    assert not softmax._SOFTMAX.calls
+    assert not softmax._SOFTMAX.calls and not override.OVERRIDES[0].launches
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="no CUDA GPU here, so there is nothing to build"):
         kernels.build()

@@ -184,6 +184,7 @@ def both(launched, call, *inputs):
         gradients = torch.autograd.grad(results, given, weights)
         found.append([*(one.detach() for one in results), *gradients])
     launched.code = 0
+    extension.choose("masked_softmax", 0, torch.float32)
     for ours, theirs in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
@@ -231,6 +232,16 @@ def test_masked_softmax_takes_masks_order_and_sink(launched):
     (of_bias,) = torch.autograd.grad(kernels.masked_softmax(x, mask=leaf, causal=True).square().sum(), leaf)
     expected = torch.softmax((x + leaf).masked_fill(torch.ones(4, 8, dtype=torch.bool).triu(5), -math.inf), -1).square().sum()
     torch.testing.assert_close(of_bias, *torch.autograd.grad(expected, leaf))
+
+
+def test_masked_softmax_leaves_invariant_calls_and_keys_that_are_not_adjacent_to_python(launched):
+    x = torch.randn(2, 3, 4, 8)
+    assert kernels.masked_softmax(x, mask=torch.randn(4, 8)) is not None and launched.calls == ["masked_softmax forward"]
+    kernels.masked_softmax(x, mask=torch.randn(8, 4).t())
+    for call in (torch.ops.softbench.masked_softmax, lambda x, *given: torch.ops.softbench.masked_softmax_backward(x, x, *given[1:])):
+        with pytest.raises(ValueError, match="invariant=True of masked_softmax"):
+            call(x, None, None, 1.0, False, True)
+    assert launched.calls == ["masked_softmax forward"]
 
 
 def test_an_error_of_a_launch_in_python_is_raised(launched):
