@@ -269,7 +269,6 @@ that a backend measured, with the least one in parentheses. [How softbench measu
 OWN = ("triton", "cuda")
 ODD, INVARIANCE = "h200/odd", "h200/invariance.txt"
 STRIDED = "h200/strided"
-MASKED = ("h200/masked", "h200/masked-sink")
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
 FIGURE = "../../results/h200/frontier"
 
@@ -309,8 +308,8 @@ def h200() -> str:
         measured_by("h200/linear_cross_entropy"),
         with_memory("h200/linear_cross_entropy"),
         "## Masked softmax",
-        f"{measured_by(*MASKED)}. CUDA had kernels of it too at these commits.",
-        averages(MASKED, ("torch", "compile", *OWN), ("op", "direction")),
+        measured_by("h200/masked"),
+        averages(["h200/masked"], ("torch", "compile", "triton"), ("op", "direction")),
         "## Other runs",
         f"{judged('h200/judged')} [The judge](../judge.md) describes the method.\n"
         "[Backends](../backends.md#costs) says how to see the costs of all backends. It also has\n"

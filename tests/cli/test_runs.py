@@ -73,14 +73,14 @@ def copy(name, folder, new=""):
 )
 def test_a_folder_is_its_latest_run(main, tmp_path, words):
     copy("odd", tmp_path)
-    for name in ("masked", "odd"):
+    for name in ("losses", "odd"):
         copy(name, tmp_path / "many")
     code, out, err = main(*words, "many")
     assert code == 0, err
     assert "softbench: many/odd.csv is the newest of 2 runs in many; softbench runs many lists them" in err.splitlines()
     if words[-1] == "-":
         assert out == main(*words, "many/odd.csv")[1]
-    copy("masked", tmp_path / "many", "latest")
+    copy("losses", tmp_path / "many", "latest")
     assert "the newest of" not in main(*words, "many")[2]
 
 
