@@ -115,7 +115,7 @@ def site(tmp_path_factory):
     board, problems = collect([EXHIBIT])
     board_site.check_folder(out)
     for run in board.runs:
-        if run.cells <= 30:
+        if run.cells <= 60:
             _write_page(run, out)
     return board_site.write(board, out, "Softmax & <others>", [*problems, "x.csv: is <b>empty</b>"], "softbench board")
 
