@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from result_pages import PAGES, readme_results, table
+from result_pages import PAGES, plans, readme_results, table
 
 from softbench.cli.main import app
 from softbench.cli.panels import PLACES, panel_of
@@ -130,6 +130,7 @@ def _default(param: Any) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "readme-results": readme_results,
+    "plans": plans,
     "commands": commands,
     "configurations": configurations,
     "glossary": terms,

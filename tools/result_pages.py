@@ -195,6 +195,21 @@ def spread(name: str) -> str:
     return table(("backend", "cells", "at least 100 %", "at least 95 %", "at least 90 %", "geometric mean", "least"), lines, "l" + "r" * 6)
 
 
+def plans() -> str:
+    """For each language and kind of shapes: how fast its kernels are beside those of another commit, and how many are far from copy."""
+    times = Result.load(RESULTS / f"{PLANS}.csv").frame().pivot_table(index=CASE, columns="backend", values="median_us", observed=True)
+    known = {(row.M, row.N) for row in rows_of("h200/frontier")}
+    kinds = ["`frontier`" if (M, N) in known else "random" for M, N in zip(*map(times.index.get_level_values, "MN"), strict=True)]
+    lines = []
+    for own in ("cuda", "triton"):
+        for kind, group in times.groupby(kinds):
+            speed = group[f"{own}-before"] / group[own]
+            far = [int((group["copy"] < 0.9 * group[one]).sum()) for one in (own, f"{own}-before")]
+            lines.append((f"`{own}`", kind, str(len(group)), f"{geometric_mean(speed):.4f}", f"{speed.min():.3f}", *map(str, far)))
+    head = ("kernels", "shapes", "cells", "speed", "least", "below 90 % of `copy`", "before")
+    return table(head, lines, "llrrrrr")
+
+
 def with_memory(name: str) -> str:
     """What `softbench show` prints of a run of matrix products without copy, and what calls take."""
     rows = [row for row in rows_of(name) if row.backend != YARDSTICK]
@@ -269,6 +284,7 @@ that a backend measured, with the least one in parentheses. [How softbench measu
 OWN = ("triton", "cuda")
 ODD, INVARIANCE = "h200/odd", "h200/invariance.txt"
 STRIDED = "h200/strided"
+PLANS = "h200/plans"
 BY_PASS, BY_M = ("op", "direction", "dtype"), ("op", "direction", "dtype", "M")
 FIGURE = "../../results/h200/frontier"
 
@@ -314,7 +330,7 @@ def h200() -> str:
         f"{judged('h200/judged')} [The judge](../judge.md) describes the method.\n"
         "[Backends](../backends.md#costs) says how to see the costs of all backends. It also has\n"
         "[softmax in each language](../backends.md#the-gallery), as a [figure](../../results/h200/gallery.webp).",
-        measured_by("h200/judged", "h200/strategies", "h200/gallery"),
+        measured_by("h200/judged", "h200/strategies", "h200/gallery", PLANS),
         "## Inside `softbench.use()`",
         "Is any call slower there? The gate's verdicts:",
         use_verdicts(),
