@@ -6,9 +6,9 @@
 - split: programs anywhere in the grid share a row (`grid_exchange.py`), and each has a chunk in registers and shared memory. For the
   longest rows, and for few rows of any length above. With one program a row, for rows that registers alone do not hold well.
 
-Each kernel loads its part of a row (`packed_io.py`). Tier rows finds the maximum and then the sum, by Triton's own reductions. The others
-reduce to one (max, sum) a thread (`softmax_ops.py`), and merge those over the program (`block_reduce`) and over the programs of the row.
-Then the result is written from the registers.
+Each kernel loads its part of a row (`packed_io.py`), and reduces it to one (max, sum) a thread (`softmax_ops.py`). It merges those over the
+program (`block_reduce`) and over the programs of the row. Then it writes the result from the registers. Lanes of a warp find the maximum
+and then the sum, by Triton's own reductions.
 
 LOG and `scale` are as in `softmax_ops.py`; here `scale` is None, a number, or a pointer to one number a row. y has x's dtype, or is float32
 where x has 16 bits. Then a vector has 8 bytes of x.
@@ -34,6 +34,7 @@ from .softmax_ops import (
     exponential_sum,
     exponentials,
     finite_or_zero,
+    init_partial,
     init_partial_cached,
     init_partial_online,
     merge,
@@ -67,10 +68,57 @@ def forward_rows(
         else:
             scale = tl.load(scale + tl.program_id(0))
     x_row = x_ptr + row * x_stride * UNIT
-    forward_vectors(
-        x_row, y_ptr + row * y_stride * UNIT, x_row, row < M, N, scale,
-        ROWS, TILES, THREADS, WORDS, VECTOR, BASE_ALIGNMENT, KEEP_IN_L2, LOG,
-    )  # fmt: skip
+    y_row = y_ptr + row * y_stride * UNIT
+    if THREADS <= 32:
+        forward_vectors(
+            x_row, y_row, x_row, row < M, N, scale, ROWS, TILES, THREADS, WORDS, VECTOR, BASE_ALIGNMENT, KEEP_IN_L2, LOG
+        )  # fmt: skip
+    else:
+        forward_warps(x_row, y_row, N, scale, TILES, THREADS, WORDS, VECTOR, BASE_ALIGNMENT, KEEP_IN_L2, LOG)
+
+
+@triton.jit
+def forward_warps(
+    x_row, y_row, N, scale,
+    TILES: tl.constexpr, THREADS: tl.constexpr, WORDS: tl.constexpr, VECTOR: tl.constexpr,
+    BASE_ALIGNMENT: tl.constexpr, KEEP_IN_L2: tl.constexpr, LOG: tl.constexpr,
+):  # fmt: skip
+    """The row at a pointer (1), by several warps. They merge by `block_reduce`, for which launches of few rows wait less."""
+    DTYPE: tl.constexpr = x_row.dtype.element_ty
+    OUT: tl.constexpr = y_row.dtype.element_ty
+    VECTORS: tl.constexpr = TILES if OUT == DTYPE else TILES * WORDS // 4
+    offset, first, end = row_vectors(x_row, N, VECTOR, BASE_ALIGNMENT)
+    start = offset * 0
+    if BASE_ALIGNMENT > 0:
+        columns, inside = edge_columns(N, offset, first, end, VECTOR, THREADS)
+        edge = tl.load(x_row[:, None] + columns, mask=inside, other=MINUS_INFINITY).to(tl.float32)
+    x_words = word_pointers(x_row, offset, WORDS)
+    x = load_tiles(x_words, first, end, start, padding(DTYPE), TILES, THREADS, WORDS, BASE_ALIGNMENT, KEEP_IN_L2)
+    y_out = output_pointers(y_row, offset, WORDS, DTYPE)
+    if VECTORS > 8:
+        loaded = rematerialize(x, barrier_zero(N))
+        thread_max, thread_sum = init_partial_online(loaded, scale, DTYPE)
+        if VECTORS < 16 or DTYPE != tl.float16:  # the second pass begins from these words, unless ptxas spills more with it
+            x = loaded
+    elif VECTORS > 2:
+        thread_max, thread_sum = init_partial(x, scale, DTYPE)
+    else:
+        thread_max, thread_sum, lower, upper = init_partial_cached(x, scale, DTYPE)
+    m, s = thread_max, thread_sum
+    if BASE_ALIGNMENT > 0:
+        m, s = merge(thread_max, thread_sum, edge, exp_fast(edge - finite_or_zero(edge)), scale)
+    m, s = block_reduce(m, s, scale)
+    norm = norm_of(s, LOG)
+    if LOG or VECTORS > 2:
+        zero = tl.where(s < 0, -1, 0)  # s is never negative
+        if TILES * WORDS > 8:
+            x = rematerialize(x, zero[:, :, None])
+        write_normalized(y_out, x, m, norm, scale, first, end[:, None] | zero, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT, LOG)
+    else:  # thread_max is -inf only where all exponentials of the thread are 0
+        thread_norm = exp_fast(thread_max - m, scale) * norm
+        write_exponentials(y_out, lower, upper, thread_norm, first, end, start, THREADS, WORDS, DTYPE, BASE_ALIGNMENT)
+    if BASE_ALIGNMENT > 0:
+        tl.store(y_row[:, None] + columns, rounded(normalized(edge, m, norm, scale, LOG), OUT), mask=inside)
 
 
 @triton.jit
