@@ -48,6 +48,9 @@ MOST_WIDE_TILES = 16
 """Of a cluster whose results have more bytes: PlanCTA of Triton 3.6 gives up at 19, of which each has two vectors of results."""
 MAX_THREADS, MAX_WORDS = 1024, 64
 """Of a program's threads, and of 4-byte words of inputs that a thread of tier rows has."""
+MOST_ROW_THREADS, LEAST_FULL = 512, 0.65
+"""Of tier rows: threads on cards with clusters, and the share of its lanes' vectors that a row has. Plans beyond were hardly ever the
+fastest of those that `softbench tune` measured."""
 STAGED_ROW, MAX_BLOCK_BYTES, MAX_STAGED = 1024, 24 * 1024, 40
 """Of tier staged: bytes of a row, bytes of a block in all inputs, and elements a lane in all inputs."""
 MAX_TILE_PADDING = 1.3
@@ -174,7 +177,9 @@ def _rows(problem: Problem, most: int, warps: int, times: int, vector: int) -> P
     threads = 1 << (math.ceil(vectors / most) - 1).bit_length()
     tiles = math.ceil(vectors / threads)
     each = tiles * words * problem.reads
-    if threads > MAX_THREADS or each > (MAX_WORDS if threads >= WARP else MAX_WORDS // 2):
+    if threads > (MOST_ROW_THREADS if problem.clusters else MAX_THREADS) or each > (MAX_WORDS if threads >= WARP else MAX_WORDS // 2):
+        return None
+    if threads <= WARP and vectors < LEAST_FULL * threads * tiles:
         return None
     if threads > WARP:
         warps, rows = threads // WARP, 1

@@ -123,6 +123,14 @@ def test_a_table_decides_for_its_card(monkeypatch, tmp_path):
     tables.table.cache_clear()
 
 
+def test_rows_fill_the_lanes_and_half_of_the_threads_where_clusters_have_the_longer_ones():
+    whole, idle = (Problem(True, 4096, N, 2, VECTOR_BYTES, True, 132, True) for N in (256, 144))
+    assert planner.make_plan(whole, ("rows", 1, 1, 2, 16)) and not planner.make_plan(idle, ("rows", 1, 1, 2, 16))
+    long = replace(whole, N=8192)
+    assert planner.make_plan(long, ("rows", 2, 1, 1, 16)) and not planner.make_plan(long, ("rows", 1, 1, 1, 16))
+    assert planner.make_plan(replace(long, clusters=False), ("rows", 1, 1, 1, 16))
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 16, 32])
 @pytest.mark.parametrize("unit", [2, 4])
 def test_a_free_distance_is_the_least_of_one_turn(unit, lanes):
