@@ -153,8 +153,10 @@ def _read(
 ) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-        if not found.keys() >= {"card", "capability", language}:
-            raise ValueError("it lacks keys")
+        if not isinstance(found, dict) or not found.keys() >= {"card", "capability", language}:
+            raise ValueError(f"it must be an object with the keys card, capability and {language}")
+        if not isinstance(found["capability"], int):
+            raise ValueError("the capability must be an integer, as 90 for 9.0")
         return {**found, "cells": {_kind(name): _ordered(language, name, lines) for name, lines in found[language].items()}}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -162,9 +164,10 @@ def _read(
 
 
 def _kind(name: str) -> Kind:
-    which, size, alignment = name.split()
-    PASSES.index(which)
-    return which, int(size), int(alignment)
+    which, *numbers = name.split() or [""]
+    if which not in PASSES or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"{name!r} is no kind of rows, as 'forward 2 16' is")
+    return which, int(numbers[0]), int(numbers[1])
 
 
 def kind_name(kind: Kind) -> str:
@@ -176,12 +179,12 @@ def _ordered(language: str, name: str, lines: list[str]) -> tuple[Cell, ...]:
     try:
         cells = tuple(_cells(language, lines))
     except (ValueError, TypeError, AttributeError) as error:  # an earlier version wrote other lines
-        raise ValueError(f"{name!r} has other lines than '4096: 64 block 1 128; inf block 2 128': {error}") from None
+        raise ValueError(f"{language}'s {name!r} has other lines than '4096: 64 block 1 128; inf block 2 128': {error}") from None
     inf = float("inf")
     ends = [(0.0, inf), *((cell.row_bytes, cell.kib_per_sm) for cell in cells)]
     rises = ((row < longer and kib == inf) or (row == longer and kib < more) for (row, kib), (longer, more) in itertools.pairwise(ends))
     if not all(rises) or ends[-1] != (inf, inf):
-        raise ValueError(f"the lines of {name!r} must ascend to inf, and so must the cells of a line")
+        raise ValueError(f"the lines of {language}'s {name!r} must ascend to inf, and so must the cells of a line")
     return cells
 
 

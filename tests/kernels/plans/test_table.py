@@ -62,6 +62,25 @@ def test_another_file_is_refused_in_one_line(chosen, text):
         chosen(text=text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "it must be an object with the keys card, capability and cuda"),
+        ('{"card": "mine", "capability": "9.0", "cuda": {}}', "the capability must be an integer"),
+        ('{"card": "mine", "capability": 90, "cuda": {"forwards 2 16": []}}', "'forwards 2 16' is no kind of rows, as 'forward 2 16' is"),
+        ('{"card": "mine", "capability": 90, "cuda": {"forward 2": []}}', "'forward 2' is no kind of rows, as 'forward 2 16' is"),
+        (
+            damaged([LAST.replace("block 2 0", "warp 2")]),
+            "cuda's 'forward 2 16' has other lines than .*: 'warp 2 128' is no family of plans",
+        ),
+        (damaged([]), "the lines of cuda's 'forward 2 16' must ascend to inf"),
+    ],
+)
+def test_the_line_says_what_is_wrong(chosen, text, why):
+    with pytest.raises(TableError, match=f"mine.json is no table of launch plans: {why}"):
+        chosen(text=text)
+
+
 def test_lines_of_an_earlier_version_are_told_from_todays(chosen):
     with pytest.raises(TableError, match=r"'forward 2 16' has other lines than '4096: 64 block 1 128; inf block 2 128': 'list'"):
         chosen(text=damaged([[None, [[None, "block 2 0 128"]]]]))
@@ -106,7 +125,9 @@ def test_what_tune_wrote_here_replaces_the_shipped_table(monkeypatch, tmp_path):
     own.write_text(written("NVIDIA H200", 90, {"cuda": CELLS}, ""))
     table.cache_clear()
     assert table("cuda", "NVIDIA H200", 90).cells.keys() == {KIND}
-    with pytest.warns(UserWarning, match="NVIDIA-H200.json is no table of launch plans: it lacks keys; delete it, and softbench tune"):
+    with pytest.warns(
+        UserWarning, match="NVIDIA-H200.json is no table of launch plans: it must be an object with the keys .* triton; delete it"
+    ):
         assert len(table("triton", "NVIDIA H200", 90).cells) > 1
     table.cache_clear()
 
