@@ -1,7 +1,8 @@
 """Softmax by the kernels of another commit, as the backends `cuda-before` and `triton-before`.
 
 `git worktree add before COMMIT`, and `softbench run --config tools/plans_ab.toml` compares them with those of this checkout. $BEFORE names
-another folder. Each backend has a process of its own, in which the folder's `kernels` is a package.
+another folder. Each backend has a process of its own, in which the folder's `kernels` is a package. Without a GPU, TRITON_INTERPRET=1 lets
+`softbench check --plugin tools/plans_ab.py` examine those of Triton.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+
+import torch
 
 from softbench.core.case import Case, Direction
 from softbench.plugins.backend import Call
@@ -33,7 +36,11 @@ class Before:
         self.name, self.module = f"{language}-before", MODULES[language]
 
     def available(self) -> str | None:
-        return None if KERNELS.is_dir() else f"there is no {KERNELS}; run: git worktree add before COMMIT"
+        file = KERNELS.joinpath(*self.module.split(".")[1:]).with_suffix(".py")
+        if not file.is_file():
+            return f"there is no {file}; run: git worktree add before COMMIT"
+        interpreted = "triton" in self.module and os.environ.get("TRITON_INTERPRET") == "1"
+        return None if interpreted or torch.cuda.is_available() else "no CUDA GPU here"
 
     def supports(self, case: Case) -> str | None:
         return None if case.direction in PASSES else "only forward and backward"
