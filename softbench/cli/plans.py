@@ -43,7 +43,7 @@ def show_plan(plan: Plan, seconds: float, resumed: str, stored: IsStored) -> Non
     folded = len(unable) > answer.FEW and not verbosity.verbose()
     output.show(tables.facts(pairs if folded else pairs + [tables.info(info) for info in unable]), output.console())
     if folded:
-        typer.echo(f"unavailable: {few([info.name for info in unable])}; the reasons: softbench list")
+        typer.echo(f"unavailable: {few([info.name for info in unable])}; the reasons: --verbose")
     settings = plan.settings
     adaptive = settings.rounds < settings.max_rounds
     rounds = f"{settings.rounds} to {settings.max_rounds} rounds" if adaptive else count(settings.rounds, "round")
