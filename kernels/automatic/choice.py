@@ -189,9 +189,9 @@ def without_triton() -> str:
 
 
 def build() -> list[Path]:
-    """Build the CUDA kernels for every GPU that this process sees, and let later calls take them. Built once, they serve all processes.
+    """Build the CUDA kernels of these functions for every GPU that this process sees, and let later calls take them.
 
-    With g++, the extension that calls them in C++ is built too.
+    Built once, they serve all processes. With g++, the extension that calls them in C++ is built too.
 
     As many are built at once as there are processors.
 
@@ -206,7 +206,7 @@ def build() -> list[Path]:
     if not torch.cuda.is_available() or torch.version.hip is not None:
         raise RuntimeError("softbench.kernels.build: no CUDA GPU here, so there is nothing to build")
     architectures = {cuda.architecture_of(torch.cuda.get_device_capability(index)) for index in range(torch.cuda.device_count())}
-    wanted = [(architecture, name) for architecture in sorted(architectures) for name in cuda.ALL]
+    wanted = [(architecture, name) for architecture in sorted(architectures) for name in cuda.OF_LIBRARY]
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each is a process of nvcc
         host = pool.submit(extension.load, build=True)
         libraries = list(pool.map(lambda one: cuda.build(*one), wanted))

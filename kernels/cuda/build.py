@@ -25,6 +25,8 @@ LOSSES = ("cross_entropy", "logprob")
 """Losses. Each has a source of its name."""
 ALL = (*FUNCTIONS, *LOSSES, "columns")
 """The functions that have a library: these, and softmax and log_softmax along other dimensions than the last."""
+OF_LIBRARY = tuple(function for function in ALL if function != "scaled_softmax")
+"""Those that the functions of `softbench.kernels` call. None of these has a scale, which `launch.softmax` has."""
 LIBRARY = "softmax.so"
 FEW_CORES = 4  # with fewer, one compiler that reads the source once is faster than several
 FLAGS = ("-O3", "-std=c++17", "-fmad=true", *SHARED)

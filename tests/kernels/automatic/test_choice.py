@@ -165,7 +165,7 @@ def test_a_build_is_explicit_and_ends_earlier_decisions(monkeypatch):
     kernels.softmax(torch.randn(3, 5))
     monkeypatch.setitem(override.OVERRIDES[0].launches, "calls", None)
     kernels.build()
-    names = ("softmax", "log_softmax", "scaled_softmax", "cross_entropy", "logprob", "columns")
+    names = ("softmax", "log_softmax", "cross_entropy", "logprob", "columns")
     assert sorted(built) == sorted(("sm_90a", name) for name in names)
     assert not softmax._SOFTMAX.calls and not override.OVERRIDES[0].launches
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
