@@ -86,6 +86,8 @@ FORGETS += [lambda: _choices.clear(), extension.forget_choices]
 def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, function: str = "softmax") -> Choice:
     """What a function of `softbench.kernels` runs for x in this process, and why. It computes nothing.
 
+    It sees no other arguments: some let torch compute, which docs/kernels/index.md lists.
+
     Raises:
         ValueError: there is no such function.
     """
@@ -98,7 +100,15 @@ def which(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, functio
             return Choice("torch", f"over another dimension than the last, our kernels take {LEAST_OVER_COLUMNS} elements and more")
         return choice(Calls(function, x.device, x.dtype, last=False))
     converted = function == SCORES and dtype is not None
-    return choice(Calls(function, x.device, dtype if converted and dtype is not None else x.dtype))
+    found = choice(Calls(function, x.device, dtype if converted and dtype is not None else x.dtype))
+    if function == SCORES and found.kernels == "triton" and x.dim() and x.shape[-1] > (most := scores_kernels().MAX_COLUMNS):
+        return Choice("triton", f"{found.why}; with a mask, causal order or sink, torch computes rows of more than {most} keys")
+    return found
+
+
+def scores_kernels() -> Any:
+    """The module with the kernels of SCORES, which imports Triton."""
+    return importlib.import_module("..triton.masked_softmax", __package__)
 
 
 def is_last(x: Tensor, dim: int) -> bool:
@@ -118,7 +128,7 @@ def choice(calls: Calls) -> Choice:
         if found.kernels == ("triton" if calls.function == SCORES else "cuda") and calls.last:
             extension.load()
             if calls.function == SCORES:
-                scores = importlib.import_module("..triton.masked_softmax", __package__)
+                scores = scores_kernels()
                 extension.launches_of_scores(scores.launch_forward, scores.launch_backward)
             extension.choose(calls.function, calls.device.index or 0, calls.dtype)
     return _choices[calls]

@@ -2,7 +2,7 @@
 
 `choice.py` says where. There, torch computes some calls all the same:
 
-- torch computes rows of more than `most_columns` columns with a mask, causal order or sink.
+- torch computes rows of more than `MAX_COLUMNS` columns with a mask, causal order or sink.
 - torch computes if the bias is float64, or if the scale is not positive and finite in float32.
 - torch computes in forward mode, in transforms of `torch.func`, with a scale that requires a gradient, and where rows of a bias without
   keys become 0.

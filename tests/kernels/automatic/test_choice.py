@@ -211,6 +211,17 @@ def test_scores_take_triton_alone(machine):
         assert str(which(x, function="masked_softmax")) == "torch: masked_softmax has Triton kernels only; no compiler"
 
 
+def test_which_says_of_long_scores_what_a_mask_changes(machine):
+    machine({}, "")
+    with FakeTensorMode():
+        short, long, number = (torch.empty(shape, device="cuda:0") for shape in ((2, 4, 8, 16384), (8, 16385), ()))
+        assert "torch" not in which(short, function="masked_softmax").why
+        assert which(number, function="masked_softmax").kernels == "triton"
+        found = which(long, function="masked_softmax")
+    with_mask = "with a mask, causal order or sink, torch computes rows of more than 16384 keys"
+    assert found == ("triton", f"masked_softmax has Triton kernels only; {with_mask}")
+
+
 def test_scores_are_chosen_by_the_dtype_they_are_converted_to(machine):
     machine({}, "")
     with FakeTensorMode():
