@@ -150,12 +150,17 @@ def _opened(path: Path) -> ctypes.PyDLL:
     library.softbench_workspace.argtypes = [number, number, pointer, pointer, ctypes.c_int64]
     library.softbench_install.argtypes = [number, *[ctypes.c_char_p] * 3, number, ctypes.c_int64, ctypes.c_uint64, *[pointer] * 3]
     library.softbench_operators_error.restype = library.softbench_filter_error.restype = ctypes.c_char_p
+    _tell_all(library)
+    return library
+
+
+def _tell_all(library: ctypes.PyDLL) -> None:
+    """Tell C++ what Python knows."""
     library.softbench_streams(current_stream(), _is_capturing())
     if CALLS:
         _take_calls(library)
     for (name, *_), given in _told.items():
         getattr(library, name)(*given)
-    return library
 
 
 def launches_of_scores(*launches: Callable[..., None]) -> None:

@@ -102,7 +102,8 @@ def test_two_functions_and_torch_are_compared(here, imported):
 )
 def test_the_fixture_passes_and_fails_as_it_should(tmp_path, assertion, message):
     (tmp_path / "test_kernels.py").write_text(SUITE)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", "-k", assertion, "test_kernels.py"]
+    options = ["-m", "pytest", "-p", "no:cacheprovider", "-p", "no:warnings", "--tb=short", "-k"]
+    command = [sys.executable, *options, assertion, "test_kernels.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert pytest.RunResult.parse_summary_nouns(done.stdout.splitlines()) == {"passed": 1, "failed": 1, "deselected": 4}, done.stdout
     assert f"FAILED test_kernels.py::test_{assertion}_fails" in done.stdout

@@ -145,12 +145,10 @@ def undone():
     extension.forget_choices()
     extension._told = told
     if (library := extension._loaded) is not None:
-        library.softbench_streams(extension.current_stream(), extension._is_capturing())
         for function in (0, 1):
             for which in (0, 1):
                 library.softbench_launcher(function, which, 0, None)
-        for (name, *_), given in told.items():
-            getattr(library, name)(*given)
+        extension._tell_all(library)
     assert registered() == before
     assert override._depth == 0
 

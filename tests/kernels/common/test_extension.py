@@ -165,9 +165,9 @@ def launched(monkeypatch):
         extension.launchers(name, 0, [None] * 3)
     library.softbench_withdraw()
     extension._forget_kernels(extension._defined)
-    library.softbench_streams(extension.current_stream(), extension._is_capturing())
     monkeypatch.undo()
     extension._told = before
+    extension._tell_all(library)
 
 
 def both(launched, call, *inputs):
