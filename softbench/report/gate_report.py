@@ -25,7 +25,7 @@ STYLES = {
     State.AMBIGUOUS: "yellow",
     State.FASTER: "green",
 }
-COLUMNS = ("state", "backend", "case", "new/old", "95 %", "n", "why")
+COLUMNS = ("state", "backend", "case", "new/old", "95 %", "why")
 QUIET = (State.SAME, State.UNMEASURED)
 """The states that a report folds."""
 NUMBERS = (3, 4)
@@ -71,8 +71,10 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
     reason = verdict.reason
     if verdict.raw_ratio is not None and verdict.ratio is not None and verdict.state is not State.SAME:
         reason += f" ({verdict.raw_ratio:.3f} before the change of copy is subtracted)"
+    if verdict.n:  # no column of its own: most cells have the same, and a terminal of 100 columns would break the lines
+        reason += f"; {verdict.n}"
     state = verdict.state.value + ("" if verdict.gated else " (advisory)")
-    return state, verdict.cell.backend, verdict.cell.case, ratio, interval, verdict.n, reason
+    return state, verdict.cell.backend, verdict.cell.case, ratio, interval, reason
 
 
 def _collapsed(report: GateReport) -> list[str]:

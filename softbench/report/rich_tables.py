@@ -12,7 +12,7 @@ from rich.text import Text
 
 LOG_WIDTH = 400  # columns of a log, in which tables keep their natural width
 TABLE_WIDTH = 120  # columns of a log that the tables of a run fill
-MIN_FOLDED = 30  # minimum width of a column that may be wrapped
+MIN_FOLDED = 24  # minimum width of a column that may be wrapped
 
 
 def table(head: Sequence[str], numbers: Container[int] = (), folded: Container[int] = ()) -> Table:

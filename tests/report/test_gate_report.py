@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 from svg import as_svg
 
+from softbench.cli import output
 from softbench.gate.samples import CellKey
 from softbench.gate.verdicts import FAILING, TESTED, GateReport, Rules, State, Verdict
 from softbench.report import gate_figures, gate_report
@@ -40,6 +41,16 @@ def test_a_cell_of_every_state_is_in_the_figure():
     cells = [cell_of(state, 100 + i, gated=gated) for i, (state, gated) in enumerate(STATES)]
     drawn = as_svg(gate_figures.figure(report(*cells)))
     assert [cell.cell.case for cell in cells if cell.cell.case not in drawn] == []
+
+
+def test_a_terminal_of_100_columns_breaks_no_line():
+    reason = "slower by more than the margin of 5%, after correction for multiple tests (p=0.0012)"
+    wide = Verdict(CellKey("compile", "backward", "bf16", 8192, 16384), State.SLOWER, reason, 1.078, (1.071, 1.085), n="10+3 processes")
+    console = Console(record=True, file=io.StringIO(), width=100)
+    output.show(gate_report.text(report(wide), long=False), console)
+    shown = console.export_text()
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "10+3 processes" in " ".join(shown.split()) and "10+3 processes" in gate_report.markdown(report(wide))
 
 
 @pytest.mark.parametrize(("state", "gated"), STATES)
