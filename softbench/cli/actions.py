@@ -34,7 +34,7 @@ TO_STDOUT = ("--json", "--csv")
 
 
 def note(text: str, *, error: bool = False) -> None:
-    """Print a note on stderr, without control sequences: it may quote a file. With `--quiet` only errors are printed."""
+    """Print a note on stderr, without control sequences: it may quote a file. With `--quiet` only errors and losses are printed."""
     if error or not verbosity.quiet():
         typer.echo(f"softbench: {printable(text)}", err=True)
 

@@ -149,7 +149,7 @@ def _report(report: CheckReport, csv: Path | None, json: Path | None, *, long: b
         shown = check_report.invariance if report.invariance else check_report.table
         table = (check_report.lines if long else shown)(report.findings)
         output.show(table, output.console())
-    for text in report.broken if verbosity.quiet() else report.notes:
+    for text in (*report.broken, *report.lost) if verbosity.quiet() else report.notes:
         note(text, error=True)
     if report.nothing and not report.interrupted:
         note(report.nothing, error=True)

@@ -107,7 +107,7 @@ Operation = Annotated[
     ),
 ]
 Devices = Annotated[str | None, option(WHAT, "GPUs of this host that measure at once: all, or numbers such as 0,2.", metavar="all|0,2")]
-Quiet = Annotated[bool, option(OUTPUT, "Print only errors and the result: no progress, no notes.", "-q", "--quiet", default=False)]
+Quiet = Annotated[bool, option(OUTPUT, "Print only errors, what is left out, and the result.", "-q", "--quiet", default=False)]
 Mismatch = Annotated[
     list[str] | None,
     option(RARE, "Compare even if this fact of the environment differs. Repeatable.", "--allow-env-mismatch", metavar="FIELD"),

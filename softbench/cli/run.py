@@ -226,6 +226,8 @@ def _dry_run(request: RunRequest, json: Path | None) -> None:
     from softbench.run import run
 
     plan, found = run.dry_run(request), None
+    for text in plan.lost:
+        note(text, error=True)
     warn(plan.notes)
     if request.resume:
         found, told = run.interrupted_run(request, plan)

@@ -1,4 +1,4 @@
-"""How much a command prints: `--quiet` errors only, `--verbose` what is otherwise left out."""
+"""How much a command prints: `--quiet` errors and losses only, `--verbose` what is otherwise left out."""
 
 from __future__ import annotations
 

@@ -61,6 +61,8 @@ class Plan:
     """Facts about the machine; results store them."""
     notes: tuple[str, ...]
     """Notes for the user before the run starts."""
+    lost: tuple[str, ...] = ()
+    """Notes about what the run leaves out although the user named it. `--quiet` shows them too."""
 
     @property
     def unit(self) -> str:
@@ -115,7 +117,7 @@ class Plan:
             "processes": settings.processes,
             "interleaved": len(self.groups) == 1,
             "estimate_s": round(estimate_seconds, 3),
-            "notes": list(self.notes),
+            "notes": [*self.lost, *self.notes],
             "resumes": run,
             "cells_left": cells,
             "cells_stored": sum(self.left().values()) - cells,
@@ -209,11 +211,11 @@ def make(
     if others := int(str(gpu.facts.get("gpu_other_processes") or 0)) if gpu else 0:
         processes = "1 other process is" if others == 1 else f"{others} other processes are"
         notes.append(f"{processes} using this GPU; results may be disturbed")
-    notes += [line for name in dict.fromkeys(case.operation for case in cases) for line in operation(name).lost]
+    lost = tuple(line for name in dict.fromkeys(case.operation for case in cases) for line in operation(name).lost)
     about = {"device": device, "interleaved": len(groups) == 1, "unit": unit_of(machine, gpu)}
     facts = {**machine.software, **(gpu.facts if gpu else {}), **about}
     name = gpu.name if gpu else machine.cpu
-    return Plan(settings, tuple(cases), tuple(infos), device, name, free, groups, facts, tuple(notes))
+    return Plan(settings, tuple(cases), tuple(infos), device, name, free, groups, facts, tuple(notes), lost)
 
 
 def _with_reference(settings: Settings, infos: Sequence[BackendInfo], *, asked: bool) -> Settings:

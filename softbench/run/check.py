@@ -167,7 +167,7 @@ class CheckReport:
     findings: tuple[Finding, ...]
     """One for each check case, backend and dtype."""
     notes: tuple[str, ...]
-    """Backends that could not be checked, with the reason."""
+    """Backends that could not be checked, with the reason, and what a problem leaves out."""
     broken: tuple[str, ...]
     """Those of the notes whose plugin could not be loaded."""
     device: str
@@ -188,6 +188,8 @@ class CheckReport:
     """By backend: the plugin that it comes from, if the user named that."""
     alone: bool = False
     """True if plugins were checked without names of backends: one of softbench's may have the name of theirs."""
+    lost: tuple[str, ...] = ()
+    """Those of the notes about what a problem leaves out."""
 
     @property
     def nothing(self) -> str:
@@ -262,7 +264,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
             chosen = [slot for slot in opened if slot.info in infos and slot.name != YARDSTICK]
             able = [slot for slot in chosen if slot.info.able]
             unable = [slot for slot in chosen if not slot.info.able]
-            lost = list(registry.operation(request.op).lost)
+            lost = registry.operation(request.op).lost
             notes = [f"{slot.name}: {slot.info.broken or 'unavailable: ' + slot.info.unavailable}" for slot in unable]
             if not chosen and request.alone:
                 raise UsageError(f"--plugin {request.plugins[0]}: {YARDSTICK} is the name of the yardstick; rename it: --plugin NAME=FILE")
@@ -296,6 +298,7 @@ def check(request: CheckRequest, advance: Callable[[int, int, str], None]) -> Ch
         interrupted,
         {slot.name: slot.info.origin.shown for slot in chosen if slot.info.origin.shown in request.plugins},
         request.alone,
+        lost,
     )
 
 

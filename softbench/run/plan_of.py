@@ -29,7 +29,6 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
     cases = cases_of(settings, device, request.shard)
     ops = {case.op for case in cases}
     having = _having(ops, infos, settings.backends)
-    notes += _left_out(ops, infos, having, settings.backends)
     selected = select(having, settings.backends, yardstick=settings.yardstick, known=infos)
     notes += [not_loaded_text(info) for info in not_loaded(selected)]
     if all_or_all_but(settings.backends) and all(info.name == YARDSTICK for info in selected):
@@ -39,7 +38,7 @@ def plan_of(request: RunRequest, machine: Machine, device: str, gpu: Gpu | None,
         )
     require_few_cells(len(cases), len(selected), request.shard)
     plan = make(settings, cases, machine, gpu, selected, asked=request.gives("relative_to"))
-    return replace(plan, notes=(*notes, *plan.notes))
+    return replace(plan, notes=(*notes, *plan.notes), lost=(*_left_out(ops, infos, having, settings.backends), *plan.lost))
 
 
 def _having(ops: set[str], infos: Sequence[BackendInfo], names: Sequence[str] | None) -> Sequence[BackendInfo]:

@@ -215,6 +215,8 @@ def run(
     with ExitStack() as end:
         session, place = in_turn(request, activity, observer, end, on_plan)
         plan, slots, skipped = prepare(session, request)
+        for text in plan.lost:
+            observer.note(text, error=True)
         for text in plan.notes:
             observer.note(text)
         on_plan(plan)

@@ -194,6 +194,31 @@ def test_a_quiet_dry_run_prints_its_plan_without_notes(without_compilers):
     assert "forward-fp32-8x150 " in without_compilers(*many, "-v").stdout
 
 
+LEFT_OUT = "softbench: mine is left out: it has no softmax, only rms_norm; see docs/plugins.md"
+"""A plugin that the user named: `--quiet` tells of it."""
+
+
+@pytest.mark.parametrize("more", [("--dry-run",), pytest.param((), marks=pytest.mark.slow)])
+def test_a_quiet_run_tells_what_it_leaves_out(cli, more):
+    (cli.folder / "mine.py").write_text("def rms_norm(x, gamma):\n    return x")
+    done = cli(
+        "run", "-q", "--backends", "all,!compile*", "--plugin", "mine.py", "--device", "cpu", "--M", "8", "--N", "16", "--quick", *more
+    )
+    assert [line for line in done.stderr.splitlines() if "not measurable now" not in line] == [LEFT_OUT]
+
+
+def test_a_quiet_check_tells_what_a_problem_leaves_out(cli):
+    (cli.folder / "problem.py").write_text(
+        "import torch\ncases = [dict(N=4), dict(N=7)]\n\ndef inputs(N):\n return torch.randn(3, N)\n\n"
+        "def reference(x):\n return x.view(3, 2, -1).sum(1)\n"
+    )
+    (cli.folder / "mine.py").write_text("def problem(x):\n    return x.view(3, 2, -1).sum(1)")
+    done = cli("check", "-q", "--op", "problem.py", "--plugin", "mine.py", "--device", "cpu")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("softbench: problem(N=7) is left out: RuntimeError: shape")
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_a_quiet_check_prints_errors_only(cli):
     (cli.folder / "fails.py").write_text(FAILS)
     (cli.folder / "broken.py").write_text("raise ValueError('broken')")

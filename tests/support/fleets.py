@@ -18,9 +18,13 @@ BACKENDS = ("copy", "torch", "naive")
 
 
 class Note(list):
-    """An observer that keeps its notes."""
+    """An observer that keeps its notes, and those of losses apart too."""
 
     pace = None
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
 
     def watch(self, doing):
         """Nothing is shown."""
@@ -33,6 +37,8 @@ class Note(list):
 
     def note(self, text, *, error=False):
         self.append(text)
+        if error:
+            self.losses.append(text)
 
 
 def request(folder, N=range(256, 1536, 256), resume=False, **flags):

@@ -159,7 +159,7 @@ class Members:
         """Do without a card from now on."""
         if not member.lost:
             member.lost, member.working = reason, False
-            self.observer.note(f"{member.name} is lost: {reason}")
+            self.observer.note(f"{member.name} is lost: {reason}", error=True)
             self.cards.kill(member.number)
 
     def _read(self, member: Member, data: JsonObject, records: Callable[[Member, int, list[Record]], object] | None) -> None:
@@ -191,17 +191,19 @@ class Members:
             why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             self.lose(member, one_line(f"it sent an invalid message: {why}", 200))
 
-    def _note(self, text: str, member: Member) -> None:
+    def _note(self, text: str, member: Member, *, error: bool = False) -> None:
         """Cards of one host have the same notes before a run, and each comes once."""
         if text not in self._noted:
             self._noted.add(text)
-            self.observer.note(f"{member.name}: {text}")
+            self.observer.note(f"{member.name}: {text}", error=error)
 
     def _opened(self, member: Member, about: Opened) -> None:
         machine = about.machine
         gpu = None if about.gpu is None else machine.gpus[about.gpu]
         infos = [info_from_json({**one.info, "origin": None}, self._source(one)) for one in about.infos]
         plan = plan_of(self.request, machine, "cuda" if gpu else "cpu", gpu, infos)
+        for text in plan.lost:
+            self._note(text, member, error=True)
         member.plan = replace(plan, facts={**plan.facts, "unit": about.unit})
         member.unsupported = frozenset(about.unsupported)
         member.versions = (about.softbench, machine.torch, str(machine.software.get("python")))

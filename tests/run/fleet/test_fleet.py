@@ -113,7 +113,7 @@ def test_a_card_whose_backends_do_not_load_is_left_out(tmp_path):
     seen = Note()
     kept = measured(FakeCards(unopened={0: "out of memory"}), request(tmp_path), observer=seen)
     assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
-    assert "cuda:0 is lost: out of memory" in seen
+    assert seen.losses == ["cuda:0 is lost: out of memory"]
 
 
 @pytest.mark.parametrize("how", sampled(["dies", "copy fails", "forgets"], lambda how: how == "copy fails"))

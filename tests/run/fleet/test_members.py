@@ -1,7 +1,7 @@
 """The messages between a fleet and its cards, which are compared before they share a sweep, and by `softbench doctor --devices`."""
 
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from fleets import FakeCards, Note, request
@@ -11,6 +11,7 @@ from softbench.run.fleet import members as members_module
 from softbench.run.fleet.comparison import compare, require_alike
 from softbench.run.fleet.doctor import examine
 from softbench.run.fleet.members import CardsLostError, Members
+from softbench.run.plan_of import plan_of
 
 
 def opened(tmp_path, models=("H200", "H200"), **about):
@@ -102,6 +103,11 @@ def test_cards_of_one_host_have_one_note(tmp_path):
     for number in (0, 1):
         say(members, number, op="note", text="1 other process is using this GPU")
     assert list(members.observer) == ["cuda:0: 1 other process is using this GPU"]
+
+
+def test_what_a_run_leaves_out_is_told_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(members_module, "plan_of", lambda *given: replace(plan_of(*given), lost=("mine is left out",)))
+    assert opened(tmp_path).observer.losses == ["cuda:0: mine is left out"]
 
 
 def test_logs_of_failed_workers_name_their_card(tmp_path):
