@@ -14,11 +14,12 @@ from pathlib import Path
 from statistics import median
 
 from softbench.core.case import NAME
-from softbench.core.errors import InconclusiveError, ResultsError, UsageError
+from softbench.core.errors import InconclusiveError, ResultsError, SoftbenchError, UsageError
 from softbench.core.files import not_written, reject_folder, replacing
 from softbench.core.json import JsonObject
+from softbench.core.machine import same_card
 from softbench.core.outcome import Grade, Status
-from softbench.core.text import one_line, percent, unknown
+from softbench.core.text import few, one_line, percent, unknown
 from softbench.gate import environment_match
 from softbench.gate.power import SECOND_LOOK, check_noise, found_by_processes
 from softbench.gate.run_files import cells_of, environment_and_units, from_document, positive, read, reading, stored, times_of
@@ -51,7 +52,21 @@ def save(parts: Sequence[RunSamples], name: str, folder: Path = FOLDER, *, force
     warnings = list(dict.fromkeys([*environment_match.one_machine(parts), *environment_match.unnoticed(*parts)]))
     joined = join(parts)
     warnings += _check_processes(joined) + _check_one_sweep(joined) + check_noise(joined) + _check_sittings(joined, name)
+    warnings = _replaced(file, joined) + warnings
     return _write(joined, name, file), warnings
+
+
+def _replaced(file: Path, new: RunSamples) -> list[str]:
+    """A warning if the file has a baseline of a card that the new one lacks. A file that cannot be read has none."""
+    try:
+        old = open_baseline(str(file))
+    except SoftbenchError:
+        return []
+    before, now = ([*run.units] or [str(run.environment.get("unit") or "")] for run in (old, new))
+    lost = [unit for unit in before if not any(same_card(unit, other) for other in now)]
+    if not lost and old.device_name == new.device_name:
+        return []
+    return [f"{file}: the baseline that was there is of {f'{old.device_name} {few(lost)}'.strip()}; to have both, give each its own name"]
 
 
 def reject_not_measurable(file: Path) -> None:

@@ -85,6 +85,21 @@ def test_a_run_of_a_busy_device_is_saved_only_on_request(main, run):
     assert main("baseline", "save", disturbed, "--name", "h200", "--allow-busy")[:2] == (0, "results/baselines/h200.json\n")
 
 
+def test_a_replaced_baseline_of_another_card_is_told(main, run):
+    runs = {unit: run(seed, 10, name=unit, environment={**GPU, "unit": f"host/0/{unit}"}) for seed, unit in enumerate("ab")}
+
+    def told(unit, *more):
+        code, _, err = main("baseline", "save", runs[unit], "--name", "one", *more)
+        assert code == 0
+        return [line for line in err.splitlines() if "to have both, give each its own name" in line]
+
+    assert told("a") == told("a", "--force") == []
+    (line,) = told("b", "--force")
+    assert "one.json: the baseline that was there is of NVIDIA H200 host/0/a; to have both" in line
+    baselines.path_of("one").write_text("{")
+    assert told("a", "--force") == []
+
+
 def test_runs_of_two_machines_and_one_run_twice_are_refused(main, run):
     a, b = run(1, 5, name="a"), run(2, 5, name="b", environment={**GPU, "gpu": "NVIDIA B200"})
     code, _, err = main("baseline", "save", a, b, "--name", "both")
