@@ -76,7 +76,17 @@ Over = Annotated[
     str | None,
     typer.Option(
         "--over",
-        help="With --kind speedup: the backend that the others are compared with.",
+        help="The backend of --kind speedup.",
+        autocompletion=options.BACKEND,
+        show_default="of the run",
+    ),
+]
+RelativeTo = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BACKEND",
+        help="The backend of the speed-ups.",
+        rich_help_panel=WHAT,
         autocompletion=options.BACKEND,
         show_default="of the run",
     ),
@@ -116,6 +126,7 @@ def show(
     dtype: Dtypes = None,
     direction: Directions = None,
     op: Operations = None,
+    relative_to: RelativeTo = None,
     wide: Annotated[bool, typer.Option("--wide", help="Every N and backend, and every note.", rich_help_panel=OUTPUT)] = False,
     long: Annotated[
         bool, typer.Option("--long", help="One line per cell: latency, spread, samples, build, error over bound.", rich_help_panel=OUTPUT)
@@ -134,6 +145,7 @@ def show(
     ] = None,
 ) -> None:
     """Show the table of a results file, or of some of its cells."""
+    from softbench.results import select
     from softbench.results.csv import to_csv
 
     to_stdout = [flag for flag, file in (("--csv -", csv), ("--json -", json)) if str(file) == "-"]
@@ -142,7 +154,8 @@ def show(
     if long and costs:
         raise UsageError("show: --long and --costs are two tables; give one of them")
     file = results_file(file)
-    rows = _selected(read(file), backends, M, N, shape, dtype, direction, op)
+    rows = read(file)
+    rows = _selected(select.relative_to(rows, relative_to) if relative_to else rows, backends, M, N, shape, dtype, direction, op)
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
         _show(rows, "stdin" if str(file) == "-" else one_line(str(file)), wide=wide, long=long, costs=costs, markdown=markdown)

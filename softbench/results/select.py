@@ -59,6 +59,25 @@ def select(
     return found
 
 
+def relative_to(rows: Sequence[Row], name: str) -> list[Row]:
+    """The rows with speed-ups over this backend. The ratios of users' calls, which are timed in turns with the run's reference, are empty.
+
+    Raises:
+        UsageError: the rows have no such backend.
+    """
+    if name not in (names := dict.fromkeys(row.backend for row in rows)):
+        raise UsageError(f"--relative-to: {unknown(name, [*names], 'backend')}")
+    base = {(row.run, row.unit, row.case): row for row in rows if row.backend == name}
+
+    def over(row: Row) -> Row:
+        theirs = base.get((row.run, row.unit, row.case))
+        speedup = theirs.median_us / row.median_us if theirs and row.timed and theirs.timed and theirs.median_us and row.median_us else None
+        found = replace(row, speedup=speedup, relative_to=name if theirs else "")
+        return replace(found, no_grad_ratio=None, recorded_ratio=None, training_ratio=None)
+
+    return [row if row.relative_to == name else over(row) for row in rows]
+
+
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -207,6 +207,14 @@ def test_show_selects_cells_and_writes_csv_and_json(main):
     assert main("show", FRONTIER, "--backends", "all") == main("show", FRONTIER)
 
 
+def test_show_has_speedups_over_another_backend_also_over_one_that_is_not_shown(main):
+    given = ("--M", "4096", "--N", "1024", "--dtype", "bf16", "--direction", "forward", "--backends", "cuda")
+    shown = main("show", FRONTIER, *given, "--relative-to", "liger")[1]
+    assert "speed-up over liger" in shown and "8.53 us 103% 2.69x" in shown
+    (row,) = list(csv.DictReader(io.StringIO(main("show", FRONTIER, *given, "--relative-to", "liger", "--csv", "-")[1])))[1:]
+    assert (row["relative_to"], row["speedup"][:4]) == ("liger", "2.68")
+
+
 def test_json_has_no_infinity(main, write, base):
     Path("wrong.csv").write_text(to_csv([replace(base[0], status="wrong", grade="wrong", gbps=None, error_over_bound=float("inf"))]))
     assert json.loads(main("show", "wrong.csv", "--json", "-")[1])["cells"][0]["error_over_bound"] == "inf"

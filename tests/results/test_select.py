@@ -7,7 +7,7 @@ import pytest
 
 from softbench.core.case import Direction
 from softbench.core.errors import UsageError
-from softbench.results.select import select
+from softbench.results.select import relative_to, select
 
 
 @pytest.fixture
@@ -50,3 +50,15 @@ def test_a_shape_selects_its_rows(rows):
     assert select([*rows, *shaped], shapes=("4096x256",)) == [row for row in rows if row.N == 256]
     with pytest.raises(UsageError, match=r"^--shape: no cell has 2x3x4; the file has 4096x256, 4096x512, 64x64x256$"):
         select([*rows, *shaped], shapes=("2x3x4",))
+
+
+def test_speedups_are_over_the_backend_that_is_asked_for(rows):
+    timed = [replace(row, median_us=us, no_grad_ratio=1.5) for row, us in zip(rows, itertools.cycle((5.0, 8.0, 4.0, 2.0)), strict=False)]
+    timed[2] = replace(timed[2], labels="implausible")
+    found = relative_to(timed, "triton")
+    assert [row.speedup for row in found] == [None, None, None, None, *[0.8, 0.5, 1.0, 2.0] * 3]
+    assert {(row.relative_to, row.no_grad_ratio) for row in found} == {("triton", None)}
+    assert relative_to(found, "triton") == found
+    assert {row.relative_to for row in relative_to(timed[:3] + timed[4:], "triton-row") if row.case == timed[0].case} == {""}
+    with pytest.raises(UsageError, match=r"^--relative-to: unknown backend 'tritn'; did you mean 'triton'"):
+        relative_to(timed, "tritn")
