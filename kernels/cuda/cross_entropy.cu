@@ -142,7 +142,7 @@ extern "C" int64_t softbench_reduce(const float* loss, const int64_t* target, fl
 
 extern "C" const char* softbench_error(int code) { return cudaGetErrorString(cudaError_t(code)); }
 
-// Hands over the table of plans for a device, before its first launch: `count` cells by kind, bytes and rows.
+// Hands over the table of plans for a device, before its first launch: `count` cells by kind, bytes and KiB.
 extern "C" void softbench_plans(int device, const softbench::Cell* cells, int64_t count) { softbench::cells(device).assign(cells, cells + count); }
 
 #endif

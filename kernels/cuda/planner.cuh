@@ -15,13 +15,15 @@
 namespace softbench {
 
 // Plans that differ only by the length and the number of rows. What the numbers mean depends on the tier:
-//   sub_warp      accesses a lane, threads, bytes of an access (0: vectors at any address)
-//   staged        elements a lane at most, bytes of a tile at most
-//   block         vectors a thread, alignment of a row's base
-//   cluster       vectors of all tensors a thread, most threads (up to 16: the CTAs of a row instead)
-//   cluster_bulk  CTAs of a row, or fill
-//   split_bulk    vectors of all tensors a thread, threads, fill, stagger in percent
-//   split         vectors of all tensors a thread, threads, fill
+//
+// - sub_warp      accesses a lane, threads, bytes of an access (0: vectors at any address)
+// - staged        elements a lane at most, bytes of a tile at most
+// - block         vectors a thread, alignment of a row's base
+// - cluster       vectors of all tensors a thread, most threads (up to 16: the CTAs of a row instead)
+// - cluster_bulk  CTAs of a row, or fill
+// - split_bulk    vectors of all tensors a thread, threads, fill, stagger in percent
+// - split         vectors of all tensors a thread, threads, fill
+//
 // fill: the vectors of a row in all tensors that a CTA has, or, if negative, the CTAs of all rows for an SM in percent.
 struct Family {
     int tier, numbers[4];
@@ -33,8 +35,9 @@ struct Cell {
     Family family;
 };
 
-// The table's cells for a device, by kind, then bytes, then KiB.
-inline std::vector<Cell>& cells(int device) {
+// The table's cells for a device, by kind, then bytes, then KiB. Hidden: each library has its own, since a linker makes visible ones one object of
+// the process. Another library's would change during launches.
+__attribute__((visibility("hidden"))) inline std::vector<Cell>& cells(int device) {
     static std::vector<Cell> of_devices[64];
     return of_devices[device & 63];
 }
@@ -71,6 +74,11 @@ inline int threads_for(int64_t vectors, int k, int max_threads) {
 // The CTAs of a row, as a family says. `vectors`: of a row in all tensors.
 inline int64_t filled(int64_t M, int64_t vectors, int fill) {
     return fill > 0 ? ceil_div<int64_t>(vectors, fill) : int64_t(-fill) * device().sms / (100 * M);
+}
+
+// The vectors of each tensor that a thread of a CTA of tier split may have in shared memory. An SM holds two CTAs of SPLIT_THREADS.
+inline int64_t split_room(int reads, int64_t threads) {
+    return (device().shared_sm * threads / (2 * SPLIT_THREADS) - 2048) / (threads * reads * VECTOR_BYTES);
 }
 
 // The plan that a family makes; AUTO if it makes none. `plan_fits` tests the rest of it.
@@ -120,16 +128,15 @@ template <typename Op> Plan make_plan(const Tensors<Op>& t, int64_t N, const Lay
             if (!d.clusters() || ctas < 2 || ctas > bulk_min_ctas(a, T) * d.sms || ctas > 2 * d.sms) return none;
             const int64_t chunk = R * round_up<int64_t>(ceil_div<int64_t>(vectors, ctas), LINE_VECTORS), held = int64_t(a) * T;
             if (bulk_min_ctas(a, T) * (std::max<int64_t>(0, chunk - held) * VECTOR_BYTES + 2304) > d.shared_sm) return none;
-            return {SPLIT_BULK, a / R, T, int(ctas), 0, LINE_ALIGNMENT, MAX_POLLS, stagger_cycles(M, bytes * R) * f.numbers[3] / 100};
+            return {SPLIT_BULK, a / R, T, int(ctas), 0, LINE_ALIGNMENT, MAX_POLLS, int(int64_t(stagger_cycles(M, bytes * R)) * f.numbers[3] / 100)};
         }
         case SPLIT: {
             const int K = a / R;
             const int64_t ctas = std::max<int64_t>(1, filled(M, all, c)), chunk = round_up<int64_t>(ceil_div<int64_t>(vectors, ctas), LINE_VECTORS);
-            const int64_t room = (int64_t(d.shared_sm) * T / (2 * SPLIT_THREADS) - 2048) / (T * R * VECTOR_BYTES);
             const int64_t smem = std::max<int64_t>(0, ceil_div<int64_t>(chunk, T) - K);
             // Where clusters hold long rows, this tier is for few rows, which run at the same time or nearly so.
             const bool waits = d.clusters() && M * ctas * T > 1.3 * 2 * SPLIT_THREADS * d.sms;
-            if (K == 0 || ctas > 2 * d.sms || smem > room || waits) return none;
+            if (K == 0 || ctas > 2 * d.sms || smem > split_room(R, T) || waits) return none;
             return {SPLIT, K, T, int(ctas), int(smem), LINE_ALIGNMENT, ctas > 1 ? MAX_POLLS : 0,
                     M >= FEWEST_STAGGERED && d.clusters() && ctas > 1 ? stagger_cycles(M, bytes * R) : 0};
         }
@@ -155,11 +162,9 @@ template <typename Op> Plan last_plan(const Tensors<Op>& t, int64_t N, const Lay
     constexpr int R = Op::READS, T = SPLIT_THREADS, K = SPLIT_VECTORS<Op> / R, CTA_VECTORS = 8208;
     for (int k = 1; k <= UNALIGNED_MAX_VECTORS<Op>; ++k)
         if (const Plan p = make_plan(t, N, l, {SUB_WARP, {k, SUB_WARP_THREADS / 2, 0}}); p.tier != AUTO && plan_fits(t, N, p)) return p;
-    const Device& d = device();
-    const int64_t vectors = (l.offset + N) / Op::V, ctas = std::min<int64_t>(2 * d.sms, std::max<int64_t>(1, ceil_div<int64_t>(vectors * R, CTA_VECTORS)));
-    const int64_t room = (int64_t(d.shared_sm) * T / (2 * SPLIT_THREADS) - 2048) / (T * R * VECTOR_BYTES);
+    const int64_t vectors = (l.offset + N) / Op::V, ctas = std::min<int64_t>(2 * device().sms, std::max<int64_t>(1, ceil_div<int64_t>(vectors * R, CTA_VECTORS)));
     const int64_t smem = std::max<int64_t>(0, ceil_div<int64_t>(ceil_div<int64_t>(vectors, ctas), T) - K);
-    return {SPLIT, K, T, int(ctas), int(std::min(smem, room)), LINE_ALIGNMENT, ctas > 1 ? MAX_POLLS : 0, 0};
+    return {SPLIT, K, T, int(ctas), int(std::min(smem, split_room(R, T))), LINE_ALIGNMENT, ctas > 1 ? MAX_POLLS : 0, 0};
 }
 
 // The plan of a launch: that of the cell of these rows, or of the nearest one whose family makes a plan. Cells of unaligned rows come after those of

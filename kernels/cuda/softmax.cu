@@ -155,7 +155,7 @@ extern "C" int softbench_candidate(int pass, int dtype, int64_t M, int64_t N, co
     return dtype == 0 ? candidate<ForwardOp<float, float>>(M, N, *family, *p) : candidate<ForwardOp<__half, __half>>(M, N, *family, *p);
 }
 
-// Hands over the table of plans for a device, before its first launch: `count` cells by kind, bytes and rows.
+// Hands over the table of plans for a device, before its first launch: `count` cells by kind, bytes and KiB.
 extern "C" void softbench_plans(int device, const softbench::Cell* cells, int64_t count) { softbench::cells(device).assign(cells, cells + count); }
 
 #endif

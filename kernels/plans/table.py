@@ -13,8 +13,9 @@ import functools
 import itertools
 import json
 import os
+import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -33,14 +34,22 @@ WIDTH = 160
 
 Family = tuple[str | int, ...]
 """A tier and its numbers, which cuda/planner.cuh and triton/planner.py explain."""
-NUMBERS = {
+MOST = 1 << 20
+"""Of a family's numbers: what planner.cuh computes of them fits its integers."""
+ANY, COUNT, PERCENT, POWER = range(-MOST, MOST), range(1, MOST), range(1001), (1, 2, 4, 8, 16, 32)
+THREADS, CTAS, BYTES = (32, 64, 128, 256, 512, 1024), (2, 4, 8, 16), (4, 8, 16)
+NUMBERS: dict[str, dict[str, tuple[Sequence[int], ...]]] = {
     "cuda": {
-        "sub_warp": (3, 2), "staged": (2, 2), "block": (2, 2), "cluster": (2, 2), "cluster_bulk": (1, 1), "split_bulk": (4, 2),
-        "split": (3, 2),
+        "sub_warp": (COUNT, COUNT, (0, *BYTES)), "staged": (COUNT, COUNT), "block": (COUNT, COUNT), "cluster": (COUNT, COUNT),
+        "cluster_bulk": (COUNT,), "split_bulk": (COUNT, COUNT, ANY, PERCENT), "split": (COUNT, COUNT, ANY),
     },
-    "triton": {"tile": (1, 1), "staged": (3, 3), "rows": (4, 4), "cluster": (3, 2), "split": (4, 3)},
+    "triton": {
+        "tile": (POWER,), "staged": (COUNT, POWER, COUNT), "rows": (COUNT, POWER, POWER, BYTES), "cluster": (THREADS, CTAS, ANY),
+        "split": (THREADS, COUNT, COUNT, ANY),
+    },
 }  # fmt: skip
-"""How many numbers a family of a tier has, and how many of the first ones are above 0, for each language."""
+"""What the numbers of a family may be, for each tier of a language. Triton's kernels take the plans of all that may be; `plan_fits` of
+dispatch.cuh tests those of CUDA."""
 PASSES = ("forward", "gradient", "widened", "fused")
 """A forward is widened if its results have more bytes than its input. A loss with its gradient in one pass is fused."""
 Kind = tuple[str, int, int]
@@ -155,19 +164,21 @@ def _read(
         found = json.loads(path.read_text())
         if not isinstance(found, dict) or not found.keys() >= {"card", "capability", language}:
             raise ValueError(f"it must be an object with the keys card, capability and {language}")
-        if not isinstance(found["capability"], int):
+        if type(found["capability"]) is not int:
             raise ValueError("the capability must be an integer, as 90 for 9.0")
+        if not isinstance(found[language], dict):
+            raise ValueError(f"{language} must be an object with kinds of rows as keys, as 'forward 2 16'")
         return {**found, "cells": {_kind(name): _ordered(language, name, lines) for name, lines in found[language].items()}}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise TableError(f"{path} is no table of launch plans: {why}; {advice}") from None
 
 
 def _kind(name: str) -> Kind:
-    which, *numbers = name.split() or [""]
-    if which not in PASSES or len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+    found = re.fullmatch(rf"({'|'.join(PASSES)}) ([24]) (2|4|8|16)", name)
+    if not found:
         raise ValueError(f"{name!r} is no kind of rows, as 'forward 2 16' is")
-    return which, int(numbers[0]), int(numbers[1])
+    return found[1], int(found[2]), int(found[3])
 
 
 def kind_name(kind: Kind) -> str:
@@ -199,9 +210,8 @@ def _cells(language: str, lines: list[str]) -> Iterator[Cell]:
 def family_of(language: str, text: str) -> Family:
     """The family that a table's file writes as `cluster 8 192`."""
     tier, *numbers = text.split()
-    given = [*map(int, numbers)]
-    count, divisors = NUMBERS[language].get(tier, (-1, 0))
-    if len(given) != count or min(given[:divisors]) < 1:
+    given, allowed = [*map(int, numbers)], NUMBERS[language].get(tier)
+    if not allowed or len(given) != len(allowed) or not all(number in some for number, some in zip(given, allowed, strict=True)):
         raise ValueError(f"{text!r} is no family of plans")
     return tier, *given
 

@@ -25,7 +25,7 @@ import torch
 from ..common.cuda_library import BuildError
 from ..plans.table import VARIABLE, Cell, Kind, TableError, family_name, family_of, table, tuned_file, written
 from ..triton.devices import CLOCK_RATE, attribute
-from .fit import CELL_COST, NOW, Timed, imagined, judge, table_of, with_now
+from .fit import CELL_COST, IMAGINED, NOW, UNFIT, Timed, imagined, judge, table_of, with_now
 from .languages import DTYPES, Call, Cuda, Language, Operands, Triton
 from .shapes import FAMILIES, HELD_OUT, Shape, draw
 
@@ -41,8 +41,8 @@ FEWEST, MOST = 6, 24
 HOST_US = 24, 48, 96
 """That the host takes for a launch, at most. A kernel that sleeps lets it queue launches before they start; a busy host needs longer."""
 BAR = 30  # columns of the progress
-MOST_LINES, DOUBLINGS = 300, 6
-"""Of a table's file, and so often a cell's cost is doubled until the file has no more."""
+MOST_LINES = 300
+"""Of a table's file. A cell's cost is doubled until the file has no more, or until no cell can save it."""
 FINALISTS, ROUNDS = 4, 2
 """The fastest families are timed again, so many times: one short measurement is good to a percent or two."""
 
@@ -191,6 +191,8 @@ def main(seconds: float, output: Path | None, quiet: bool) -> None:
         sys.exit("softbench: tune: another softbench tune measures this card; wait until it ends")
     except OSError as error:
         sys.exit(f"softbench: tune: {error}; name another folder in $SOFTBENCH_CACHE, or another --output")
+    except torch.OutOfMemoryError:
+        sys.exit(f"softbench: tune: it needs {2 * POOL_BYTES / 2**30:g} GiB of the GPU's memory, and others use it; wait until they end")
     except (BuildError, TableError) as error:
         print(f"softbench: tune: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, TableError) else 1)
@@ -210,20 +212,34 @@ def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
         for language in languages:
             language.close()
     fits = [fitted(language, every, now) for language, every, now in zip(languages, measured, before, strict=True)]
-    for doublings in range(DOUBLINGS):
-        found = [fit(CELL_COST * 2**doublings) for fit in fits]
+    cost, most = CELL_COST, UNFIT * (IMAGINED + max(map(len, measured)))
+    while True:
+        found = [fit(cost) for fit in fits]
         cells = {language.name: one.cells for language, one in zip(languages, found, strict=True)}
         about = f"{date.today()}: {' and '.join(one.about for one in found)}, all in float32 and bfloat16"
         text = written(card, 10 * major + minor, cells, about)
-        if text.count("\n") <= MOST_LINES:
+        if text.count("\n") <= MOST_LINES or cost > most:
             break
+        cost *= 2
     out = output or tuned_file(card)
     better = any(one.better for one in found)
     if better:
-        part = out.with_name(f"{out.name}.part")  # a launch that begins meanwhile reads the whole table
-        part.write_text(text)
-        part.replace(out)
+        _write(out, text)
     print("\n".join(one.report for one in found), f"{out}: {'' if better else 'not '}written", sep="\n")
+    if better and text.count("\n") > MOST_LINES:
+        why = f"the plans of now that stay have so many; name a table of fewer lines in ${VARIABLE}, and tune again"
+        print(f"softbench: tune: {out} has {text.count(chr(10))} lines, and {MOST_LINES} are the most: {why}", file=sys.stderr)
+
+
+def _write(out: Path, text: str) -> None:
+    """A launch that begins meanwhile reads the whole table. Where a device or a pipe is named, it gets the text."""
+    out = out.resolve()
+    if out.exists() and not out.is_file():
+        out.write_text(text)
+        return
+    part = out.with_name(f"{out.name}.part")
+    part.write_text(text)
+    part.replace(out)
 
 
 @dataclass(frozen=True)

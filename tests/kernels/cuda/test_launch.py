@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +102,33 @@ def test_threads_that_launch_first_hand_over_the_plans_once(monkeypatch):
     with ThreadPoolExecutor(2) as threads:
         one, other = threads.map(launch._library, ["softmax"] * 2, [0] * 2)
     assert one is other and len(handed) == 1
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_each_library_has_plans_of_its_own(tmp_path):
+    """Else one that is loaded later would change those of another while a thread launches by them."""
+    source, libraries = tmp_path / "cells.cu", [tmp_path / "one.so", tmp_path / "other.so"]
+    source.write_text(
+        '#include "planner.cuh"\nextern "C" void take(int count) { softbench::cells(0).resize(count); }\n'
+        'extern "C" int taken() { return int(softbench::cells(0).size()); }\n'
+    )
+    command = [
+        build.nvcc(),
+        "-std=c++17",
+        "-arch=sm_90a",
+        *build.SHARED,
+        "-I",
+        str(build.SOURCE.parent),
+        "-o",
+        str(libraries[0]),
+        str(source),
+    ]
+    subprocess.run(command, check=True)
+    shutil.copy(*libraries)
+    one, other = (ctypes.CDLL(str(library)) for library in libraries)
+    one.take(3)
+    assert (one.taken(), other.taken()) == (3, 0)
 
 
 HEADER = build.SOURCE.with_name("launch_plan.cuh").read_text()

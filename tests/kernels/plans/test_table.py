@@ -44,7 +44,18 @@ TEXTS = [
     "[]",
     '{"card": "mine"}',
     '{"card": "mine", "capability": 90, "cuda": {"sideways 2 16": []}}',
+    "[" * 100_000,
+    '{"card": "mine", "capability": 90, "cuda": []}',
+    *(
+        f'{{"card": "mine", "capability": 90, "cuda": {{"forward {kind}": ["inf: inf block 2 128"]}}}}'
+        for kind in ("3 16", "2 3", "99999999999 16")
+    ),
     *(damaged([LAST.replace("block 2 0 128", family)]) for family in ("warp 1 2", "split 8 0 -100", "split -8 1 -100")),
+    # Numbers that planner.cuh would divide by after they overflowed, or that are none of 32 bits.
+    *(
+        damaged([LAST.replace("block 2 0 128", family)])
+        for family in ("cluster 268435456 16", "split 4 134217728 1", "block 99999999999999 128")
+    ),
     *(
         damaged(lines)
         for lines in ([LAST, "64: inf block 2 0 128"], ["64: inf block 2 0 128"], ["nan: inf block 2 0 128", LAST], [LAST[5:]], [])
@@ -79,6 +90,15 @@ def test_another_file_is_refused_in_one_line(chosen, text):
 def test_the_line_says_what_is_wrong(chosen, text, why):
     with pytest.raises(TableError, match=f"mine.json is no table of launch plans: {why}"):
         chosen(text=text)
+
+
+@pytest.mark.parametrize(
+    "family", ["tile 3", "staged 10 3 8192", "rows 2 1 3 16", "rows 2 1 1 6", "cluster 256 1 0", "cluster 256 8 0 0", "split 100 8 4 0"]
+)
+def test_families_whose_plans_no_kernel_takes_are_refused(family):
+    """Triton's arrays have powers of two, and its vectors whole words."""
+    with pytest.raises(ValueError, match="is no family of plans"):
+        family_of("triton", family)
 
 
 def test_lines_of_an_earlier_version_are_told_from_todays(chosen):

@@ -97,6 +97,19 @@ def test_what_a_family_makes_covers_the_rows_and_fits(problem):
             assert plan is None or (covers(problem, plan) and fits(problem, plan)), (family, plan)
 
 
+@given(problems, st.data())
+@settings(max_examples=400, deadline=None)
+def test_every_family_that_a_table_may_have_makes_plans_that_a_kernel_takes(problem, data):
+    tier, allowed = data.draw(st.sampled_from(sorted(tables.NUMBERS["triton"].items())))
+    typical = (-100, 0, 1, 2, 3, 4, 8, 10, 16, 32, 64, 100, 256, 1024, 12288)
+    numbers = [data.draw(st.sampled_from([one for one in typical if one in of])) for of in allowed]
+    plan = planner.make_plan(problem, (tier, *numbers)) if problem.congruent and problem.element_size < 8 else None
+    if plan:
+        assert covers(problem, plan) and fits(problem, plan), (tier, numbers, plan)
+        assert plan.warps in (1, 2, 4, 8, 16, 32) and plan.cluster_ctas in ((2, 4, 8, 16) if tier == "cluster" else (1,)), plan
+        assert tier == "staged" or plan.rows & (plan.rows - 1) == 0, plan
+
+
 @pytest.mark.parametrize("clusters", [False, True])
 @pytest.mark.parametrize("backward", [False, True])
 def test_rows_that_no_device_holds_are_shared_too(backward, clusters):

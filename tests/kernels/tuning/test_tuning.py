@@ -2,6 +2,7 @@
 
 import fcntl
 import math
+import os
 import random
 import re
 from collections import Counter
@@ -9,6 +10,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from softbench.kernels.cuda.launch import family_numbers
 from softbench.kernels.plans import table as tables
 from softbench.kernels.plans.table import Cell
@@ -236,6 +238,68 @@ def test_a_cell_costs_more_if_a_file_would_have_too_many_lines(tune, monkeypatch
         tune(bands, [timed(1024, 10, {ROWS: 13.0})] * 12)
         lengths.append(len(tables.tuned_file("a card").read_text()))
     assert lengths[1] < lengths[0]
+
+
+@pytest.fixture
+def few_lines(monkeypatch, tmp_path):
+    """The table of now has few lines, and `more` of a kind that is not timed."""
+
+    def choose(more=()):
+        cells = {KIND: [Cell(math.inf, math.inf, LOSER)], ("gradient", 2, 16): [*more, Cell(math.inf, math.inf, SHORT)]}
+        now = {"cuda": cells, "triton": {KIND: [Cell(math.inf, math.inf, ROWS)]}}
+        (tmp_path / "now.json").write_text(tables.written("a card", 90, now, ""))
+        monkeypatch.setenv(tables.VARIABLE, str(tmp_path / "now.json"))
+        tables.table.cache_clear()
+
+    return choose
+
+
+def test_a_cells_cost_rises_until_the_file_is_short_enough(tune, monkeypatch, few_lines, capsys):
+    few_lines()
+    losses = [{SHORT: 9.0, LONG: 13.0} if n // 4 % 2 else {SHORT: 13.0, LONG: 9.0} for n in range(64)]
+    bands = [timed(1024 * n, 1000 + M, losses[n]) for M in range(20) for n in range(1, 64)]
+    lengths = [301]
+    for _ in range(2):
+        monkeypatch.setattr(measure, "MOST_LINES", lengths[-1] - 1)
+        tune(bands, [timed(1024, 10, {ROWS: 13.0})] * 12)
+        lengths.append(len(tables.tuned_file("a card").read_text().splitlines()))
+    assert lengths == sorted({*lengths}, reverse=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_file_that_cannot_be_short_enough_is_written_with_one_line(tune, monkeypatch, few_lines, capsys):
+    few_lines([Cell(100 * n, math.inf, SHORT if n % 2 else LONG) for n in range(1, 200)])
+    monkeypatch.setattr(measure, "MOST_LINES", 12)
+    tune([timed(1024, 10, {SHORT: 9.0})] * 12, [timed(1024, 10, {ROWS: 13.0})] * 12)
+    file = tables.tuned_file("a card")
+    count, why = (
+        len(file.read_text().splitlines()),
+        r"the plans of now that stay have so many; name a table of fewer lines in \$SOFTBENCH_PLANS",
+    )
+    assert count > 12
+    told = rf"softbench: tune: {file} has {count} lines, and 12 are the most: {why}, and tune again\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tune, tmp_path):
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "table.json")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDWR)
+    for output in (link, pipe):
+        tune([timed(1024, 10, {SHORT: 9.0})] * 12, [timed(1024, 10, {ROWS: 13.0})] * 12, output)
+    assert link.is_symlink() and pipe.is_fifo()
+    assert os.read(reader, 1 << 20).decode() == (tmp_path / "table.json").read_text()
+    os.close(reader)
+
+
+def test_a_gpu_without_the_memory_ends_with_one_line(tune, monkeypatch):
+    def measured(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(measure, "measure", measured)
+    with pytest.raises(SystemExit, match="it needs 3 GiB of the GPU's memory"):
+        tune([], [])
 
 
 def test_times_of_other_plans_of_now_or_by_other_code_are_not_continued(tune, monkeypatch, tmp_path):
