@@ -34,7 +34,7 @@ WIDTH = 160
 
 Family = tuple[str | int, ...]
 """A tier and its numbers, which cuda/planner.cuh and triton/planner.py explain."""
-MOST = 1 << 20
+MOST = 1 << 15
 """Of a family's numbers: what planner.cuh computes of them fits its integers."""
 ANY, COUNT, PERCENT, POWER = range(-MOST, MOST), range(1, MOST), range(1001), (1, 2, 4, 8, 16, 32)
 THREADS, CTAS, BYTES = (32, 64, 128, 256, 512, 1024), (2, 4, 8, 16), (4, 8, 16)

@@ -21,7 +21,7 @@ GRADIENT_PROGRAMS = ((256, STREAM_TILES), (256, 2), (256, 1), (128, 1))  # threa
 LEAST_THREADS = 64
 REDUCTION_THREADS = (64, 128, 256)  # Of a program that reduces part of a row.
 WAVES = 12  # Programs for each SM that a reduction of many rows has at least, so that the last ones end together.
-LEAST_CHUNK, LEAST_CHUNK_OF_FEW = 16384, 4096  # Bytes of a program's part of a row, of many and of few rows.
+LEAST_PART, LEAST_PART_OF_FEW = 16384, 4096  # Bytes of a program's part of a row, of many and of few rows.
 FEW_BYTES = 64 * 1024  # For each SM: below it, all bytes are in flight at once.
 MAX_PARTS = 128
 LEAST_PROGRAMS = 4  # Of each SM that share rows: 64 KiB in flight.
@@ -85,7 +85,7 @@ def reduction_plan(problem: Problem) -> Plan:
     row = vectors * VECTOR_BYTES
     few = problem.M * row < problem.sms * FEW_BYTES
     wanted = 1 if problem.M > MOST_SHARED_ROWS else math.ceil(problem.sms * (2 if few else WAVES) / problem.M)
-    parts = max(1, min(wanted, row // (LEAST_CHUNK_OF_FEW if few else LEAST_CHUNK), MAX_PARTS))
+    parts = max(1, min(wanted, row // (LEAST_PART_OF_FEW if few else LEAST_PART), MAX_PARTS))
     if not few:
         parts = _least_work(problem, vectors, parts)
     chunk = chunk_vectors(vectors, parts)

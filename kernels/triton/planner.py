@@ -198,7 +198,7 @@ def _cluster(problem: Problem, threads: int, ctas: int, programs: int) -> Plan |
     if chunk < LEAST_CHUNK or (problem.wide and tiles > MOST_WIDE_TILES):
         return None
     if programs:
-        registers = min(128, SM_REGISTERS // (programs * threads) // 8 * 8)
+        registers = _limit(threads, programs)
         if registers < _needed(problem, tiles):
             return None
     else:
@@ -217,7 +217,7 @@ def _split(problem: Problem, threads: int, most: int, programs: int, fill: int, 
     """`twice`: what the programs that run at once do not hold of a row, they read a second time."""
     layout = _layout(problem)
     vectors = vectors_in_row(problem, *layout[1:])
-    registers = min(128, SM_REGISTERS // (programs * threads) // 8 * 8)
+    registers = _limit(threads, programs)
     most = min(MOST_SPLIT_TILES, most // problem.reads)
     if not most or registers < _needed(problem, most):
         return None
@@ -251,9 +251,10 @@ def _registers(problem: Problem, tiles: int, threads: int, more: int = 0) -> int
     least = for_tiles + more + (20 if 16 < for_tiles < 64 else 16)
     least += 4 if problem.alignment < VECTOR_BYTES else 0
     least += 8 if problem.backward and problem.element_size == 2 else 0
-    return next((_free_registers(threads, one) for one in REGISTER_LIMITS if one >= least and one * threads <= SM_REGISTERS), None)
+    limit = next((one for one in REGISTER_LIMITS if one >= least and one * threads <= SM_REGISTERS), None)
+    return limit and _limit(threads, resident_programs(threads, limit))
 
 
-def _free_registers(threads: int, registers: int) -> int:
-    """The highest limit, a multiple of 8, with which an SM holds as many programs as with `registers`."""
-    return SM_REGISTERS // (max(1, resident_programs(threads, registers)) * threads) // 8 * 8
+def _limit(threads: int, programs: int) -> int:
+    """The most registers of a thread, in whole eights, with which an SM holds so many programs."""
+    return min(REGISTER_LIMITS[-1], SM_REGISTERS // (programs * threads) // 8 * 8)

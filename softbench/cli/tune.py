@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from softbench.cli import options
-from softbench.cli.actions import interruptible, try_file
+from softbench.cli.actions import end, interruptible, try_file
 from softbench.cli.panels import OUTPUT, PanelCommand
 from softbench.core.errors import UsageError
 
@@ -48,4 +48,6 @@ def tune(
     line = [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path), str(60 * minutes), str(output or ""), "quiet" if quiet else ""]
     with interruptible():
         code = subprocess.call(line)  # it imports torch, which this process does not
-    raise typer.Exit(2 if code == 2 else min(1, abs(code)))
+    if code < 0:
+        end(1, f"tune: signal {-code} ended the measurement; call tune again, and it goes on behind the last shape")
+    raise typer.Exit(2 if code == 2 else min(1, code))
