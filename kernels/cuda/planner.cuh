@@ -14,22 +14,22 @@
 
 namespace softbench {
 
-// Plans that differ only by the length and the number of rows. What the numbers mean depends on the tier:
+// Plans that differ only by the length and the number of rows. What the numbers mean depends on the tier.
 //
-// - sub_warp      accesses a lane, threads, bytes of an access (0: vectors at any address)
-// - staged        elements a lane at most, bytes of a tile at most
-// - block         vectors a thread, alignment of a row's base
-// - cluster       vectors of all tensors a thread, most threads (up to 16: the CTAs of a row instead)
-// - cluster_bulk  CTAs of a row, or fill
-// - split_bulk    vectors of all tensors a thread, threads, fill, stagger in percent
-// - split         vectors of all tensors a thread, threads, fill
+// - sub_warp      Accesses a lane, threads, bytes of an access (0: vectors at any address).
+// - staged        Elements a lane at most, bytes of a tile at most.
+// - block         Vectors a thread, alignment of a row's base.
+// - cluster       Vectors of all tensors a thread, most threads (up to 16: the CTAs of a row instead).
+// - cluster_bulk  CTAs of a row, or fill.
+// - split_bulk    Vectors of all tensors a thread, threads, fill, stagger in percent.
+// - split         Vectors of all tensors a thread, threads, fill.
 //
 // fill: the vectors of a row in all tensors that a CTA has, or, if negative, the CTAs of all rows for an SM in percent.
 struct Family {
     int tier, numbers[4];
 };
 
-// What the table says of the rows of one kind of up to so many bytes, in launches that read up to so many KiB for each SM.
+// The family for rows of a kind of up to `bytes`, in launches that read up to `kib` KiB for each SM.
 struct Cell {
     int kind, bytes, kib;
     Family family;
@@ -53,7 +53,7 @@ inline int kind_of(Pass pass, int size, int64_t bytes, int granularity) {
     return 100 * pass + 20 * size + (granularity == VECTOR_BYTES || bytes <= MEDIUM_BYTES ? granularity : size);
 }
 
-constexpr int MEASURED_SMS = 132;           // of the H200s and H100s that the limits of `leaves_first` were measured on
+constexpr int MEASURED_SMS = 132;   // of the H200s and H100s that the limits of `leaves_first` were measured on
 constexpr int CLUSTER_BULK_THREADS = 256;
 constexpr int MAX_POLLS = 1 << 16;  // some tens of milliseconds
 constexpr int FEWEST_STAGGERED = 5; // rows in tier split: fewer were not timed
@@ -156,8 +156,8 @@ template <typename Op> bool leaves_first(const Plan& p, int64_t M, int64_t read_
 
 template <typename Op> bool plan_fits(const Tensors<Op>& t, int64_t N, const Plan& p);
 
-// The plan of rows for which no cell's family makes one, as of short rows with gaps between them. It takes all rows that share their alignment: short
-// ones on half a warp or a warp; others are read a second time where shared memory and registers do not hold them.
+// The plan of rows for which no cell's family makes one, as of short rows with gaps between them. It takes all rows that share their alignment.
+// Short ones are on half a warp or a warp. Others are read a second time where shared memory and registers do not hold them.
 template <typename Op> Plan last_plan(const Tensors<Op>& t, int64_t N, const Layout& l) {
     constexpr int R = Op::READS, T = SPLIT_THREADS, K = SPLIT_VECTORS<Op> / R, CTA_VECTORS = 8208;
     for (int k = 1; k <= UNALIGNED_MAX_VECTORS<Op>; ++k)
