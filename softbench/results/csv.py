@@ -18,7 +18,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.files import reject_folder
 from softbench.core.text import count, one_line, size
 from softbench.results.columns import FIELDS, FORMULA, Row
-from softbench.results.document import CSV, GZIP, SUFFIXES, digests, new_digest
+from softbench.results.document import CSV, GZIP, INTERRUPTED, SUFFIXES, digests, load_header, new_digest
 
 if TYPE_CHECKING:
     from softbench.results.column_store import ColumnStore
@@ -62,7 +62,7 @@ def _text(value: str) -> str:
 def read_csv(path: Path, keep: Collection[str] | None = None, *, stored: bool = True) -> tuple[ColumnStore, list[str]]:
     """Rows of a results file, and warnings. A torn last line is dropped with a warning. `keep`: the fields that rows have; None for all.
 
-    A `stored` file is compared with the digest in the JSON beside it. Without that digest there is a warning.
+    A `stored` file is compared with the digest in the JSON beside it. Without that digest there is a warning, as of an interrupted run.
 
     Raises:
         ResultsError: the file is missing, not text or not a results file, or has a damaged line; with file, line and reason. Or the JSON
@@ -100,7 +100,7 @@ def digest_of(content: bytes) -> str:
 
 
 def unvouched(path: Path) -> list[str]:
-    """Warnings if the JSON beside a CSV cannot tell whether it is as its run wrote it.
+    """Warnings if the JSON beside a CSV cannot tell whether it is as its run wrote it, or tells that its run was interrupted.
 
     Raises:
         ResultsError: it tells that the CSV was changed.
@@ -119,7 +119,7 @@ def unvouched(path: Path) -> list[str]:
             return [f"{path}: {documents[0].name} has no digest of it, so a changed number is not noticed"]
         with path.open("rb") as content:
             if hashlib.file_digest(content, new_digest).hexdigest() == stored:
-                return []
+                return [f"{path}: {INTERRUPTED}"] if load_header(documents[0]).get("interrupted") else []
     raise ResultsError(
         f"{path}: is not the table that {documents[0].name} belongs to: it was changed, or is of another run; copy both files again; "
         "to read a table that you edited or filtered, give it a name of its own"

@@ -39,6 +39,7 @@ HEAD_END = re.compile(rb'(?:,\s*"digest_of_header":\s*"([0-9a-f]{32})")?,\s*"cel
 DOCUMENT_END = re.compile(rb'\s*\](?:,\s*"digest_of_cells":\s*"([0-9a-f]{32})")?\s*\}\s*')
 STAMP = re.compile(r"run-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)")
 """The name of a run says when it started. If the clock was set back, or two runs start within a second, the second has a later name."""
+INTERRUPTED = "is of an interrupted run, and not whole; its command with --resume measures the rest"
 CHANGED = "was changed after softbench wrote it, as its digest shows; copy it again, or measure again"
 
 

@@ -239,10 +239,12 @@ def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *
         ResultsError: the document of that run is damaged.
         OSError: the journal cannot be written.
     """
-    document = max(folder.glob(f"run-*{SUFFIX}"), key=lambda path: order(path.name.removesuffix(SUFFIX)), default=None)
+    journals = {file: folder / f"{file.name.removesuffix(SUFFIX)}.jsonl" for file in folder.glob(f"run-*{SUFFIX}")}
+    finished = [file for file, path in journals.items() if not path.exists()]
+    document = max(finished, key=lambda file: order(file.name.removesuffix(SUFFIX)), default=None)
     if document is None:
         return f"no finished run in {folder}"
-    path = folder / f"{document.name.removesuffix(SUFFIX)}.jsonl"
+    path = journals[document]
     try:
         content = _as_journal(stream(document), document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -253,7 +255,7 @@ def reopened(folder: Path, header: JsonObject, cases: Collection[Case] | None, *
         return f"{path.stem} does not fit: {error}"
     if look:
         return replace(found, file=Path(os.devnull).open("rb", buffering=0))
-    replace_file(path, content)
+    replace_file(path, content, durable=True)
     return newest(folder, header, cases, look=False)
 
 

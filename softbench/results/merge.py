@@ -41,7 +41,8 @@ class Part:
         """What it brings, as a sentence."""
         cells, cases = count(len(self.cells), "cell"), count(len({record.case for record in self.cells}), "case")
         where = few([f"{device_name(facts)} {unit}".strip() for unit, facts in units_of(self.header).items()])
-        return f"{self.name}: {cells} of {cases}, measured by {where}"
+        cut = ", of an interrupted run" if self.header.get("interrupted") else ""
+        return f"{self.name}: {cells} of {cases}, measured by {where}{cut}"
 
 
 def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[CellLine]]:
@@ -70,6 +71,7 @@ def merged(parts: Sequence[Part]) -> tuple[JsonObject, list[CellLine]]:
         **({"fingerprint": common([dict(one.get("fingerprint") or {}) for one in sources])} if "fingerprint" in first else {}),
         **{key: pick(times) for key, pick in (("started", min), ("finished", max)) if (times := _texts(parts, key))},
         **({"seconds": _sums(part.header.get("seconds") or {} for part in parts)} if "seconds" in first else {}),
+        **({"interrupted": True} if any(part.header.get("interrupted") for part in parts) else {}),
         "merged": sources,
     }
     return header, _in_order([record for part in parts for record in part.cells], header)

@@ -2,7 +2,8 @@
 
 DIR/<run>.jsonl is the journal: a header, then a line per cell with its raw samples. DIR/<run>.csv gets the rows of every new case; it is
 written again if cells in it change, and in the order of the sweep at the end. A finished run writes DIR/<run>.json.gz, deletes the journal,
-and copies both files to latest.csv and latest.json.gz. A remaining journal is an interrupted run, which `softbench.results.journal` reads.
+and copies both files to latest.csv and latest.json.gz. An interrupted run also writes DIR/<run>.json.gz, which says so, and its journal
+remains: `softbench.results.journal` reads it. The run that continues removes that JSON.
 DIR/<run>.log has the output of failed workers.
 
 The samples stay on disk. In memory a cell takes about 2 KB: its row, and its place in the journal.
@@ -234,11 +235,11 @@ class Run:
         return digest_of_csv(content)
 
     def interrupt(self) -> None:
-        """Write what an interrupted run leaves, and unlock the journal, so that another run may continue it. Errors are ignored."""
+        """Write the CSV and the JSON, and unlock the journal, so that another run may continue it. Errors are ignored."""
         with suppress(SoftbenchError, OSError):
             self.restore_journal()
             self._syncing.close()
-            self.write_rows()
+            self._write_files(interrupted=True) if self.cells else self.write_rows()
         with suppress(OSError):
             fcntl.flock(self.journal, fcntl.LOCK_UN)
 
@@ -315,16 +316,20 @@ class Run:
             ResultsError: the folder cannot be written; the journal remains.
         """
         with _writing(self.folder):
-            self.header["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
-            csv = self._write_rows(durable=True)  # in the order of the sweep; a resumed run may have measured nothing
-            with replacing(self.json, durable=True) as file:
-                write_packed(file, self.header, self._cells_as_json(), csv)
+            self._write_files()
             if publish:
                 with _lock_file(self.folder / ".lock") as locked:
                     lock(locked, fcntl.LOCK_EX)  # so that latest.csv and its document belong to one run
                     self._publish()
             self._syncing.close()
             Path(self.journal.name).unlink()
+
+    def _write_files(self, **how: bool) -> None:
+        """Write the CSV in the order of the sweep, and the JSON, whose header also says how the run ended."""
+        self.header |= {"finished": datetime.now(UTC).isoformat(timespec="seconds"), **how}
+        csv = self._write_rows(durable=True)
+        with replacing(self.json, durable=True) as file:
+            write_packed(file, self.header, self._cells_as_json(), csv)
 
     def _publish(self) -> None:
         """Copy both files to `latest`. Both are replaced after both are copied, as a reader may come between."""
@@ -425,6 +430,9 @@ def resume(
             raise ResultsError(f"--retry-failed: {found}")
     if isinstance(found, str):
         return None, found
+    if not look:
+        with _writing(folder):
+            beside(folder / f"{found.name}.csv").unlink(missing_ok=True)  # of the interrupted run: the CSV changes from now on
     cells = found.cells
     again = [key for key in cells.cases() if retry and any(one.status in RETRIED for one in cells.of(*key).values())]
     for key in again:

@@ -67,6 +67,10 @@ def test_an_interrupted_run_keeps_what_it_has_and_is_resumed(cli, signum, code):
     assert 2 * BACKENDS <= len(before) < CASES * BACKENDS
     assert len(before) % BACKENDS == 0
     assert not (cli.folder / "results" / "latest.csv").exists()
+    (csv,) = (cli.folder / "results").glob("run-*.csv")
+    merged = cli("merge", csv, "-o", "merged.csv")
+    assert merged.returncode == 0 and f"{len(before)} cells of" in merged.stderr, merged.stderr
+    assert "is of an interrupted run, and not whole" in cli("show", "merged.csv").stderr
 
     done = cli(*ARGUMENTS, "--resume")
     assert done.returncode == 0, done.stderr

@@ -54,6 +54,14 @@ def test_shards_merge_to_what_was_sharded(count, random, chosen):
     assert [row.unit for row in rows_of_run((record_of_line(one.line) for one in found), head)] == [record.unit for record in found]
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_a_merged_document_says_that_a_part_was_interrupted(first):
+    parts = [part(RECORDS[:20]), part(RECORDS[20:], B, 2, interrupted=True)]
+    parts = parts if first else parts[::-1]
+    assert merged(parts)[0]["interrupted"] is True
+    assert [text.endswith(", of an interrupted run") for text in notes(parts)] == [not first, first]
+
+
 def test_a_merged_document_has_the_keys_of_a_run():
     head, _ = merged([part(RECORDS[:20]), part(RECORDS[20:], B, 2)])
     assert set(head) == {*header(), "merged"}

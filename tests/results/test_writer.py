@@ -15,6 +15,7 @@ from softbench.core.case import Case, Direction
 from softbench.core.errors import ResultsError, StorageError
 from softbench.core.files import not_written
 from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profile, Record, Skipped, Status, Telemetry
+from softbench.gate import run_files
 from softbench.results import csv, writer
 from softbench.results.csv import read_csv
 from softbench.results.document import load
@@ -248,6 +249,46 @@ def test_cases_with_a_failed_cell_of_a_finished_run_are_measured_again(tmp_path,
     assert [(cell["case"]["N"], cell["outcome"]["kind"]) for cell in cells] == [(256, "measured")] * 2 + [(512, "measured")] * 2
     assert [len(cell["outcome"]["timing"]["batches"]) for cell in cells] == [2] * 4
     assert not run.csv.with_suffix(".jsonl").exists()
+
+
+def test_an_interrupted_run_has_a_document_that_says_so_until_it_is_resumed(tmp_path, make_record):
+    first = writer.start(tmp_path, header())
+    first.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
+    first.interrupt()
+    document = load(first.json)
+    assert (len(document["cells"]), document["interrupted"]) == (2, True)
+    whole = f"{first.csv}: is of an interrupted run, and not whole; its command with --resume measures the rest"
+    rows, told = read_csv(first.csv)
+    assert (len(rows), told) == (2, [whole])
+    with pytest.raises(ResultsError) as refused:
+        run_files.read(first.csv)
+    assert str(refused.value) == whole
+    writer.resume(tmp_path, header(), look=True)
+    assert first.json.exists()
+    run, _ = writer.resume(tmp_path, header())
+    assert not first.json.exists()  # the CSV changes now
+    run.add(0, [make_record("copy", [10.0], N=512), make_record("ours", [20.0], N=512)])
+    assert read_csv(first.csv)[1] == []
+    run.finish(publish=True)
+    document = load(run.json)
+    assert (run.name, len(document["cells"]), "interrupted" in document, read_csv(run.csv)[1]) == (first.name, 4, False, [])
+
+
+def test_an_interrupted_run_without_cells_has_no_document(tmp_path):
+    run = writer.start(tmp_path, header())
+    run.interrupt()
+    assert not run.json.exists() and run.csv.exists()
+
+
+def test_a_finished_run_is_continued_beside_an_interrupted_one_of_other_settings(tmp_path, make_record):
+    for rounds, end in ((3, lambda run: run.finish(publish=True)), (9, writer.Run.interrupt)):
+        run = writer.start(tmp_path, header(rounds=rounds))
+        run.add(0, [make_record("copy", [10.0]), make_record("ours", [20.0])])
+        end(run)
+    journal, document = run.csv.with_suffix(".jsonl").read_bytes(), run.json.read_bytes()
+    again, _ = writer.resume(tmp_path, header(), retry=True)
+    assert again.name < run.name
+    assert (run.csv.with_suffix(".jsonl").read_bytes(), run.json.read_bytes()) == (journal, document)
 
 
 def test_a_resumed_comparison_knows_the_first_set_in_which_a_case_failed(tmp_path, make_record):

@@ -28,9 +28,8 @@ def summary(source: Source) -> list[tuple[str, str]]:
 def environment(source: Source) -> list[tuple[str, list[tuple[str, str]]]]:
     """The tables of the environment: each has a title, and names with values."""
     header = source.header
-    about = {
-        name: header.get(name) for name in ("run", "started", "finished", "command", "softbench", "git_commit", "device_name", "schema")
-    }
+    names = ("run", "started", "finished", "interrupted", "command", "softbench", "git_commit", "device_name", "schema")
+    about = {name: header.get(name) for name in names}
     first = [("file", source.name), *_pairs({name: value for name, value in about.items() if value})]
     if not header:
         first += [("run", source.run), ("device", source.device)]
