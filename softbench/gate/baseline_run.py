@@ -60,13 +60,17 @@ def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rule
 
     Raises:
         UsageError: a backend of the baseline does not exist. Other errors of `measure` pass through.
-        InconclusiveError: the baseline has too few processes, or comes from another machine.
+        InconclusiveError: the baseline has too few processes, or comes from another machine or kind of device.
     """
     unpaired.require_base(base)
+    device = request.flags.get("device")
+    environment_match.check_device(device, base, allowed)
     environment_match.check_threads(request.settings().threads, base, allowed)
     try:
         run = measure(request)
     except UsageError as error:
+        if device is None and str(error).startswith("--device "):
+            raise UsageError(environment_match.without_gpu(str(error), base)) from None
         needed = " ".join(base.plugin_flags) or "--plugin"
         message = str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)
         raise UsageError(message.replace("--op FILE.py", " ".join(base.problem_flags) or "--op FILE.py", 1)) from None

@@ -87,6 +87,31 @@ def unnoticed(*sides: RunSamples) -> list[str]:
     return [f"{file}: has no digest, so a changed number is not noticed" for file in files]
 
 
+def check_device(device: str | None, base: RunSamples, allowed: Sequence[str]) -> None:
+    """Check the `--device` of a command line before anything is measured with it.
+
+    Raises:
+        InconclusiveError: the baseline is of another kind of device.
+    """
+    recorded = str(base.environment.get("device"))
+    if device not in (None, "auto") and device.partition(":")[0] != recorded and "device" not in allowed:
+        raise InconclusiveError(
+            f"--device {device}: cannot be compared with {base.source}, which was measured on {_card(base)}; leave out --device, "
+            "or save a baseline of this device"
+        )
+
+
+def without_gpu(message: str, base: RunSamples) -> str:
+    """What to tell if a baseline of a GPU is to be measured where there is none; `message` is about `--device`, which nobody gave."""
+    why = message.partition(": ")[2].partition(";")[0]
+    return f"{base.source} was measured on {_card(base)}, and here is no GPU ({why}); measure on that machine, or see: softbench doctor"
+
+
+def _card(base: RunSamples) -> str:
+    names = (base.environment.get(name) for name in ("gpu", "cpu", "device"))
+    return one_line(str(next(filter(None, names), "another device")), 60)
+
+
 def check_threads(threads: int | None, base: RunSamples, allowed: Sequence[str]) -> None:
     """Check a number of CPU threads before anything is measured with it.
 

@@ -12,11 +12,13 @@ from sampled import sampled
 from simulate_gate import STORED, Noise, Stored, families
 
 from softbench.core.errors import InconclusiveError, UsageError
+from softbench.core.machine import Machine
 from softbench.core.text import duration
 from softbench.gate import baseline_run, next_step, power, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.verdicts import Rules, State
 from softbench.plan import estimate
+from softbench.processes.session import choose_device
 from softbench.run.request import RunRequest
 
 RULES = Rules(margin=unpaired.MARGIN)
@@ -99,6 +101,22 @@ def test_another_number_of_threads_is_refused_before_measuring():
     request = baseline_run.baseline_request(replace(asked(), flags={**asked().flags, "threads": 2}), base)
     with pytest.raises(InconclusiveError, match=r"--threads 2: cannot be compared with here\.json: torch_threads was 1"):
         baseline_run.compare(None, request, base, RULES)
+
+
+def test_a_baseline_of_a_gpu_is_not_compared_with_the_cpu():
+    base = stored(dice(1), 10, cells=2, source="h200.json")
+    request = baseline_run.baseline_request(replace(asked(), flags={**asked().flags, "device": "cpu"}), base)
+    with pytest.raises(InconclusiveError, match=r"--device cpu: cannot be compared with h200\.json, which was measured on .*; leave out"):
+        baseline_run.compare(None, request, base, RULES)
+
+
+def test_a_baseline_of_a_gpu_names_its_card_where_there_is_none():
+    def measure(request):
+        choose_device(request.settings().device, Machine("2.11", "torch has no CUDA", (), "EPYC", 0, {}))
+
+    base = stored(dice(1), 10, cells=2, source="h200.json")
+    with pytest.raises(UsageError, match=r"h200\.json was measured on NVIDIA H200, and here is no GPU \(torch has no CUDA\); measure on"):
+        baseline_run.compare(measure, baseline_run.baseline_request(asked(), base), base, RULES)
 
 
 def test_a_backend_that_is_gone_is_named_with_its_flag(tmp_path):
