@@ -125,7 +125,7 @@ def _fastest(found: Mapping[CaseKey, Standing], tied: Tied, where: _Places) -> L
         left = {case: names for case, names in left.items() if best not in names}
     texts += [f"others in {len(left)}"] if left else []
     unknown, single = sum(one.unknown for one in found.values()), sum(len(one.rows) == 1 for one in found.values())
-    texts += [f"without intervals in the file {count(unknown, 'lead')} may be noise"] if unknown else []
+    texts += [f"{count(unknown, 'lead')} {'have' if unknown > 1 else 'has'} no interval and may be noise"] if unknown else []
     texts += ["no other backend has a result" if single == len(found) else f"in {single} no other backend has a result"] if single else []
     texts += ["doubtful, see below"] if all(one.rows[0].doubtful for one in found.values()) else []
     return Line("fastest", "; ".join(texts))

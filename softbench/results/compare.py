@@ -263,7 +263,7 @@ class Tally:
         lacking = f", {counts[DOUBTFUL]} doubtful" if counts[DOUBTFUL] else ""
         lacking += f", {sum(self.refused.values())} of two timers" if self.refused else ""
         lacking += f", {self.one_sided} without a result in one file" if self.one_sided else ""
-        lacking += f", {self.empty} without a result in both" if self.empty else ""
+        lacking += f", {self.empty} without a result in either" if self.empty else ""
         for file, other in (("A", "B"), ("B", "A")):
             if absent := counts[f"{other}: {MISSING}"]:
                 lacking += f", {absent} only in {file}"
@@ -272,7 +272,7 @@ class Tally:
             apart = sorted(abs(change - 1) for change in self.changes)
             high = apart[math.ceil(0.9 * len(apart)) - 1]
             mean = f"; geometric mean without drift {geometric_mean(self.changes):.3f}"
-            mean += f"; they differ by a median of {median(apart):.2%}, 90 % of the cells by at most {high:.2%}"
+            mean += f"; the changes have a median of {median(apart):.2%}, and 90 % of them are at most {high:.2%}"
         return f"{counts[FASTER]} faster, {counts[SLOWER]} slower, {counts[SAME]} within noise{lacking}{mean}"
 
 

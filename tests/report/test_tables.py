@@ -230,6 +230,8 @@ def test_signs_are_apart_from_numbers_and_below_each_other(cell):
     assert [cells[1] for cells in wide] == ["  400 "] * 3
     assert [cells[2] for cells in wide] == [" 268 50% 1.64x ~*! ", " 236 50% 1.64x ~*  ", "       skipped     "]
     assert [cells[3].rstrip() for cells in wide] == [" 200 40%"] * 3  # without a rival it wins nothing
+    assert "without" not in shown(rows, 200)
+    assert shown([replace(row, relative_to="torch") for row in rows], 39).splitlines()[1] == "without speed-up over torch"
     narrow = [line.split("│") for line in shown(rows, 39).splitlines() if "│" in line]
     assert [cells[1] for cells in narrow] == ["  400 "] * 3
     assert [cells[2] for cells in narrow] == [" 268 50% ~*! ", " 236 50% ~*  ", " skipped     "]

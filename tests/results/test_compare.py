@@ -30,7 +30,7 @@ def test_only_what_is_beyond_the_noise_of_both_is_marked(base):
     assert [pair.verdict for pair in found] == ["same", "slower", "faster"]
     assert [pair.ratio for pair in found] == pytest.approx([1 / 1.01, 0.5, 2])
     assert compare.counted(found).text.startswith("1 faster, 1 slower, 1 within noise; geometric mean without drift 0.997")
-    assert compare.counted(found).text.endswith("they differ by a median of 50.00%, 90 % of the cells by at most 100.00%")
+    assert compare.counted(found).text.endswith("the changes have a median of 50.00%, and 90 % of them are at most 100.00%")
 
 
 def test_cells_of_one_file_only_say_which_lacks_them(base):
@@ -48,7 +48,7 @@ def test_cells_without_a_result_in_both_files_are_counted(base):
     a, b = [base[0], *failed[1:]], [failed[0], base[1], failed[2]]
     assert compare.TwoFiles(a, b).without_results == 1
     counts = compare.counted(compare.pairs(a, b), compare.TwoFiles(a, b).without_results).text
-    assert counts == "0 faster, 0 slower, 0 within noise, 2 without a result in one file, 1 without a result in both"
+    assert counts == "0 faster, 0 slower, 0 within noise, 2 without a result in one file, 1 without a result in either"
     cards = [[replace(row, unit=unit) for unit in ("one", "two") for row in rows] for rows in (a, b)]
     assert compare.TwoFiles(*cards).without_results == 2
     untried = [replace(row, status=status) for row, status in zip(failed, ("skipped", "unavailable", "skipped"), strict=True)]
@@ -69,7 +69,7 @@ def test_the_command_counts_cells_without_a_result_in_both(main, tmp_path, base)
     failed = replace(base[1], status="wrong", gbps=None, median_us=None)
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text(to_csv([base[0], failed]))
-    assert "1 within noise, 1 without a result in both; " in main("compare", "a.csv", "b.csv")[1]
+    assert "1 within noise, 1 without a result in either; " in main("compare", "a.csv", "b.csv")[1]
 
 
 def test_a_change_up_to_the_threshold_is_noise(base):
