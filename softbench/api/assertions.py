@@ -102,6 +102,7 @@ class Softbench:
             AssertionError: `new` is slower or wrong. The message has ratio, interval, p and the command that repeats the measurement.
         """
         __tracebackhide__ = True
+        known_only(options, self.assert_not_slower)
         self._without_gpu((new, old), op, case, options)
         try:
             report, command = judged(new, old, margin, op, config, self.folder, None, _with_shape(options, config))
@@ -138,7 +139,7 @@ class Softbench:
             AssertionError: a cell is slower, wrong, or has no bandwidth. The message has the fraction and the command that repeats it.
         """
         __tracebackhide__ = True
-        known_only(options, "run")
+        known_only(options, self.assert_bandwidth)
         if not 0 < at_least_of_copy <= MOST_OF_COPY:
             raise UsageError(f"at_least_of_copy: must be a fraction above 0, such as .9 for 90 %, not {at_least_of_copy}")
         self._without_gpu((fn,), op, case, options)

@@ -65,7 +65,7 @@ def compare(
     from softbench.api.result import Result
     from softbench.run import run
 
-    known_only(options, "run")
+    known_only(options, compare)
     with watched(progress, config, [*options, *(["backends"] if backends else [])]) as observer:
         chosen, found = given(backends), texts(options)
         named = {"backends": ",".join(chosen.labels) or None, **found, "config": config, "quick": quick}
@@ -126,6 +126,7 @@ def run_gate(
         UsageError, ResultsError, StorageError, WorkersError, KeyboardInterrupt: as `compare`.
         InconclusiveError: the two backends did not run interleaved, because the device cannot hold both.
     """
+    known_only(options, run_gate)
     return judged(candidate, reference, margin, op, config, output, progress, options)[0]
 
 
@@ -144,7 +145,6 @@ def judged(
     from softbench.gate.verdicts import Rules
     from softbench.run import run
 
-    known_only(options, "gate")
     if not isinstance(margin, int | float) or not 0 < margin <= 1:
         raise UsageError(f"margin {margin}: must be a fraction above 0, such as .03 for 3 %")
     rules = Rules(margin=margin)
@@ -204,7 +204,7 @@ def check(
     from softbench.plan.settings import from_flags
     from softbench.run.check import CheckRequest, check as run_check
 
-    known_only(options, "check")
+    known_only(options, check)
     with watched(progress=False):
         if not (isinstance(case, str) or (isinstance(case, list | tuple) and case and all(isinstance(one, str) for one in case))):
             raise UsageError(f"case: must be a pattern of names, or several, not {case!r}")

@@ -63,9 +63,9 @@ def path(value: object, argument: str) -> Path:
     return Path(value)
 
 
-def known_only(options: Mapping[str, object], command: str) -> None:
-    """Raises TypeError for an argument that the function of a command does not have, as Python does for its own functions."""
-    names = [*keywords(command)]
+def known_only(options: Mapping[str, object], function: Callable[..., object]) -> None:
+    """Raises TypeError for an option that a function with `takes` does not have, as Python does for its own functions."""
+    names = [name for name, one in signature(function).parameters.items() if one.kind is not Parameter.VAR_POSITIONAL]
     if unknown := [name for name in options if name not in names]:
         raise TypeError(f"unknown argument '{unknown[0]}'; {did_you_mean(unknown[0], names)}known are {', '.join(names)}")
 

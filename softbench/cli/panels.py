@@ -13,7 +13,8 @@ from typer.core import TyperCommand, TyperGroup
 from softbench.core.errors import UsageError
 from softbench.plan.declare import RARE
 
-WHERE, JUDGE, OUTPUT, ARGUMENTS, OTHERS = "Where to", "What to judge", "Output", "Arguments", "Options"
+WHERE, JUDGE, SHOW, OUTPUT = "Where to", "What to judge", "What to show", "Output"
+ARGUMENTS, OTHERS = "Arguments", "Options"
 RUN_EPILOG = (
     "Exit codes: 0 fine; 1 a backend is wrong or failed, or nothing was measured; 2 usage; 4 the disk is full; "
     "5 the device is in use; 130 interrupted (143 by SIGTERM)."

@@ -15,10 +15,9 @@ import typer
 from softbench.cli import completion, options
 from softbench.cli.actions import note, printed, read, reject_two_for_stdout, results_file, wrote_to_stdout
 from softbench.cli.options import ResultsFile
-from softbench.cli.panels import OUTPUT, PanelCommand
+from softbench.cli.panels import OUTPUT, SHOW, PanelCommand
 from softbench.core.errors import InconclusiveError, ResultsError, UsageError
 from softbench.core.text import count, one_line, printable, unknown
-from softbench.plan.declare import WHAT
 
 if TYPE_CHECKING:
     from softbench.results.columns import Row
@@ -36,23 +35,24 @@ Backends = Annotated[
     list[str] | None,
     typer.Option(
         help="Names or patterns such as torch,compile:*; '!torch' excludes one. The yardstick stays.",
-        rich_help_panel=WHAT,
+        rich_help_panel=SHOW,
         autocompletion=options.BACKENDS,
     ),
 ]
-Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=WHAT)]
-Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=WHAT)]
+Rows = Annotated[list[str] | None, typer.Option("--M", help="Rows: 4096, or 256,1024, or 256:8192:256.", rich_help_panel=SHOW)]
+Columns = Annotated[list[str] | None, typer.Option("--N", help="Columns; written like --M.", rich_help_panel=SHOW)]
 Shapes = Annotated[
-    list[str] | None, typer.Option("--shape", help="Shapes, as names of cases have them: 4096x1024, 64x32x1000@dim1.", rich_help_panel=WHAT)
+    list[str] | None,
+    typer.Option("--shape", help="Shapes, as names of cases have them: 4096x1024, 64x32x1000@dim1.", rich_help_panel=SHOW),
 ]
-Dtypes = Annotated[list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=WHAT, autocompletion=options.DTYPE)]
+Dtypes = Annotated[list[str] | None, typer.Option(help="fp32, fp16, bf16, or several.", rich_help_panel=SHOW, autocompletion=options.DTYPE)]
 Directions = Annotated[
     list[str] | None,
-    typer.Option(help="forward, backward, both, fused, or several.", rich_help_panel=WHAT, autocompletion=options.DIRECTION),
+    typer.Option(help="forward, backward, both, fused, or several.", rich_help_panel=SHOW, autocompletion=options.DIRECTION),
 ]
 Operations = Annotated[
     list[str] | None,
-    typer.Option("--op", help="One operation or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=WHAT),
+    typer.Option("--op", help="One operation or several, or a pattern: NAME, 'NAME(scale=0.7)', 'NAME*'.", rich_help_panel=SHOW),
 ]
 Picture = Annotated[
     Path | None,
@@ -86,7 +86,7 @@ RelativeTo = Annotated[
     typer.Option(
         metavar="BACKEND",
         help="The backend of the speed-ups.",
-        rich_help_panel=WHAT,
+        rich_help_panel=SHOW,
         autocompletion=options.BACKEND,
         show_default="of the run",
     ),

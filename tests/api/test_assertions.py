@@ -127,6 +127,8 @@ def test_without_a_gpu_only_cases_of_the_pattern_are_checked(softbench, monkeypa
     for assertion, given in ((softbench.assert_not_slower, (right, "torch")), (softbench.assert_bandwidth, (right,))):
         with pytest.raises(pytest.skip.Exception):
             assertion(*given, case="!shape 16x0")
+        with pytest.raises(TypeError, match="unknown argument 'confg'; did you mean 'config'"):
+            assertion(*given, confg="powers")
     assert patterns == ["!shape 16x0"] * 2
 
 

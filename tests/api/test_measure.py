@@ -105,10 +105,11 @@ def test_a_call_at_the_import_of_a_worker_is_refused(monkeypatch):
         softbench.compare("torch")
 
 
-@pytest.mark.parametrize("call", [softbench.compare, softbench.check])
+@pytest.mark.parametrize("call", [softbench.compare, softbench.check, softbench.run_gate])
 def test_unknown_arguments_are_refused(call):
-    with pytest.raises(TypeError, match="did you mean 'seed'"):
-        call("torch", sede=1)
+    for wrong_name, name in (("sede", "seed"), ("oq", "op")):
+        with pytest.raises(TypeError, match=f"did you mean '{name}'"):
+            call("torch", "naive", **{wrong_name: 1})
 
 
 def test_check_finds_the_wrong_one(here):

@@ -60,7 +60,7 @@ def test_rounds_is_exact_unless_max_rounds_is_given(tmp_path):
     assert rounds("rounds = 2\nmax_rounds = 9", {"rounds": 4}) == (4, 4)
     assert rounds("rounds = 2\nmax_rounds = 9", {"max_rounds": 5}) == (2, 5)
     assert rounds("rounds = 2\nmax_rounds = 9", {}, quick=True) == (3, 3)
-    with pytest.raises(UsageError, match="max_rounds: 2 is less than the 3 that are always taken"):
+    with pytest.raises(UsageError, match="--max-rounds 2: less than the 3 rounds that are always taken; lower --rounds too"):
         rounds("seed = 1", {"max_rounds": 2})
 
 
