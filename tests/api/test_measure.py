@@ -105,9 +105,9 @@ def test_a_call_at_the_import_of_a_worker_is_refused(monkeypatch):
         softbench.compare("torch")
 
 
-@pytest.mark.parametrize("call", [softbench.compare, softbench.check, softbench.run_gate])
-def test_unknown_arguments_are_refused(call):
-    for wrong_name, name in (("sede", "seed"), ("oq", "op")):
+@pytest.mark.parametrize(("call", "own"), [(softbench.compare, "config"), (softbench.check, "invariance"), (softbench.run_gate, "margin")])
+def test_unknown_arguments_are_refused(call, own):
+    for wrong_name, name in (("sede", "seed"), (own + "s", own)):
         with pytest.raises(TypeError, match=f"did you mean '{name}'"):
             call("torch", "naive", **{wrong_name: 1})
 
