@@ -1,6 +1,7 @@
 """Launches through ctypes, and the plans that they take."""
 
 import ctypes
+import json
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from simulated import needs_nvcc
 from softbench.kernels.cuda import build, launch
 from softbench.kernels.cuda.launch import TIERS, Plan
+from softbench.kernels.plans import table
 
 STREAM = 7
 
@@ -138,16 +140,17 @@ HEADER = build.SOURCE.with_name("launch_plan.cuh").read_text()
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "least"), [("launch_plans.cu", 1_000_000), ("invariant_plans.cu", 100_000)])
 def test_every_plan_fits_on_every_kind_of_device(tmp_path, source, least):
-    """The sources choose plans on the host, with devices that are only numbers."""
+    """The sources choose plans on the host by each shipped table, with devices that are only numbers."""
     program = tmp_path / "plans"
     command = [build.nvcc(), "-std=c++17", "-O1", "-arch=sm_90a", "-I", str(build.SOURCE.parent), "-o", str(program)]
     made = subprocess.run([*command, str(Path(__file__).with_name(source))], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     cells = tmp_path / "cells"
-    cells.write_text(" ".join(map(str, launch.planned_cells("a card without a table", (8, 0)))))
-    done = subprocess.run([str(program), str(cells)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert int(done.stdout.split()[0]) > least
+    for card in (json.loads(path.read_text())["card"] for path in table._files()):
+        cells.write_text(" ".join(map(str, launch.planned_cells(card, (9, 0)))))
+        done = subprocess.run([str(program), str(cells)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+        assert int(done.stdout.split()[0]) > least
 
 
 def test_python_and_cpp_declare_the_same_plan():
