@@ -355,7 +355,7 @@ _NO_MODE = (
 
 def _pair(candidate: str | None, reference: str | None, files: list[Path] | None) -> tuple[str, str]:
     if candidate is None or reference is None or files:
-        raise UsageError("gate: --candidate and --reference go together, and without results files; a function is MODULE:FUNCTION")
+        raise UsageError("gate: give both --candidate and --reference, and no results files; a function is MODULE:FUNCTION")
     return candidate, reference
 
 

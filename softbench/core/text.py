@@ -139,7 +139,8 @@ def unknown(name: str, known: Iterable[str], what: str, also: Iterable[str] = ()
         also: names that are known too and not listed, such as aliases.
     """
     names = known if isinstance(known, tuple) else sorted(known)
-    return f"unknown {what} '{name}'; {did_you_mean(name, [*names, *also])}known are {few(names, LISTED) or 'none'}"
+    listed = f"known are {few(names, LISTED)}" if names else "there is none"
+    return f"unknown {what} '{name}'; {did_you_mean(name, [*names, *also])}{listed}"
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:

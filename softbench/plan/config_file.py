@@ -105,7 +105,7 @@ def from_table(table: JsonObject, where: str, base: Path, operations: Operations
     for key, given in table.items():
         at = f"{where}: {key}"
         if key not in KEYS:
-            raise ConfigError(f"{where}: {key} belongs into a [[sweep]]" if key in AXES else f"{where}: {unknown(key, KEYS, 'key')}")
+            raise ConfigError(f"{where}: {key} belongs in a [[sweep]]" if key in AXES else f"{where}: {unknown(key, KEYS, 'key')}")
         value = read(key, given, at)
         if key == "sweep":
             value = tuple(_sweep(sweep, f"{where}: [[sweep]] {i + 1}", base, operations) for i, sweep in enumerate(value))

@@ -287,7 +287,7 @@ class Settings:
         settings = cls(**merged)
         if settings.max_rounds < settings.rounds:
             raise UsageError(
-                f"--max-rounds {settings.max_rounds}: less than the {settings.rounds} rounds that are always taken; lower --rounds too"
+                f"--max-rounds {settings.max_rounds}: less than the {settings.rounds} rounds that are always taken; lower those too"
             )
         return settings
 

@@ -14,7 +14,7 @@ from softbench.plugins.source import FILE, PluginSource, module_file, source_of
 
 ASSIGNED = ("backend", "backends")
 """The names under which a file has its backends."""
-LOAD = "not imported, as that runs its code; with --load it is"
+LOAD = "not imported, as that runs its code; --load imports it"
 
 
 def require_python(plugins: Iterable[Path]) -> None:

@@ -58,7 +58,7 @@ class Solved:
 
 
 def solved(file: Path, rows: Sequence[Row], to: str) -> list[Solved]:
-    """The cells of solutions of a results file, each beside its reference, for export to a format.
+    """The cells of solutions of a results file, each beside its reference, for export to a format. What cannot run here is no solution.
 
     Raises:
         UsageError: its problems are of another format.
@@ -83,7 +83,7 @@ def solved(file: Path, rows: Sequence[Row], to: str) -> list[Solved]:
             references.setdefault((row.case, row.unit), {})[row.backend] = row
     found = []
     for row in rows:
-        if row.backend == YARDSTICK or row.backend.partition(":")[0] == REFERENCE:
+        if row.backend == YARDSTICK or row.backend.partition(":")[0] == REFERENCE or row.status == Status.UNAVAILABLE:
             continue
         others = references.get((row.case, row.unit), {})
         name, given = parse_op(row.op)

@@ -67,7 +67,7 @@ def read_document(file: Path) -> JsonObject:
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not the JSON of softbench judge"
+        reason = error.strerror if isinstance(error, OSError) else "it is not the JSON of softbench judge"
         raise ResultsError(f"{file}: cannot be read as a verdict: {reason}") from None
     if not isinstance(found, dict):
         raise ResultsError(f"{file}: not a verdict")

@@ -106,7 +106,8 @@ def _source(plugin: Path | None, backend: str | None) -> PluginSource:
     try:
         source = origins([plugin])[-1]
     except UsageError as error:
-        raise UsageError(str(error).removeprefix("--plugin ")) from None
+        installed = any(source.label == str(plugin) for source in origins(()))
+        raise UsageError(str(error).removeprefix("--plugin ") + f"; of an installed backend: --backend {plugin}" * installed) from None
     if source.kind != FILE or not source.target.endswith((".json", *all_suffixes())):
         raise UsageError(f"{plugin}: is no Python file, and the judge takes one")
     return source

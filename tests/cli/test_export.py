@@ -10,6 +10,22 @@ import pytest
 from softbench.report import exports
 from softbench.report.exports import Solved
 
+ABSENT = """
+class Absent:
+    name = "absent"
+    operations = ("squares",)
+
+    def available(self):
+        return "no card here"
+
+    def supports(self, case):
+        return None
+
+    def prepare(self, case):
+        raise AssertionError
+
+backend = Absent()
+"""
 PROBLEM = """
 import torch
 
@@ -30,8 +46,9 @@ def measured(tmp_path_factory, forks):
     (folder / "squares.py").write_text(PROBLEM)
     for name, text in SOLUTIONS.items():
         (folder / f"{name}.py").write_text(f"def solution(x):\n    return {text}\n")
-    plugins = [word for name in SOLUTIONS for word in ("--plugin", f"{name}.py")]
-    words = ["run", "--problem", "squares.py", *plugins, "--backends", "reference,right,wrong,broken", "--device", "cpu", "--quick"]
+    (folder / "absent.py").write_text(ABSENT)
+    plugins = [word for name in (*SOLUTIONS, "absent") for word in ("--plugin", f"{name}.py")]
+    words = ["run", "--problem", "squares.py", *plugins, "--backends", "reference,right,wrong,broken,absent", "--device", "cpu", "--quick"]
     done = forks().run(words, folder, os.environ | {"PATH": "/nonexistent", "CC": "", "CXX": ""}, 200)  # nothing compiles
     assert done.returncode == 1, done.stderr
     return folder / "results" / "latest.csv"

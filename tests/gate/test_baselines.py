@@ -190,7 +190,7 @@ def test_a_list_without_a_baseline_says_how_to_save_one(main):
 
 
 def test_an_unknown_baseline_names_the_known_ones(main, run):
-    assert "known are none" in main("baseline", "show", "h20")[2]
+    assert "there is none" in main("baseline", "show", "h20")[2]
     main("baseline", "save", run(1, 10), "--name", "h200")
     assert "did you mean 'h200'?" in main("baseline", "show", "h20")[2]
 

@@ -60,7 +60,7 @@ def test_rounds_is_exact_unless_max_rounds_is_given(tmp_path):
     assert rounds("rounds = 2\nmax_rounds = 9", {"rounds": 4}) == (4, 4)
     assert rounds("rounds = 2\nmax_rounds = 9", {"max_rounds": 5}) == (2, 5)
     assert rounds("rounds = 2\nmax_rounds = 9", {}, quick=True) == (3, 3)
-    with pytest.raises(UsageError, match="--max-rounds 2: less than the 3 rounds that are always taken; lower --rounds too"):
+    with pytest.raises(UsageError, match="--max-rounds 2: less than the 3 rounds that are always taken; lower those too"):
         rounds("seed = 1", {"max_rounds": 2})
 
 
@@ -74,7 +74,7 @@ def test_quick_thins_the_sweep_unless_its_shapes_were_given(tmp_path):
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("M = 3", "M belongs into a [[sweep]]"),
+        ("M = 3", "M belongs in a [[sweep]]"),
         ("round = 3", "unknown key 'round'; did you mean 'rounds'?"),
         ("yardstick = false", "unknown key 'yardstick'; known are backends, batch_ms, "),
         ("rounds = 0", "rounds: must be a whole number from 1"),

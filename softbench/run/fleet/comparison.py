@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from softbench.run.run import Observer
 
 APART = 0.02
-"""Bandwidths of equal cards that differ by more belong into no common table."""
+"""Bandwidths of equal cards that differ by more belong in no common table."""
 EXTENTS = {"cuda": (4096, 32768, "bf16"), "cpu": (1024, 2048, "fp32")}
 """M, N and dtype of the copy: too large for the L2 of any GPU, and short."""
 
