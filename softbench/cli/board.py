@@ -66,7 +66,7 @@ def board(
     for one in with_page:
         _write_page(one, out)
     index = site.write(made, out, title, problems, command_line(sys.argv[1:]))
-    left_out = f"; {count(len(problems), 'file')} not or not wholly read" if problems else ""
+    left_out = f"; {count(len(problems), 'file')} could not be read, or only in part" if problems else ""
     note(f"{count(len(made.runs), 'run')}, {len(with_page)} with a page{left_out}")
     typer.echo(printable(str(index)))
 

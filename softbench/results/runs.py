@@ -47,11 +47,15 @@ class FoundRun:
     """Run and unit of each part that `softbench merge` put together."""
 
 
+class _NoCellsError(ResultsError):
+    """A results file without a cell."""
+
+
 def find(paths: Iterable[Path]) -> tuple[list[FoundRun], list[str]]:
     """The runs below these folders and in these CSVs, oldest first, and a line for each other CSV.
 
     A run that lies there twice is found once: `latest.csv` is a copy, and a merged file has the cells of its parts. Hidden folders are left
-    out, and so are links to folders.
+    out, and so are links to folders. The CSV of an unfinished run without a cell is no problem: `unfinished` has that run.
 
     Raises:
         ResultsError: a path is missing.
@@ -61,6 +65,8 @@ def find(paths: Iterable[Path]) -> tuple[list[FoundRun], list[str]]:
     for file in dict.fromkeys(file for path in paths for file in _csvs(path)):
         try:
             found.append(look(file))
+        except _NoCellsError as error:
+            problems += [] if file.with_suffix(".jsonl").is_file() else [str(error)]
         except ResultsError as error:
             problems.append(str(error))
     return sorted(_once(found), key=_by_time), problems
@@ -127,7 +133,7 @@ def look(file: Path) -> FoundRun:
         lack = f"is not a softbench results file: column {missing[0]} is missing" if columns else "is empty"
         raise ResultsError(f"{file}: {lack}")
     if not first["backend"]:
-        raise ResultsError(f"{file}: holds no cells")
+        raise _NoCellsError(f"{file}: holds no cells")
     run, device, unit = (one_line(first.get(name) or "", 300) for name in ("run", "device", "unit"))
     stamp = STAMP.match(run)
     started = "{}-{}-{}T{}:{}:{}+00:00".format(*stamp.groups()) if stamp else ""

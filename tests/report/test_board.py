@@ -213,7 +213,7 @@ def test_the_command_names_bad_files_and_shows_the_others(main, tmp_path):
     code, out, err = main("board", "--no-pages")
     assert (code, out) == (0, "board/index.html\n")
     assert [line.split(": ")[1] for line in err.splitlines()[:2]] == ["results/people.csv", "results/damaged.csv"]
-    assert err.splitlines()[2:] == ["softbench: 1 run, 0 with a page; 2 files not or not wholly read"]
+    assert err.splitlines()[2:] == ["softbench: 1 run, 0 with a page; 2 files could not be read, or only in part"]
     assert main("board", "--no-pages", "--title", "T")[0] == 0  # its own index is replaced
 
 

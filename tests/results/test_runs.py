@@ -86,6 +86,14 @@ def journal(folder, lines=4, **more):
     (folder / "run-20261129-020812.jsonl").write_text(json.dumps(header) + "\n" + "{}\n" * lines)
 
 
+def test_an_unfinished_run_without_a_cell_is_no_bad_file(tmp_path):
+    journal(tmp_path, lines=0)
+    (tmp_path / "run-20261129-020812.csv").write_text(ODD.with_name("odd.csv").read_text().partition("\n")[0] + "\n")
+    assert find([tmp_path]) == ([], [])
+    (tmp_path / "run-20261129-020812.jsonl").unlink()
+    assert find([tmp_path])[1] == [f"{tmp_path}/run-20261129-020812.csv: holds no cells"]
+
+
 def test_an_unfinished_run_says_how_far_it_is_and_how_to_continue(tmp_path):
     journal(tmp_path / "a")
     (tmp_path / "run-1.jsonl").write_text("torn")
