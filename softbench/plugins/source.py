@@ -105,6 +105,9 @@ def source_of(plugin: Path, at: str = "--plugin") -> PluginSource:
     if not there:
         if place.is_dir():
             raise UsageError(f"{at} {path}: is a folder; name a Python file in it")
+        name, _, rest = str(plugin).partition("=")
+        if not alias and _is_file(Path(rest)):
+            raise UsageError(f"{at} {plugin}: '{name}' cannot name a backend; names consist of letters, digits and . _ : + -")
         raise UsageError(f"{at} {path}: no such file{did_you_mean_file(place)}")
     python = json.loads(place.read_text("utf-8"))["python"] if place.suffix == ".targets" else ""  # softbench itself writes these
     return PluginSource(FILE, label, str(place.resolve()), shown, alias, function, python)

@@ -41,7 +41,9 @@ def test_a_folder_and_a_name_without_suffix_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fn.py").write_text("")
     missing = "no such file; did you mean fn.py?"
-    for given, said in ((tmp_path, "is a folder; name a Python file in it"), (Path("fn"), missing), (Path("nf.py"), missing)):
+    name = "'a b' cannot name a backend; names consist of letters, digits and . _ : + -"
+    wrong = {tmp_path: "is a folder; name a Python file in it", Path("fn"): missing, Path("nf.py"): missing, Path("a b=fn.py"): name}
+    for given, said in wrong.items():
         with pytest.raises(UsageError) as found:
             origins([given])
         assert str(found.value) == f"--plugin {given}: {said}"
