@@ -103,6 +103,11 @@ def test_a_baseline_of_several_runs_shows_how_sittings_differ():
     assert unpaired.between_sittings(simulated(0.02, 5)).sd == pytest.approx(0.02, rel=0.3)
     assert unpaired.between_sittings(simulated(0.0, 5)).sd < 0.002
     assert unpaired.between_sittings(simulated(0.02, 1)) is None
+    moving, still = (simulated(sd, 5).cells for sd in (0.02, 0.0))
+    launch_bound = {key: replace(one, host_bound="so") for key, one in moving.items()}
+    some = {key: one for key, one in still.items() if key.backend == "copy" or key.N % 2}
+    for cells, sd in ((launch_bound, 0.02), ({**launch_bound, **some}, 0.001)):  # such cells count if there are no others
+        assert unpaired.between_sittings(replace(simulated(0.0, 5), cells=cells)).sd == pytest.approx(sd, rel=0.3)
 
 
 def test_a_stored_baseline_keeps_its_sittings(tmp_path):
