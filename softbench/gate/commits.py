@@ -61,7 +61,7 @@ def line(good: str, bad: str, folder: Path = Path()) -> list[Commit]:
     start, end = resolved(good, folder), resolved(bad, folder)
     if git(folder, "merge-base", start, end) != start:
         raise UsageError(f"{good}: is not an ancestor of {bad}, so no commits lead from one to the other; exchange them, or name another")
-    later = described(["--first-parent", "--reverse", f"{start}..{end}"], folder) if start != end else []
+    later = described(["--first-parent", "--reverse", f"{start}..{end}"], folder)
     if not later:
         raise UsageError(f"{good} and {bad} are one commit; name two")
     return [*described(["-1", start], folder), *later]

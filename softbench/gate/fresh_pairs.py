@@ -59,7 +59,7 @@ def why_undecided(report: GateReport, look: Look, last: Look) -> str:
         if verdict.state in TESTED and verdict.interval and verdict.margin is not None:
             half = shrunk * math.log(verdict.interval[1] / verdict.interval[0])
             state = State.SAME if half <= math.log1p(verdict.margin) else State.AMBIGUOUS
-            found.append(replace(verdict, state=state, ratio=1.0, interval=(math.exp(-half), math.exp(half)), raw_ratio=None))
+            found.append(replace(verdict, state=state, ratio=1.0, interval=(math.exp(-half), math.exp(half))))
     return replace(report, verdicts=tuple(found)).why_inconclusive if found else ""
 
 

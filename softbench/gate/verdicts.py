@@ -319,7 +319,7 @@ def by_clock(verdict: Verdict, change: float | None) -> Verdict:
 
     `change` is the log of the new side's clock over the old one's; None if it is not known.
     """
-    if verdict.state is not State.SLOWER or not verdict.interval or not change or change > 0:
+    if verdict.state is not State.SLOWER or not verdict.interval or not change:
         return verdict
     low, high = (end * math.exp(change) for end in verdict.interval)
     if high > 1 + (verdict.margin or 0):

@@ -54,6 +54,12 @@ def measured(tmp_path_factory, forks):
     return folder / "results" / "latest.csv"
 
 
+def medians(file, M):
+    """Of right cells, by backend."""
+    with file.open() as lines:
+        return {row["backend"]: float(row["median_us"]) for row in csv.DictReader(lines) if row["status"] == "ok" and row["M"] == M}
+
+
 def test_kernelbench_gets_times_and_shares(measured, main):
     code, out, err = main("export", measured, "--to", "kernelbench")
     found = json.loads(out)
@@ -114,7 +120,10 @@ def test_flashinfer_gets_traces_with_the_workloads_identifiers(measured, main, t
         ("broken", 8): "COMPILE_ERROR", ("broken", 9): "COMPILE_ERROR",
     }  # fmt: skip
     assert {one["workload"]["uuid"] for one in traces if one["workload"]["axes"]["rows"] == 9} == {"nine"}
-    assert all(one["evaluation"]["performance"]["latency_ms"] > 0 for one in traces if one["solution"] == "right")
+    for one in (one for one in traces if one["solution"] == "right"):
+        found, expected = one["evaluation"]["performance"], medians(measured, str(one["workload"]["axes"]["rows"]))
+        times = 1000 * found["latency_ms"], 1000 * found["reference_latency_ms"]
+        assert times == pytest.approx((expected["right"], expected["reference"]))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +149,7 @@ def test_a_file_without_samples_is_refused(measured, main, tmp_path):
 
 
 def test_services_get_the_values_of_right_cells(measured, main):
-    with measured.open() as lines:
-        us = {row["backend"]: float(row["median_us"]) for row in csv.DictReader(lines) if row["status"] == "ok" and row["M"] == "8"}
+    us = medians(measured, "8")
     code, out, err = main("export", measured, "--to", "bencher", "--backends", "right,wrong,copy")
     latency = json.loads(out)["right squares-forward-fp32-8x64"]["latency"]
     assert (code, err) == (0, "")

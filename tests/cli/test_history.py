@@ -2,15 +2,16 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from composite import git
 from gating import dice, interleaved, stored_run
 
 from softbench.gate import paired, run_files
-from softbench.gate.commits import SHORT
+from softbench.gate.commits import SHORT, Commit
 from softbench.gate.verdicts import Rules
-from softbench.report.board.history import Point, times
+from softbench.report.board.history import EDGE, HEIGHT, Chart, History, Point, times
 from softbench.results import rows as results
 
 RULES = Rules(margin=paired.MARGIN)
@@ -64,6 +65,17 @@ def test_doubtful_times_show_no_change(make_record):
     old, new = (Point(run, replace(row, low_us=9.9, high_us=10.1), None) for run in "ab")
     assert times(old, new) is not None
     assert times(old, new._replace(row=replace(new.row, labels="busy"))) is None
+
+
+def test_a_faster_commit_is_a_change_too_and_marks_stay_inside_their_chart(make_record):
+    row = results.row(make_record("ours", [10]), None, None, device="H200", run="r")
+    points = {
+        name: [Point(SimpleNamespace(run=name), replace(row, median_us=us, low_us=us - 1, high_us=us + 1), None)]
+        for name, us in {"a": 10, "b": 5}.items()
+    }
+    made = History("ours", 0.03, {"a case": points}, [Commit(name, "", "") for name in points])
+    assert [change.text.partition(":")[0] for change in made.changes()] == ["faster than a"]
+    assert all(EDGE <= y <= HEIGHT - EDGE for mark in Chart.of(made, "a case", {}).marks for y in mark[2:5])
 
 
 def test_a_target_that_no_run_has_is_one_line(main, stored):

@@ -14,7 +14,8 @@ from problem_files import cases, judged, problem
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops import registry, user_file
+from softbench.ops import registry, second_opinion, user_file
+from softbench.ops.check_case import Draw
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
 from softbench.worker.checking.check_case import CheckCaseRunner
@@ -108,6 +109,9 @@ def test_the_pages_backend_passes_all_check_cases():
     found = [runner.run(name, direction, "fp32", 0) for name, direction in runner.items]
     assert len(found) == 28
     assert {one.grade for one in found} == {Grade.PASS}
+    draw = Draw(torch.Generator(), "fp32", torch.device("cpu"), None)
+    normal = [item for item in registry.numerics("standardize").check_cases("standardize") if item.name.startswith("normal ")]
+    assert normal and all(second_opinion.drawn(item.make(draw)) for item in normal)
 
 
 PLUGIN = ROOT / "tests/plugins/functions/logsumexp.py"

@@ -13,6 +13,7 @@ import pytest
 from softbench.core.errors import ConfigError, UsageError
 from softbench.core.toolchain import PRELOAD, preload_file
 from softbench.gate import fresh_pairs, packages, scan, targets
+from softbench.plan.sweep import Sweep
 from softbench.plugins.targets import resolve, tell_modules, variables_before
 from softbench.problems.load import declared
 from softbench.problems.target import Target, TargetValues
@@ -189,6 +190,18 @@ def test_targets_of_two_modules_share_no_reader(tmp_path, monkeypatch):
     assert "".join(read) == "aaabbb", "each is asked twice, in the order of the files, and discarded"
 
 
+def test_a_new_function_is_a_note_beside_others():
+    facts = {"signature": "x", "lent": False, "file": ""}
+    new, old = ({"": {}, "f": facts, "g": facts | error} for error in ({}, {"error": "toy has no g"}))
+    infos = [
+        SimpleNamespace(name=name, broken="", unavailable="", facts=of)
+        for name, of in ((packages.CANDIDATE, new), (packages.REFERENCE, old))
+    ]
+    side = packages.Environment("it", Path("python"))
+    notes = packages.check(SimpleNamespace(infos=infos), packages.Sides(side, side), dict.fromkeys("fg", targets.Target("toy:g")))
+    assert notes[0] == "toy:g is new: it: toy has no g"
+
+
 def test_an_added_parameter_with_a_default_changes_no_call():
     assert packages.callable_as("x, factor=2.0", "x, factor=2.0, out=None")
     assert packages.callable_as("x, *, eps", "x, *, eps, bias=None")
@@ -204,6 +217,8 @@ def test_targets_are_read_and_a_mistake_names_its_key(tmp_path):
     assert targets.Target("toy.norms:Norm.apply").label == "Norm", "a package has many autograd functions"
     assert targets.Target("toy.norms:rms_norm").label == "toy_rms_norm", "softbench has an operation rms_norm"
     assert found.targets[0].cases == [{"M": 4, "N": 8}, {"M": 4, "N": 16}, {"M": 4, "N": 32}]
+    file.write_text("[[target]]\nfunction = 'toy:f'\nop = 'rms_norm'\nM = 4\nN = 8\n")
+    assert packages._operation(targets.read(file).targets[0], {})[1] == Sweep((4,), (8,), op=("rms_norm",))
     for text, told in (
         ("[[target]]\nfunction = 'toy'", "function is missing"),
         ("[[target]]\nfunction = 'toy:f'\nshap = '4'", "shap"),
@@ -239,6 +254,7 @@ def test_changed_files_choose_the_targets(tmp_path):
         "README.md": [],
         "tests/test_norm.py": [],
     }
+    assert targets.affected([targets.Target("elsewhere:f")], ["README.md"], tmp_path), "what it imports is not known"
 
 
 def test_measurements_are_no_changed_files(tmp_path):

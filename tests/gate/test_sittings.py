@@ -11,7 +11,7 @@ from gating import dice, on_day, stored, write_run
 from sampled import sampled
 from simulate_gate import STORED, Noise, Stored, families
 
-from softbench.gate import baselines, sittings, unpaired
+from softbench.gate import baselines, next_step, sittings, unpaired
 from softbench.gate.inference import proportion_bounds
 from softbench.gate.samples import SITTING_S, join
 from softbench.gate.verdicts import Rules, State
@@ -88,11 +88,15 @@ def test_a_process_of_each_of_ten_sittings_raises_no_alarm():
     assert proportion_bounds(families(60, noise, 20, 0.0, 3, RULES.margin, 1, Stored).exits[1], 60)[0] <= 0.05
 
 
-def test_cells_of_one_sitting_each_do_not_show_how_sittings_differ():
+def test_cells_of_one_sitting_each_do_not_show_how_sittings_differ(tmp_path):
     runs = [run_at(1, on_day(1)), run_at(2, on_day(2))]
     parts = [replace(run, cells={key: one for key, one in run.cells.items() if i == key.N % 2}) for i, run in enumerate(runs)]
-    report = slow_cell(join(parts), on_day(9))
+    base = join(parts)
+    report = slow_cell(base, on_day(9))
     assert (report.exit_code, "no cell has two sittings" in report.notes[0]) == (3, True)
+    step = next_step.after_new_processes(report, "softbench gate", base, 3)
+    assert step.startswith("if the code of the baseline is still there, add a sitting to it: measure the same code after")
+    assert baselines.open_baseline(str(baselines.save([base], "parts", tmp_path)[0])).processes == 10
 
 
 def simulated(sitting, runs):

@@ -98,6 +98,11 @@ def test_a_maximum_that_drops_nan_does_not_hide_it(monkeypatch):
         assert NUMERICS.check(CASE, (x,), (y,)).grade is Grade.WRONG
 
 
+def test_the_rows_that_are_computed_again_cannot_be_predicted():
+    assert len({second_opinion.chosen(10**6) for _ in range(3)}) == 3
+    assert second_opinion.chosen(2) == {0, 1}
+
+
 def test_a_replaced_exponential_of_the_bound_is_unverified():
     with replaced(log2=lambda x: x, sqrt=lambda x: torch.full(x.shape, 1e30, dtype=x.dtype)):
         assert verdict(torch.zeros_like).grade is Grade.UNVERIFIED

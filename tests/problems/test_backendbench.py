@@ -11,6 +11,7 @@ from softbench.plan.sweep import Sweep, cases as cases_of
 from softbench.plugins.load import load as load_plugin
 from softbench.plugins.source import source_of
 from softbench.problems.load import load
+from softbench.report import listing
 from softbench.run import operations
 from softbench.run.operations import with_solutions
 
@@ -81,6 +82,7 @@ def test_traces_are_cases_with_their_own_dtypes_arguments_and_strides(folder):
     relu, add = operator(folder, "relu__default", TRACES), operator(folder, "add__Tensor", TRACES)
     assert from_json(to_json(add)).cases == dict(add.cases)
     assert [(one.dtype, one.call.inputs) for one in relu.cases.values()] == [("fp32", ("self",)), ("fp16", ("self",))]
+    assert [line.split("-")[2] for line in listing._cases(relu)] == ["fp32", "fp16"]
     values = registry.numerics("aten.relu")
     assert [one.dtype for one in values.check_cases("aten.relu")] == ["fp32", "fp32", "fp16", "fp16"]
     first, second = cases_of([Sweep(op=("aten.relu",), dtype=("fp32", "fp16"))], "cpu")

@@ -79,8 +79,13 @@ def test_ticks_have_room_and_prefer_powers_of_two():
     assert axes.ticks(octaves, wide=True) == octaves
 
 
+def test_an_axis_from_zero_is_left_if_it_would_hide_half_of_the_values():
+    assert [axes.crowded(values) for values in ([1, 9, 40], [1, 1, 40], [])] == [False, True, False]
+
+
 def test_labels_are_spread_around_their_lines():
     assert axes.spread([0.2, 0.5, 0.9], 0.1) == pytest.approx([0.2, 0.5, 0.9])
+    assert axes.spread([0.2, 0.6], 0.3) == pytest.approx([0.2, 0.6])
     assert axes.spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
     assert axes.spread([0.98, 0.99, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
     crowd = axes.spread([0.01 * i for i in range(20)], 0.05)

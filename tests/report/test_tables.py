@@ -142,6 +142,14 @@ def test_the_long_table_has_no_legend_of_signs(rows):
     assert "~ low-precision; ~ finite-only: " in text(tables.results(limited, Console(width=200)))
 
 
+def test_the_worst_cell_says_why_a_backend_is_limited(rows):
+    limited = [
+        replace(row, backend="x", grade="finite-only", reason=f"{error}e", error_over_bound=error)
+        for row, error in zip(rows, (2, 9, 3), strict=False)
+    ]
+    assert "x: finite-only (3 cells, forward fp32 4096x256 to forward fp32 4096x256): 9e\n" in text(tables.cells(limited))
+
+
 def test_the_heading_says_file_device_timer_and_date(rows):
     assert tables.heading(rows, "a.csv") == "a.csv: 8 cells on NVIDIA H200"
     timed = [replace(row, timer="device", l2="warm", run="run-20261129-010300+run-20261129-110300") for row in rows]

@@ -452,7 +452,7 @@ class EqualProbes(Probes):
         seen = self._seen(row)
         apart = 1 + int(uniform() * min(NEAR, seen - 1))
         one = int(uniform() * (seen - apart)) if seen > apart else 0
-        columns = slice(one, one + 1 if self._across or seen < 2 else one + apart + 1, apart)
+        columns = slice(one, one + 1 if self._across else one + apart + 1, apart)
         return row, one, [rows[self._block(row, rows.shape[:-1])][..., columns] for rows in self._elements[place]]
 
     def _block(self, row: int, sizes: tuple[int, ...]) -> tuple[slice, ...]:

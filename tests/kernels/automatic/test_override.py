@@ -13,8 +13,6 @@ from softbench.kernels.automatic import override
 from softbench.kernels.automatic.choice import Choice
 from softbench.kernels.automatic.override import OVERRIDES, Least, use
 
-import softbench
-
 ANY = Least(1, others=1)
 
 
@@ -291,7 +289,3 @@ def test_each_operator_has_a_slot_and_torchs_schema():
     for one in OVERRIDES:
         arguments = getattr(torch.ops.aten, one.operator).default._schema.arguments
         assert [argument.name for argument in arguments].index("dim") == one.tensors
-
-
-def test_softbench_has_use_and_enable():
-    assert softbench.use is use and softbench.enable is override.enable

@@ -32,7 +32,7 @@ def test_a_table_is_read_as_it_was_written(chosen):
     assert family_of("cuda", family_name(SPLIT)) == SPLIT
 
 
-LAST = "inf: inf block 2 0 128"
+LAST = "inf: inf block 2 128"
 
 
 def damaged(lines):
@@ -50,20 +50,14 @@ TEXTS = [
         f'{{"card": "mine", "capability": 90, "cuda": {{"forward {kind}": ["inf: inf block 2 128"]}}}}'
         for kind in ("3 16", "2 3", "99999999999 16")
     ),
-    *(damaged([LAST.replace("block 2 0 128", family)]) for family in ("warp 1 2", "split 8 0 -100", "split -8 1 -100")),
+    *(damaged([f"inf: inf {family}"]) for family in ("warp 1 2", "split 8 0 -100", "split -8 1 -100")),
     # Numbers that planner.cuh would divide by after they overflowed, or that are none of 32 bits.
-    *(
-        damaged([LAST.replace("block 2 0 128", family)])
-        for family in ("cluster 268435456 16", "split 4 134217728 1", "block 99999999999999 128")
-    ),
-    *(
-        damaged(lines)
-        for lines in ([LAST, "64: inf block 2 0 128"], ["64: inf block 2 0 128"], ["nan: inf block 2 0 128", LAST], [LAST[5:]], [])
-    ),
+    *(damaged([f"inf: inf {family}"]) for family in ("cluster 268435456 16", "split 4 134217728 1", "block 99999999999999 128")),
+    *(damaged(lines) for lines in ([LAST, "64: inf block 2 128"], ["64: inf block 2 128"], ["nan: inf block 2 128", LAST], [LAST[5:]], [])),
     *(  # the cells of a line do not end at inf
-        damaged([f"64: {kib} block 2 0 128", LAST]) for kib in ("5", "nan")
+        damaged([f"64: {kib} block 2 128", LAST]) for kib in ("5", "nan", "inf block 2 128; 5", "8 block 2 128; 5 block 2 128; inf")
     ),
-    *(damaged(lines) for lines in ([["inf", "inf", "block 2 0 128"]], LAST, 3)),
+    *(damaged(lines) for lines in ([["inf", "inf", "block 2 128"]], LAST, 3)),
 ]
 
 
@@ -81,7 +75,7 @@ def test_another_file_is_refused_in_one_line(chosen, text):
         ('{"card": "mine", "capability": 90, "cuda": {"forwards 2 16": []}}', "'forwards 2 16' is no kind of rows, as 'forward 2 16' is"),
         ('{"card": "mine", "capability": 90, "cuda": {"forward 2": []}}', "'forward 2' is no kind of rows, as 'forward 2 16' is"),
         (
-            damaged([LAST.replace("block 2 0", "warp 2")]),
+            damaged([LAST.replace("block", "warp")]),
             "cuda's 'forward 2 16' has other lines than .*: 'warp 2 128' is no family of plans",
         ),
         (damaged([]), "the lines of cuda's 'forward 2 16' must ascend to inf"),
@@ -109,11 +103,12 @@ def test_lines_of_an_earlier_version_are_told_from_todays(chosen):
 def test_a_table_of_another_card_is_refused(chosen):
     with pytest.raises(TableError, match=r"has the plans of mine, and this card is another; name another one in \$SOFTBENCH_PLANS"):
         chosen("another")
+    assert chosen("").card == "mine"  # where no card is known
 
 
-def test_the_own_cell_comes_first_and_the_nearest_ones_follow(chosen):
-    ranked = chosen().ranked(KIND, 1000, 100)
-    assert [family[:2] for family in ranked] == [("block", 2), ("block", 1), ("split_bulk", 8)]
+@pytest.mark.parametrize(("row_bytes", "kib", "order"), [(1000, 100, [2, 1, 8]), (4096, 64, [1, 2, 8]), (5000, 64, [8, 2, 1])])
+def test_the_own_cell_comes_first_and_the_nearest_ones_follow(chosen, row_bytes, kib, order):
+    assert [family[1] for family in chosen().ranked(KIND, row_bytes, kib)] == order
     assert [*chosen().ranked(("forward", 2, 8), 1000, 100)] == []  # neither such rows nor rows at any address
 
 

@@ -1,12 +1,13 @@
 """What an output owes its caller: memory of its own, which may be a part of an allocation."""
 
 import itertools
+import math
 import random
 
 import pytest
 import torch
 
-from softbench.worker.checking.output_checks import like, misformed, shared
+from softbench.worker.checking.output_checks import NO_RESULT, _poison, like, misformed, shared
 
 M, N = 4, 8
 FORM = like(torch.zeros(M, N))
@@ -73,6 +74,12 @@ def test_the_memory_of_an_input_is_wrong():
     assert "input's memory" in misformed((dy,), (alias,), FORM)
     inside = torch.frombuffer(memoryview(bytearray(4 * M * N)), dtype=torch.float32).view(M, N)
     assert misformed((dy,), (inside,), FORM) == ""
+
+
+def test_any_float_is_poisoned_with_nan_or_a_finite_number():
+    assert all(
+        math.isnan(_poison(dtype, math.nan)) and math.isfinite(_poison(dtype, NO_RESULT)) for dtype in (torch.float32, torch.float16)
+    )
 
 
 def test_many_live_outputs_of_one_pool_are_distinct():

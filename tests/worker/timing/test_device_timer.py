@@ -100,8 +100,10 @@ def test_what_events_add_to_a_short_kernel_is_no_limit():
 
 @pytest.mark.parametrize(("batch_ms", "us", "calls"), [(1000, 1, MAX_CALLS), (0.01, 1e6, MIN_CALLS), (10, 420, 20)])
 def test_a_window_holds_what_fits_a_batch(batch_ms, us, calls):
-    device = Device()
-    samples, _ = device.meter().device(lambda: device.run("softmax", us), batch_ms, "cold")
+    device, earlier = Device(), [1e5]
+    meter = device.meter()
+    meter.synchronize = lambda: earlier and device.run("earlier", earlier.pop())  # what was issued before does not count
+    samples, _ = meter.device(lambda: device.run("softmax", us), batch_ms, "cold")
     assert len(samples) == calls
 
 
@@ -313,6 +315,9 @@ def test_the_cpu_has_one_timer_and_an_empty_profile(monkeypatch):
     found = timers.by_name[CPU_TIMER, ""](lambda: math.sqrt(2), 0, 1, 0)
     assert len(found.us) >= MIN_SAMPLES
     assert found.block == found.calls > 1
+    called: list[float] = []
+    timers.by_name[CPU_TIMER, ""](lambda: called.append(time.perf_counter()), 50, 1, 1)
+    assert called[-1] - called[0] > 0.05, "it is warmed up for so long"
 
 
 @pytest.mark.parametrize(

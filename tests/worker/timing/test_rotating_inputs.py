@@ -122,6 +122,13 @@ def test_the_last_call_is_verified_if_outputs_are_reused():
     assert verified(undeclared, 7).detail == f"in a timed call: {output_checks.SHARED}"
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_outputs_of_each_set_are_compared(number):
+    made = rotation(ON_GPU, lambda x: softmax(x) * (1 + (x.data_ptr() == made.sets[number][0].data_ptr())))
+    made.probes = None
+    assert verified(made, 7).grade is Grade.WRONG
+
+
 def test_a_batch_without_a_call_has_no_verdict():
     assert verified(rotation(), 0) is None
 
