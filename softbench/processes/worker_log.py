@@ -16,6 +16,8 @@ FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S
 
 SOURCE_BYTES = 1 << 20
 """The largest source file that is read for a message."""
+HEAP = re.compile(r"double free|(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |corrupted |break adjusted")
+"""How glibc begins its line on a damaged heap. It sees the damage at a later call, so no frame tells the place."""
 CURRENT = "Current thread"
 """Where a dump has the thread that crashed."""
 STANDARD = sysconfig.get_path("stdlib")
@@ -23,13 +25,14 @@ OWN = Path(softbench.__file__).parent
 
 
 def useful_line(log: Path) -> str:
-    """The most useful line of a dead worker's log: the top Python frame of a crash, else the last line."""
+    """The most useful line of a dead worker's log: the top Python frame of a crash, glibc's word on the heap, else the last line."""
     with suppress(OSError):
         text = tail(log, 1 << 16)
-        if "Fatal Python error" in text:
-            return top_frame(text[text.rindex("Fatal Python error") :])
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else ""
+        before, error, after = text.rpartition("Fatal Python error")
+        said = ([""] + [line.strip() for line in (before or text).splitlines() if line.strip()])[-1]
+        if error and HEAP.match(said):
+            return f"the heap is damaged, as by a write outside a tensor ({said})"
+        return top_frame(after) if error else said
     return ""
 
 

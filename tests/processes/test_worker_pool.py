@@ -152,6 +152,12 @@ def test_a_crash_is_told_with_its_signal_and_place(pool, tmp_path):
     assert gone(worker.pid)
 
 
+def test_a_damaged_heap_is_told_in_place_of_where_it_was_seen(pool, tmp_path):
+    code = "import ctypes\nmemory = ctypes.create_string_buffer(64)\nctypes.CDLL(None).free(ctypes.c_void_p(ctypes.addressof(memory) + 8))"
+    reply = pool.ask(pool.spawn("x"), plugin(tmp_path, code), 60, "import")
+    assert reply.reason == "crashed (SIGABRT) in import: the heap is damaged, as by a write outside a tensor (free(): invalid pointer)"
+
+
 def test_an_exit_is_told_with_its_code_and_last_words(pool, tmp_path):
     reply = pool.ask(pool.spawn("x"), plugin(tmp_path, "import os\nos.write(2, b'giving up\\n')\nos._exit(5)"), 60, "import")
     assert reply == Lost(Status.FAILED, "exited with code 5 in import: giving up")
