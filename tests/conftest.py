@@ -182,7 +182,9 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _environment_as_before() -> Iterator[None]:
+def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("_added", "_numerics"):  # a test's operations end with it
+        monkeypatch.setattr(registry, name, {**getattr(registry, name)})
     yield
     choose(CHOSEN)
     for name in SET_BY_INDUCTOR:
@@ -387,6 +389,15 @@ def main(tmp_path, monkeypatch, capsys) -> Callable[..., tuple[int, str, str]]:
 
 
 @pytest.fixture
+def fresh_compiler() -> None:
+    """torch.compile has compiled nothing yet."""
+    import torch
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.fixture
 def plugins() -> Path:
     return PLUGINS
 
@@ -417,8 +428,7 @@ def make_row(make_record: Callable[..., Record]) -> Callable[..., Row]:
 
 
 @pytest.fixture
-def pick(monkeypatch) -> str:
+def pick() -> str:
     """The name of a second operation, which this process knows; its tensors are those of softmax."""
-    monkeypatch.setattr(registry, "_added", {})
     registry.add(replace(registry.operation("softmax"), name="pick"), "pick.py")
     return "pick"

@@ -27,9 +27,7 @@ FILES = (FOLDER / "standardize.py", FOLDER / "standardize_kernels.py")
 
 
 @pytest.fixture(autouse=True)
-def standardize(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-    monkeypatch.setattr(registry, "_numerics", {})
+def standardize():
     assert user_file.load(str(FILES[0])).name == "standardize"
 
 

@@ -14,6 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(600),
     pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine"),
+    pytest.mark.usefixtures("fresh_compiler"),
 ]
 
 OPS = torch.ops.softbench
@@ -26,12 +27,6 @@ NARROW = (torch.float16, torch.bfloat16)
 RESULTS = [(torch.float32, None), *((dtype, result) for dtype in NARROW for result in (None, torch.float32))]
 
 typed = pytest.mark.parametrize(("dtype", "result"), RESULTS)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

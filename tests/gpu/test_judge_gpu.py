@@ -15,7 +15,6 @@ from softbench.backends import naive
 from softbench.core.case import Case, Direction
 from softbench.judge.judgement import Judge
 from softbench.judge.main import readable_folders
-from softbench.ops import registry
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.processes.worker_pool import Pool
 from softbench.worker.judged import shared_memory
@@ -142,9 +141,8 @@ SOLUTIONS = {
 }
 
 
-def test_a_short_call_of_a_problem_has_its_time(judge, tmp_path, monkeypatch):
+def test_a_short_call_of_a_problem_has_its_time(judge, tmp_path):
     """Its kernels take some microseconds, and the fixed cost of a challenge two milliseconds."""
-    monkeypatch.setattr(registry, "_added", {})
     operation, found = problem(tmp_path, ROWS), {}
     case = replace(cases(operation)[0], device="cuda")
     for name, text in SOLUTIONS.items():
@@ -168,8 +166,7 @@ def test_a_short_call_of_a_problem_has_its_time(judge, tmp_path, monkeypatch):
     assert document["us"] == pytest.approx(expected, rel=0.35), (document, expected)
 
 
-def test_inputs_and_outputs_of_fp8_bools_and_integers_are_judged(judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
+def test_inputs_and_outputs_of_fp8_bools_and_integers_are_judged(judge, tmp_path):
     operation, plugin = problem(tmp_path, FP8), tmp_path / "plugin" / "halves.py"
     plugin.parent.mkdir()
     case = replace(cases(operation)[0], device="cuda")

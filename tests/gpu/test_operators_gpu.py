@@ -10,7 +10,7 @@ from operators import EVERY_PAIR, EVERY_TEST, FUNCTIONS, LONG, SHAPES, close, cl
 from softbench.kernels.cuda import build
 from torch.library import opcheck
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("fresh_compiler")]
 needs_nvcc = pytest.mark.skipif(build.nvcc() is None, reason="no nvcc on this machine")
 
 TRITON = ("triton", "triton log", "opaque", "opaque log")
@@ -19,12 +19,6 @@ each = pytest.mark.parametrize("name", [*TRITON, *(pytest.param(name, marks=need
 
 plain = pytest.mark.parametrize("name", ["triton", "opaque", pytest.param("cuda", marks=needs_nvcc)])
 """The operators of softmax."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 @each

@@ -16,13 +16,7 @@ from softbench.backends import torch_library
 from softbench.core.case import Case, Direction
 from softbench.core.toolchain import packaging_compiler
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("fresh_compiler")]
 
 
 def agree(function, x):

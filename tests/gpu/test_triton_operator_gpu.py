@@ -23,16 +23,10 @@ from softbench.kernels.common import operator
 from softbench.kernels.triton import dispatch, softmax
 from torch.library import opcheck
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("fresh_compiler")]
 
 SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1)]
 SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 @both

@@ -43,9 +43,7 @@ def test_parameters_of_a_file_go_through_all_commands(cli):
     assert 'name="masked_pick(cap=2) forward fp32 normal 1x7"' in (cli.folder / "check.xml").read_text()
 
 
-def test_half_a_tensor_is_half_its_bytes(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-    monkeypatch.setattr(registry, "_numerics", {})
+def test_half_a_tensor_is_half_its_bytes():
     user_file.load(str(FOLDER / FILES[0]))
     case = Case(8, 64, "fp32", Direction.FORWARD, "cpu", HALF)
     assert registry.operation(HALF).bytes_moved(case) == 8 * 64 * 4 // 2 + 8 * 8 + 8 * 4

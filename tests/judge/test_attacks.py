@@ -10,7 +10,6 @@ from shared_harness import MOST, SECRET, measured
 from wrongs import CASE, PLUGINS, confined, judged, load
 
 from softbench.core.case import Case, Direction
-from softbench.ops import registry
 from softbench.plugins.source import FILE, PluginSource, origins
 
 ATTACKS = load(PLUGINS / "wrong" / "judge_attacks.py")
@@ -129,9 +128,8 @@ def solution(x):
 """
 
 
-def test_work_for_which_the_caller_does_not_wait_is_wrong(judge, tmp_path, monkeypatch):
+def test_work_for_which_the_caller_does_not_wait_is_wrong(judge, tmp_path):
     """It plays a stream of a GPU: its work is done when the device is waited for. Challenges that are read later are right."""
-    monkeypatch.setattr(registry, "_added", {})
     operation = problem(tmp_path, "def inputs(M=16, N=96):\n return torch.randn(M, N)\n\ndef reference(x):\n x.mul_(2)\n")
     (file := tmp_path / "solution" / "late.py").parent.mkdir()
     file.write_text(LATE)

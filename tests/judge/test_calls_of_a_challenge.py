@@ -13,7 +13,6 @@ from wrongs import PLUGINS, load
 from softbench.core.case import Case, Direction
 from softbench.core.json import to_json
 from softbench.core.messages import Called, Done, MakeCalls, MapInputs, QueueCalls, ReleaseOutputs, ShareOutputs
-from softbench.ops import registry
 from softbench.worker import serve
 from softbench.worker.judged import calls as judged_calls, memory, shared_memory
 from softbench.worker.judged.calls import WARM_CALLS, JudgedCalls
@@ -76,8 +75,7 @@ def test_inputs_that_are_mapped_once_more_change_nothing():
     assert all_right(*challenges.run())
 
 
-def test_an_input_that_a_call_changes_is_copied_to_where_the_judge_reads_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
+def test_an_input_that_a_call_changes_is_copied_to_where_the_judge_reads_it(tmp_path):
     text = "def inputs(M=16, N=96):\n return torch.randn(M, N)\n\ndef reference(x):\n x.mul_(2)\n"
     challenges = Challenges(lambda x: x.mul_(2), *cases(problem(tmp_path, text)))
     given, found = challenges.run()
@@ -86,7 +84,6 @@ def test_an_input_that_a_call_changes_is_copied_to_where_the_judge_reads_it(tmp_
 
 def test_work_that_nothing_waits_for_is_missing_right_after_its_call(tmp_path, monkeypatch):
     """As on another stream of a GPU: it is there when the device was waited for."""
-    monkeypatch.setattr(registry, "_added", {})
     later, text = [], "def inputs(M=16, N=96):\n return torch.randn(M, N)\n\ndef reference(x):\n x.mul_(2)\n"
     monkeypatch.setattr(judged_calls, "synchronize", lambda device: [later.pop()() for _ in later.copy()])
     challenges = Challenges(lambda x: (later.append(lambda: x.mul_(2)), x)[1], *cases(problem(tmp_path, text)))

@@ -22,7 +22,6 @@ from softbench.judge.challenge import OutputReader
 from softbench.judge.judgement import Judge, Judgement, calls_of
 from softbench.judge.main import readable_folders
 from softbench.judge.plugin_process import PluginProcess
-from softbench.ops import registry
 from softbench.plugins.source import FILE, PluginSource, origins
 from softbench.worker.checking import any_dim
 from softbench.worker.judged import shared_memory
@@ -343,7 +342,6 @@ TWICE = "def inputs(M=40, N=8):\n return torch.randn(M, N)\n\ndef reference(x):\
 
 def test_of_each_call_of_a_problem_outputs_are_compared_that_only_the_judge_knows(tmp_path, monkeypatch, blocks):
     """Some as a whole, and elements of the others. The reader finds both in the block of outputs."""
-    monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(challenge, "READ_ELEMENTS", {"cpu": 6000})
     (case,) = cases(problem(tmp_path, TWICE))
     drawn = challenge.draw(case, 20)
@@ -389,7 +387,6 @@ def solution(x):
 
 def test_a_problems_solution_that_skips_few_calls_is_wrong(judge, tmp_path, monkeypatch):
     """Compared as a whole are 8 of 64 calls, which is all that a CPU makes without this test."""
-    monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(judgement, "WHOLE_CALLS", {"cpu": 64})
     monkeypatch.setattr(challenge, "WHOLE_COMPARED", 1)
     operation = problem(tmp_path, "def inputs(M=64, N=64):\n return torch.randn(M, N)\n\ndef reference(x):\n return x * 3\n")
@@ -401,8 +398,7 @@ def test_a_problems_solution_that_skips_few_calls_is_wrong(judge, tmp_path, monk
         assert (found.status, found.calls) == (status, 64), found
 
 
-def test_a_problem_whose_bound_accepts_zeros_is_unverified(judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
+def test_a_problem_whose_bound_accepts_zeros_is_unverified(judge, tmp_path):
     lossy = "def inputs(M=64, N=128):\n return torch.randn(M, N)\n\ndef reference(x):\n return x.to(torch.float8_e5m2).float() ** 3\n"
     operation, plugin = problem(tmp_path, lossy), tmp_path / "plugin" / "zeros.py"
     plugin.parent.mkdir()
@@ -413,7 +409,6 @@ def test_a_problem_whose_bound_accepts_zeros_is_unverified(judge, tmp_path, monk
 
 
 def test_inputs_and_outputs_of_fp8_bools_and_integers_are_judged(judge, tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(judgement, "WHOLE_CALLS", {"cpu": 12})
     operation, plugin = problem(tmp_path, FP8), tmp_path / "plugin" / "halves.py"
     plugin.parent.mkdir()

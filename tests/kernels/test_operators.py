@@ -13,16 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.library import opcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+pytestmark = [pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors are not interpreted"), pytest.mark.usefixtures("fresh_compiler")]
 
 each = pytest.mark.parametrize("name", PAIRS)
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 NARROW = [torch.float16, torch.bfloat16]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
 
 
 def wider(name, dtypes=NARROW):

@@ -186,9 +186,7 @@ def biased(ahead, case):
     return lambda x, bias: (x + bias).tril(max(0, x.shape[-1] - x.shape[-2]) + ahead)
 
 
-def test_a_user_may_declare_an_operation_of_scores(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-    monkeypatch.setattr(registry, "_numerics", {})
+def test_a_user_may_declare_an_operation_of_scores():
     validate(BIASED)
     registry.add(BIASED, "biased.py", Biased())
     for op in ("biased", "biased(causal=true)"):

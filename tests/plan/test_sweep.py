@@ -167,8 +167,7 @@ def test_an_invalid_shape_or_dimension_is_one_line(shapes, dims, message):
     assert "\n" not in str(raised.value)
 
 
-def test_an_operation_that_declares_no_dimension_refuses_shapes(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
+def test_an_operation_that_declares_no_dimension_refuses_shapes():
     registry.add(replace(registry.operation("softmax"), name="rows", any_dim=False), "rows.py")
     with pytest.raises(UsageError, match=r"^--shape: rows takes \(M, N\) tensors only; give --M and --N, or"):
         shaped("8x16x4", op=("softmax", "rows"))
@@ -185,10 +184,9 @@ def test_a_preset_names_shapes_of_the_operation():
     )
 
 
-def test_an_unknown_preset_is_one_line(monkeypatch):
+def test_an_unknown_preset_is_one_line():
     with pytest.raises(UsageError, match=r"^--shape: unknown preset of softmax 'vocabulary'; did you mean 'vocabularies'\?"):
         shaped("vocabulary")
-    monkeypatch.setattr(registry, "_added", {})
     registry.add(replace(registry.operation("softmax"), name="rows", presets={}), "rows.py")
     with pytest.raises(UsageError, match=r"^--shape attention: rows has no presets; give sizes, as in 4096x1024$"):
         shaped("attention", op=("rows",))

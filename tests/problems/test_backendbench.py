@@ -35,11 +35,6 @@ BODIES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-
-
 @pytest.fixture
 def folder(tmp_path):
     for operator in ("relu__default", "add__Tensor"):

@@ -74,7 +74,6 @@ WORKLOAD = {"axes": {"batch": 9}, "inputs": {"x": {"type": "random"}, "keep": {"
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     modules = {*sys.modules}
     yield

@@ -86,11 +86,6 @@ KINDS = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-
-
 FURTHER = {
     *("transposed matmul", "triangular", "leaky relu", "selu", "softplus", "hardtanh", "elu", "softsign", "mean", "argmin", "cumprod"),
     *("l1 norm", "instance norm", "conv 3d", "kl", "hinge"),

@@ -39,11 +39,6 @@ def reference(x, w, eps):
 '''
 
 
-@pytest.fixture(autouse=True)
-def _forgotten(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-
-
 def test_a_worker_takes_the_layouts_of_the_one_that_read_the_problem(tmp_path, monkeypatch):
     (tmp_path / "norm.py").write_text(NORM)
     read = load(str(tmp_path / "norm.py"))

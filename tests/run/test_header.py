@@ -58,8 +58,7 @@ def test_the_index_of_the_checkout_is_not_written(plugin, tmp_path):
     assert index.read_bytes() == before
 
 
-def test_the_file_of_a_users_operation_is_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
+def test_the_file_of_a_users_operation_is_recorded(tmp_path):
     file = tmp_path / "pick.py"
     file.write_text("x = 1\n")
     registry.add(replace(registry.operation("softmax"), name="pick"), str(file))

@@ -29,11 +29,6 @@ def standardize(x, w):
 """
 
 
-@pytest.fixture(autouse=True)
-def empty(monkeypatch):
-    monkeypatch.setattr(registry, "_added", {})
-
-
 @pytest.fixture
 def file(tmp_path):
     def write(text, name="layer.py"):
@@ -136,8 +131,7 @@ def test_an_invalid_file_is_one_line_and_adds_nothing(file, what):
 
 
 @pytest.mark.parametrize("what", [what for what in BAD if what not in ("an error", "a syntax error", "an exit")])
-def test_a_worker_names_what_is_invalid_in_a_file(file, what, monkeypatch):
-    monkeypatch.setattr(registry, "_numerics", {})
+def test_a_worker_names_what_is_invalid_in_a_file(file, what):
     text, message = BAD[what]
     with pytest.raises((UsageError, TypeError)) as error:
         user_file.load(file(text))
@@ -244,9 +238,8 @@ def test_a_run_measures_and_rejects_backends_of_the_operation(cli):
     assert (done.returncode, "processes" in done.stderr) == (3, True)
 
 
-def test_an_error_in_an_operations_file_has_its_line(file, monkeypatch):
+def test_an_error_in_an_operations_file_has_its_line(file):
     """Also where a backend of softbench is loaded or checked, and not the file itself."""
-    monkeypatch.setattr(registry, "_numerics", {})
     path = file(TEXT.replace("    def bound(self", "    def bound(self, *_):\n        raise ValueError('late')\n\n    def other(self"))
     line = Path(path).read_text().splitlines().index("        raise ValueError('late')") + 1
     with pytest.raises(ValueError, match="late") as error:
@@ -265,8 +258,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_changed_operation_of_a_user_is_noticed(file, what, monkeypatch):
-    monkeypatch.setattr(registry, "_numerics", {})
+def test_a_changed_operation_of_a_user_is_noticed(file, what):
     user_file.load(file(TEXT))
     values = registry.numerics("standardize")
     guard = tamper_guard.bind("cpu")

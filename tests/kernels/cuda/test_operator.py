@@ -17,6 +17,8 @@ from softbench.backends import torch_library
 from softbench.backends.cuda import backend as cuda
 from softbench.core.case import Case, Direction
 
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
 OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
 LOG_FORWARD, LOG_BACKWARD = OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default
@@ -24,11 +26,6 @@ PAIRS = {"softmax": (FORWARD, BACKWARD), "log_softmax": (LOG_FORWARD, LOG_BACKWA
 PYTHON = {"softmax": softmax, "log_softmax": log_softmax}
 each = pytest.mark.parametrize("name", PAIRS)
 NARROW = [torch.float16, torch.bfloat16]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
 
 
 @each

@@ -9,12 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from softbench.kernels import triton as kernels
 
-pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors are not interpreted"), pytest.mark.usefixtures("fresh_compiler")]
 
 
 def test_wrong_dtypes_layouts_dims_and_gradients_are_refused():

@@ -29,7 +29,7 @@ from torch.library import triton_op
 
 from softbench.kernels import triton as kernels
 
-pytestmark = pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors and TRITON_INTERPRET=1 do not go together")
+pytestmark = [pytest.mark.skipif(generic.INTERPRETED, reason="fake tensors are not interpreted"), pytest.mark.usefixtures("fresh_compiler")]
 
 
 def reinplaced(graph):
@@ -37,11 +37,6 @@ def reinplaced(graph):
     from torch._inductor.fx_passes.reinplace import reinplace_inplaceable_ops_core
 
     reinplace_inplaceable_ops_core(graph)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler():
-    torch._dynamo.reset()
 
 
 def test_operator_body_knows_when_it_is_traced():
