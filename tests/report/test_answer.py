@@ -104,6 +104,9 @@ def test_a_leader_that_is_finite_only_or_doubtful_is_said_to_be(rows):
 
 def test_without_intervals_or_results_the_answer_says_so(rows):
     assert lines([replace(row, low_us=None) for row in rows])["fastest"].endswith("4 leads have no interval and may be noise")
+    unknown = lines([replace(row, low_us=None) for row in rows if row.N == 256 and row.backend in ("a", "b", "copy")])
+    assert unknown["fastest"].endswith("1 lead has no interval and may be noise")
+    assert unknown["correct"] == "both cells within the bound"
     assert lines([row for row in rows if row.backend == "copy"])["fastest"] == "none: no backend but copy has a result"
     assert lines([row for row in rows if row.backend in ("a", "copy")])["fastest"] == "a in all 4 cases; no other backend has a result"
     assert lines([replace(row, of_copy=None) for row in rows])["of copy"].startswith("unknown: copy is doubtful")
