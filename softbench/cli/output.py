@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -39,9 +40,13 @@ class _Console(Console):
 
 
 def show(renderable: RenderableType, target: Console) -> None:
-    """Print a renderable without markup and highlighting. No column is cut; the terminal breaks long lines."""
+    """Print a renderable without markup and highlighting. No column is cut; the terminal breaks long lines. A log gets no padding."""
     widen(target, renderable)
-    target.print(renderable, markup=False, highlight=False, crop=False)
+    with nullcontext() if target.is_terminal else target.capture() as captured:
+        target.print(renderable, markup=False, highlight=False, crop=False)
+    if captured:
+        target.file.write(re.sub(r" +$", "", captured.get(), flags=re.MULTILINE))
+        target.file.flush()
 
 
 @contextmanager

@@ -235,7 +235,9 @@ def _correct(rows: Sequence[Row], where: _Places) -> Line | None:
     limited = grouped((row for row in tried if row.grade in LIMITED and row.status not in NOT_RIGHT), lambda row: row.grade)
     right = sum(row.grade in PASSES and row.status not in NOT_RIGHT for row in tried)
     texts = [f"{what}: {_cells(some, where)}" for what, some in [*bad.items(), *limited.items()]]
-    cells = f"{right} of {count(len(tried), 'cell')}" if right < len(tried) else {1: "1 cell", 2: "both cells"}.get(right, f"all {right} cells")
+    cells = (
+        f"{right} of {count(len(tried), 'cell')}" if right < len(tried) else {1: "1 cell", 2: "both cells"}.get(right, f"all {right} cells")
+    )
     return Line("correct", "; ".join([f"{cells} within the bound", *texts]), "red" if bad else "")
 
 

@@ -46,9 +46,9 @@ def test_a_cell_of_every_state_is_in_the_figure():
 def test_a_terminal_of_100_columns_breaks_no_line():
     reason = "slower by more than the margin of 5%, after correction for multiple tests (p=0.0012)"
     wide = Verdict(CellKey("compile", "backward", "bf16", 8192, 16384), State.SLOWER, reason, 1.078, (1.071, 1.085), n="10+3 processes")
-    console = Console(record=True, file=io.StringIO(), width=100)
+    console = Console(file=io.StringIO(), width=100)
     output.show(gate_report.text(report(wide), long=False), console)
-    shown = console.export_text()
+    shown = console.file.getvalue()
     assert max(map(len, shown.splitlines())) <= 100
     assert "10+3 processes" in " ".join(shown.split()) and "10+3 processes" in gate_report.markdown(report(wide))
 
