@@ -142,8 +142,8 @@ def compare(
     def watch(report: GateReport, look: fresh_pairs.Look) -> None:
         if look is first_look and (why := fresh_pairs.why_undecided(report, look, plan[-1])):
             tell(
-                f"process pairs differ so much that equal code would be inconclusive after {plan[-1].pairs} pairs, too, as then {why}; "
-                "Ctrl-C, end other programs and start again, or with --wait 10m. This goes on meanwhile, and finds larger slowdowns"
+                f"process pairs differ so much that equal code would be inconclusive even after {plan[-1].pairs} pairs: {why}; "
+                "the gate goes on, and can find large slowdowns; for smaller ones press Ctrl-C, end other programs or add --wait 10m"
             )
 
     plan = fresh_pairs.looks(request.settings().processes)

@@ -240,7 +240,8 @@ def _reference_note(cells: Mapping[CellKey, Sequence[SharedRounds]], reference: 
     change, key = max(changes, key=lambda each: abs(each[0]), default=(0.0, None))
     if key is None or abs(change) <= math.log1p(REFERENCE_MOVES):
         return ()
-    return (f"{reference} itself changed by {math.expm1(change):+.1%} within a run ({key.case}); the ratios of shared rounds cancel that",)
+    told = f"the time of {reference} changed by {math.expm1(change):+.1%} within a run ({key.case})"
+    return (f"{told}; the ratios of shared rounds cancel that",)
 
 
 def why_order(pairs: Sequence[SharedRounds], limit: float) -> str:

@@ -186,7 +186,7 @@ def test_an_advisory_cell_is_gated_from_a_slowdown_of_25_percent():
 def test_a_changing_reference_is_noted_and_cancels():
     report = judge(interleaved(dice(2), 20, drift=0.2, processes=6))
     assert report.exit_code == 0
-    assert report.notes[0].startswith("old itself changed by +1")
+    assert report.notes[0].startswith("the time of old changed by +1")
     assert judge(interleaved(dice(2), 20, drift=0.04, processes=6)).notes == ()
 
 
