@@ -73,7 +73,7 @@ def measured_by(*names: str) -> str:
         parts = document.get("merged") or [document]
         commands = dict.fromkeys(NOT_MEASURED.sub("", part["command"]) for part in parts)
         commits = dict.fromkeys(str(part.get("git_commit") or "unknown") for part in parts)
-        cards = count(len(units_of(document)), "card")
+        cards = count(len(units_of(document)), "card") + (", interrupted" if document.get("interrupted") else "")
         files = {file.name: file, "samples": beside(file), "configuration": file.with_suffix(".toml")}
         links = [f"[{text}](../../{one.relative_to(ROOT)})" for text, one in files.items() if one.exists()]
         ran = "; ".join(f"`{command}`" for command in commands)
@@ -262,8 +262,7 @@ def host_times() -> list[str]:
     """The host times of users' calls, if a run of the configuration is stored."""
     if not (RESULTS / "h200" / "host.csv").is_file():
         return []
-    run = f"{measured_by('h200/host')}. C++ launched CUDA kernels of masked softmax at that commit, where Python now launches Triton's."
-    return ["## Host time of users' calls", run, users_calls.as_markdown(rows_of("h200/host"))]
+    return ["## Host time of users' calls", f"{measured_by('h200/host')}.", users_calls.as_markdown(rows_of("h200/host"))]
 
 
 def frontier_tables(name: str, sections: Sequence[tuple[str, str, int]], backends: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from softbench.results.csv import unvouched
-from softbench.results.document import SUFFIX
+from softbench.results.document import INTERRUPTED, SUFFIX
 
 ROOT = Path(__file__).parents[2]
 EXHIBIT = sorted(file for file in (ROOT / "results").glob("*/*") if file.is_file())
@@ -25,7 +25,13 @@ def test_the_exhibit_is_small():
 def test_each_csv_has_its_document():
     csvs = {file.with_suffix("") for file in EXHIBIT if file.suffix == ".csv"}
     assert csvs == {file.with_name(file.name.removesuffix(SUFFIX)) for file in EXHIBIT if file.name.endswith(SUFFIX)}
-    assert [text for file in EXHIBIT if file.suffix == ".csv" for text in unvouched(file)] == []
+    told = [(file, text) for file in EXHIBIT if file.suffix == ".csv" for text in unvouched(file)]
+    assert [text for _, text in told if not text.endswith(INTERRUPTED)] == []
+    for file, _ in told:
+        page = (ROOT / "docs" / "results" / f"{file.parent.name}.md").read_text()
+        assert re.search(rf"^- \[{file.name}\].*, interrupted\)$", page, re.MULTILINE), (
+            f"{file} is of an interrupted run, which its page hides"
+        )
 
 
 @pytest.mark.parametrize("card", ["h200", "h100"])
