@@ -101,7 +101,7 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
     """JSON: a `KernelExecResult` for each case and solution, and `fast_p` of each solution over all cases of all files.
 
     Times are milliseconds. Beside each share of `fast_p` stand the least and the largest that the intervals of the times allow.
-    `fast_p_over` has the same over the other backends of the reference, such as torch.compile of it.
+    `fast_p_over` has the same over the other backends of the reference, such as its torch.compile. Without the reference there is neither.
     """
     results: dict[str, dict[str, JsonObject]] = {}
     speeds: dict[str, dict[str, list[Speed | None]]] = {REFERENCE: {}}
@@ -120,7 +120,8 @@ def kernelbench(files: Mapping[Path, Sequence[Row]]) -> str:
                 "ref_runtime_stats": _statistics(one.reference_us),
                 "speedup": list(speed) if speed else None,
             }
-            for over in {REFERENCE: None, **{name: row for name, row in one.references.items() if row.median_us}}:
+            others = [name for name, row in one.references.items() if row.median_us]
+            for over in dict.fromkeys([REFERENCE, *others] if one.references else []):
                 found = speeds.setdefault(over, {}).setdefault(one.row.backend, [])
                 found.append(one.speedup(over) if one.right else None)
     shares = {over: {backend: _shares(found) for backend, found in of.items()} for over, of in speeds.items()}

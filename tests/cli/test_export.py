@@ -93,6 +93,8 @@ def test_shares_are_over_the_compiled_reference_too(monkeypatch, tmp_path):
     found = json.loads(exports.kernelbench({tmp_path / "a.csv": []}))
     assert found["fast_p"]["mine"]["1"] == {"share": 1.0, "least": 1.0, "most": 1.0}
     assert found["fast_p_over"] == {"reference:compile": {"mine": found["fast_p_over"]["reference:compile"]["mine"]}}
+    monkeypatch.setattr(exports, "solved", lambda *_: [Solved(row("mine", 10.0), {}, (10.0,), (), {}, ())])
+    assert json.loads(exports.kernelbench({tmp_path / "a.csv": []}))["fast_p"] == {}
     assert found["fast_p_over"]["reference:compile"]["mine"]["1"] == {"share": 0.5, "least": 0.5, "most": 0.5}
 
 
