@@ -69,8 +69,10 @@ def bisect(
 
     verbosity.choose(quiet=quiet, verbose=False)
     words = list(CONTEXT.get().args)
-    if wrong := next((one for one in (good, bad) if one.startswith("-")), ""):
-        raise UsageError(f"bisect: no such option before GOOD and BAD: {wrong}; those of the gate follow; see: softbench bisect --help")
+    if good.startswith("-"):
+        raise UsageError(f"bisect: no such option before GOOD: {good}; those of the gate follow; see: softbench bisect --help")
+    if bad.startswith("-"):  # the first option of the gate: BAD was left out
+        words, bad = [bad, *words], "HEAD"
     if "--dry-run" in words:
         raise UsageError("bisect: --dry-run decides nothing; the plan of one comparison: softbench gate --dry-run")
     try_file(json)

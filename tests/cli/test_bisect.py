@@ -127,6 +127,11 @@ def test_sigterm_says_how_to_go_on(gate, main, monkeypatch):
     assert err.splitlines()[-1] == "softbench: interrupted; the same command goes on from here, with the measurements in results/bisect"
 
 
+def test_options_of_the_gate_may_follow_good(gate, main):
+    code, out, _ = main("bisect", "c5", "--plugin", "mine.py", "--N", "67")
+    assert (code, [line.split('"')[1] for line in out.splitlines()]) == (1, ["Change 6"])
+
+
 def test_a_range_that_is_not_slower_passes(gate, main):
     code, out, _ = main("bisect", "c4", "c5", "--plugin", "mine.py:softmax")
     assert (code, "within the margin: new" in out) == (0, True)
@@ -138,7 +143,7 @@ def test_a_range_that_is_not_slower_passes(gate, main):
         (("c0", "no-such-tag"), "no-such-tag: is not a commit"),
         (("c5", "c1"), "c5: is not an ancestor of c1"),
         (("c1", "c1"), "are one commit"),
-        (("--N", "64", "c0", "c7"), "no such option before GOOD and BAD"),
+        (("--N", "64", "c0", "c7"), "no such option before GOOD: --N"),
         (("c0", "c7", "--dry-run"), "--dry-run decides nothing"),
         (("c0", "c7", "--plugin", "other.py"), "other.py: is not a file of the repository"),
         (("c0", "c3", "--plugin", "mine.py"), "import: SyntaxError"),
