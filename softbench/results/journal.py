@@ -128,10 +128,6 @@ class Cells:
         """Each case with each of its units, in the order in which they were added."""
         return ((case, unit) for case, units in self._of.items() for unit in units)
 
-    def every(self) -> Iterator[tuple[str, Stored]]:
-        """Each record, with the name of its backend."""
-        return ((name, stored) for units in self._of.values() for of in units.values() for (_, name), stored in of.items())
-
     def drop(self, case: Case, unit: str) -> None:
         """Forget a case on a unit."""
         self._count -= len(self._of[case].pop(unit))

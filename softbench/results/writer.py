@@ -443,15 +443,20 @@ def resume(
         run.journal.close()
     elif header.get("spread"):
         run.join({"environment": header["environment"], "units": header["units"]})
-    return run, _resuming(run) + (f"; {count(len(again), 'case')} with a failed cell measured again" if retry else "")
+    failed = f"{count(len(again), 'case')} with a failed cell measured again" if again else "no case has a failed cell"
+    return run, _resuming(run) + (f"; {failed}" if retry else "")
 
 
 def _resuming(run: Run) -> str:
-    """The note for a run that is resumed."""
-    sources = run.header["sources"]
-    changed = sum(stored.source != sources.get(backend) for backend, stored in run.cells.every())
-    again = f"; {changed} more are measured again, as their backends' source files changed" if changed else ""
-    return f"resuming {run.name}: {len(run.cells) - changed} cells are there already{again}"
+    """The note for a run that is resumed. If a backend has changed, all backends of its cases are measured again, as ratios need."""
+    sources, again, kept = run.header["sources"], 0, len(run.cells)
+    for key in run.cells.cases():
+        of = run.cells.of(*key)
+        changed = {process for (process, backend), stored in of.items() if stored.source != sources.get(backend)}
+        kept -= sum(process in changed for process, _ in of)
+        again += bool(changed)
+    told = f"; {count(again, 'case')} measured again, as the source files of a backend changed" if again else ""
+    return f"resuming {run.name}: {count(kept, 'cell')} {'is' if kept == 1 else 'are'} there already{told}"
 
 
 def _append(journal: IO[bytes], data: bytes) -> None:

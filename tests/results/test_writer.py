@@ -249,6 +249,7 @@ def test_cases_with_a_failed_cell_of_a_finished_run_are_measured_again(tmp_path,
     assert [(cell["case"]["N"], cell["outcome"]["kind"]) for cell in cells] == [(256, "measured")] * 2 + [(512, "measured")] * 2
     assert [len(cell["outcome"]["timing"]["batches"]) for cell in cells] == [2] * 4
     assert not run.csv.with_suffix(".jsonl").exists()
+    assert writer.resume(tmp_path, header(processes=2), look=True, retry=True)[1].endswith("; no case has a failed cell")
 
 
 def test_an_interrupted_run_has_a_document_that_says_so_until_it_is_resumed(tmp_path, make_record):
@@ -308,7 +309,7 @@ def test_a_resumed_comparison_knows_the_first_set_in_which_a_case_failed(tmp_pat
 def test_a_changed_backend_is_measured_again(tmp_path, make_record):
     journal_of(tmp_path, make_record)
     run, note = writer.resume(tmp_path, {**header(), "sources": {"copy": "source", "ours": "edited"}})
-    assert note.endswith("1 cells are there already; 1 more are measured again, as their backends' source files changed")
+    assert note.endswith("0 cells are there already; 1 case measured again, as the source files of a backend changed")
     case = make_record("ours", [20.0]).case
     assert run.has(0, ["copy"], case)
     assert not run.has(0, ["copy", "ours"], case)
@@ -348,7 +349,7 @@ def test_a_file_system_without_locks_is_named_and_used(tmp_path, make_record, mo
     run.add(0, [make_record("ours", [20.0])])
     run.interrupt()
     run, told = writer.resume(tmp_path, header())
-    assert "1 cells are there already" in told and run.warning.startswith(warning)
+    assert "1 cell is there already" in told and run.warning.startswith(warning)
     run.finish(publish=True)
     assert read_csv(tmp_path / "latest.csv")
 
