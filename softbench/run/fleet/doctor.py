@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Protocol
 
 from softbench import __version__
 from softbench.core.case import YARDSTICK, Case
@@ -18,10 +19,16 @@ from softbench.run.pace import Pacing
 from softbench.run.request import RunRequest
 
 
+class Tell(Protocol):
+    """Takes a note for the user; with `error` one of a loss."""
+
+    def __call__(self, text: str, *, error: bool = False) -> object: ...
+
+
 class Notes:
     """An observer that only passes notes on."""
 
-    def __init__(self, note: Callable[[str], object]) -> None:
+    def __init__(self, note: Tell) -> None:
         self._note = note
 
     def watch(self, doing: Callable[[], str]) -> None:
@@ -34,10 +41,10 @@ class Notes:
         """Nothing is shown."""
 
     def note(self, text: str, *, error: bool = False) -> None:
-        self._note(text)
+        self._note(text, error=error)
 
 
-def examine(devices: str, note: Callable[[str], object], cards: Callable[[str], Cards] = LocalCards) -> list[Finding]:
+def examine(devices: str, note: Tell, cards: Callable[[str], Cards] = LocalCards) -> list[Finding]:
     """A finding for each card, and a warning if equal cards are too far apart to share a sweep.
 
     Raises:

@@ -148,15 +148,15 @@ def test_only_cards_of_one_model_must_be_alike(tmp_path):
 
 
 def test_the_cards_are_listed_with_what_they_copy():
-    found = examine("all", print, lambda devices: FakeCards(us=(100, 101)))
+    found = examine("all", Note().note, lambda devices: FakeCards(us=(100, 101)))
     assert [one[:2] for one in found] == [("cuda:0", "ok"), ("cuda:1", "ok")]
     assert "copy 5369 GB/s" in found[0][2] and found[0][2].startswith("node1/0/")
 
 
 def test_cards_that_are_apart_or_lost_are_findings():
     cards = FakeCards(("H200",) * 3, us=(100, 110, 100), unopened={2: "no driver"})
-    found = examine("all", print, lambda devices: cards)
+    found = examine("all", Note().note, lambda devices: cards)
     assert [one[:2] for one in found[2:]] == [("cuda:2", "missing"), ("cards", "warning")]
     assert "10% apart" in found[-1][2]
     every = FakeCards(unopened={0: "no driver", 1: "no driver"})
-    assert examine("all", print, lambda devices: every)[0][:2] == ("cards", "missing")
+    assert examine("all", Note().note, lambda devices: every)[0][:2] == ("cards", "missing")
