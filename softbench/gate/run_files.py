@@ -20,7 +20,7 @@ from softbench.gate.samples import CellKey, CellSamples, RoundMedian, RunSamples
 from softbench.gate.verdicts import GateReport, Rules, State, Verdict
 from softbench.results import labels
 from softbench.results.csv import read_csv
-from softbench.results.document import INTERRUPTED, beside_required, digests, load, stream, units_of
+from softbench.results.document import beside_required, digests, interrupted, load, stream, units_of
 from softbench.results.records import SCHEMA, record_from_json, unit_text
 
 LATENCIES_US = (1e-6, 1e12)
@@ -54,8 +54,8 @@ def from_document(document: JsonObject, source: str) -> RunSamples:
     Raises:
         ResultsError: a field is missing or invalid; the message names the cell. Or the run was interrupted.
     """
-    if document.get("interrupted"):
-        raise ResultsError(f"{source}: {INTERRUPTED}")
+    if told := interrupted(document):
+        raise ResultsError(f"{source}: {told}")
     if "cells" not in document or "environment" not in document:
         raise ResultsError(f"{source}: is not a softbench run: it lacks {'cells' if 'cells' not in document else 'environment'}")
     if document.get("schema") != SCHEMA:

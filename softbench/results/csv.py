@@ -18,7 +18,7 @@ from softbench.core.errors import ResultsError
 from softbench.core.files import reject_folder
 from softbench.core.text import count, one_line, size
 from softbench.results.columns import FIELDS, FORMULA, Row
-from softbench.results.document import CSV, GZIP, INTERRUPTED, SUFFIXES, digests, load_header, new_digest
+from softbench.results.document import CSV, GZIP, SUFFIXES, digests, interrupted, load_header, new_digest
 
 if TYPE_CHECKING:
     from softbench.results.column_store import ColumnStore
@@ -119,7 +119,7 @@ def unvouched(path: Path) -> list[str]:
             return [f"{path}: {documents[0].name} has no digest of it, so a changed number is not noticed"]
         with path.open("rb") as content:
             if hashlib.file_digest(content, new_digest).hexdigest() == stored:
-                return [f"{path}: {INTERRUPTED}"] if load_header(documents[0]).get("interrupted") else []
+                return [f"{path}: {told}"] if (told := interrupted(load_header(documents[0]))) else []
     raise ResultsError(
         f"{path}: is not the table that {documents[0].name} belongs to: it was changed, or is of another run; copy both files again; "
         "to read a table that you edited or filtered, give it a name of its own"

@@ -39,7 +39,7 @@ HEAD_END = re.compile(rb'(?:,\s*"digest_of_header":\s*"([0-9a-f]{32})")?,\s*"cel
 DOCUMENT_END = re.compile(rb'\s*\](?:,\s*"digest_of_cells":\s*"([0-9a-f]{32})")?\s*\}\s*')
 STAMP = re.compile(r"run-(\d{4})(\d\d)(\d\d)-(\d\d)(\d\d)(\d\d)")
 """The name of a run says when it started. If the clock was set back, or two runs start within a second, the second has a later name."""
-INTERRUPTED = "is of an interrupted run, and not whole; its command with --resume measures the rest"
+INTERRUPTED = "is of an interrupted run, and not whole"
 CHANGED = "was changed after softbench wrote it, as its digest shows; copy it again, or measure again"
 
 
@@ -53,6 +53,12 @@ def order(run: str) -> tuple[str, int, str]:
 def new_digest(begin: bytes | bytearray = b"") -> Any:
     """A hash object for a digest, which has been fed with `begin`."""
     return blake2b(begin, digest_size=16)
+
+
+def interrupted(header: JsonObject) -> str:
+    """What is told of a run with this header, if it or a part of it was interrupted; else nothing."""
+    rest = "continue that with --resume, and merge again" if header.get("merged") else "its command with --resume measures the rest"
+    return f"{INTERRUPTED}; {rest}" if header.get("interrupted") else ""
 
 
 def beside(csv: Path) -> Path:

@@ -224,12 +224,12 @@ def run(
         if plan.device == "cpu":
             load.look()
         kept = stored(request, header(plan, request), plan.cases, observer)
-        place.tell(kept.name)
-        on_start(kept)
-        session.pool.tell(kept.keep_log)
-        pace = Pace(plan, activity, kept.has, skipped)
-        observer.begin(plan, pace, kept.name)
         try:
+            place.tell(kept.name)
+            on_start(kept)
+            session.pool.tell(kept.keep_log)
+            pace = Pace(plan, activity, kept.has, skipped)
+            observer.begin(plan, pace, kept.name)
             judge = end.enter_context(CellJudge(plan, activity))
             failed = kept.first_failures() if plan.of_a_pair else {}
             execute(plan, kept, Watch(observer, pace, load, judge.judged), session.pool, slots, session.environment, failed)

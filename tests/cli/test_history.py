@@ -35,14 +35,16 @@ def stored(main, tmp_path):
 def test_the_commit_that_changed_a_target_is_named_and_drawn(main, stored, tmp_path):
     unfinished = next((tmp_path / "results").glob("run-*.csv")).read_text().replace("run-2", "run-1")
     (tmp_path / "results" / "run-19990101-000000.csv").write_text(unfinished)
+    much = interleaved(dice(9), 2, processes=6, slowdown=lambda i: 0.5)
+    interrupted = stored_run(tmp_path / "results", much, interrupted=True, commits={"new": stored[1], "old": stored[0]})
     code, out, err = main("history", "softmax.py")
     assert code == 0, err
-    assert err.count("left out, because no JSON is beside it") == 1
+    assert "results/run-19990101-000000.csv, " in err and f"{interrupted.csv.name}: left out, because the run is unfinished, or no" in err
     *changes, page = out.splitlines()
     assert page == "history.html"
     assert [line.partition(":")[0] for line in changes] == [f"{stored[1]} is slower than {stored[0]}"] * 2
     assert all(re.search(r"1\.0[78]\d \[1\.0\d+, 1\.\d+\]$", line) for line in changes)
-    read = run_files.read(sorted((tmp_path / "results").glob("run-2*.csv"))[-1])
+    read = run_files.read(sorted((tmp_path / "results").glob("run-2*.csv"))[-2])
     verdicts = paired.compare(read, "new", "old", RULES).verdicts
     ratios = {f"{one.ratio:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in verdicts}
     assert {line.partition("1.0")[1] + line.partition("1.0")[2] for line in changes} == ratios, "as the gate compares process pairs"

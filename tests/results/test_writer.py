@@ -18,7 +18,7 @@ from softbench.core.outcome import Accuracy, Build, Failed, Grade, Judged, Profi
 from softbench.gate import run_files
 from softbench.results import csv, writer
 from softbench.results.csv import read_csv
-from softbench.results.document import load
+from softbench.results.document import interrupted, load
 from softbench.results.journal import line_of
 from softbench.results.records import merge, record_from_json, record_to_json
 from softbench.run.header import fingerprint
@@ -264,6 +264,9 @@ def test_an_interrupted_run_has_a_document_that_says_so_until_it_is_resumed(tmp_
     with pytest.raises(ResultsError) as refused:
         run_files.read(first.csv)
     assert str(refused.value) == whole
+    assert (
+        interrupted({**document, "merged": [{}]}) == "is of an interrupted run, and not whole; continue that with --resume, and merge again"
+    )
     writer.resume(tmp_path, header(), look=True)
     assert first.json.exists()
     run, _ = writer.resume(tmp_path, header())

@@ -1,5 +1,6 @@
 """The order of things over sets of processes, and what is planned, with workers that only pretend."""
 
+import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import pytest
 from pretended import FakePool, info, make
 
 from softbench.core.case import Case, Direction
-from softbench.core.errors import UsageError
+from softbench.core.errors import Interrupted, UsageError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.messages import Graded
 from softbench.core.outcome import Accuracy, Failed, Record, Skipped, Status
@@ -37,6 +38,26 @@ class Kept:
     def add(self, process, records):
         self.added.append(process)
         self.names.append([record.backend for record in records])
+
+
+def test_a_run_that_is_interrupted_before_its_first_case_writes_its_files(monkeypatch, tmp_path):
+    """If it continues an interrupted run, the document of that is gone by then."""
+    ended = []
+    kept = SimpleNamespace(name="run-1", interrupt=lambda: ended.append("written"))
+    place = SimpleNamespace(tell=lambda name: None)
+    for name, made in {
+        **{"in_turn": (SimpleNamespace(), place), "prepare": run.Prepared(make(), [], frozenset())},
+        **{"header": {}, "stored": kept, "CpuLoad": SimpleNamespace(look=lambda: None)},
+    }.items():
+        monkeypatch.setattr(run, name, lambda *given, made=made: made)
+
+    def interrupted(begun):
+        raise Interrupted(signal.SIGINT)
+
+    observer = SimpleNamespace(watch=lambda doing: None, note=lambda text, **how: None)
+    with pytest.raises(Interrupted):
+        run.run(SimpleNamespace(output=tmp_path), observer, interrupted)
+    assert ended == ["written"]
 
 
 @pytest.mark.parametrize(("device", "order"), [("cuda", ["open 1", "open 2", "close 1", "close 2"]), ("cpu", ["open 1", "close 1"] * 2)])

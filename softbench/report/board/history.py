@@ -148,12 +148,8 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
     runs, problems = find(places)
     made, known = History(target, threshold), set[str]()
     first: dict[str, str] = {}
-    unfinished = [str(run.file) for run in runs if not beside(run.file).exists()]
-    if unfinished:
-        problems.append(f"{', '.join(unfinished)}: left out, because no JSON is beside it; the run is unfinished or not whole")
-    for run in (one for one in runs if str(one.file) not in unfinished):
+    for run, header in _finished(runs, problems):
         try:
-            header = load_header(beside(run.file))
             rows = read_csv(run.file, stored=False)[0]
         except ResultsError as error:
             problems.append(str(error))
@@ -183,6 +179,22 @@ def collect(target: str, places: Sequence[Path], threshold: float, repository: P
         raise ResultsError(f"{target}: no run in {', '.join(map(str, places))} has a time of it; {there}")
     made.commits = _ordered(first, repository)
     return made, problems
+
+
+def _finished(runs: Sequence[FoundRun], problems: list[str]) -> Iterator[tuple[FoundRun, JsonObject]]:
+    """The runs that finished, with the headers of their JSONs. `problems` gets a line for each damaged JSON, and one for all other runs."""
+    others = []
+    for run in runs:
+        try:
+            header = load_header(file) if (file := beside(run.file)).exists() else {"interrupted": True}
+        except ResultsError as error:
+            problems.append(str(error))
+            continue
+        if header.get("interrupted"):
+            others.append(str(run.file))
+        else:
+            yield run, header
+    problems += [f"{', '.join(others)}: left out, because the run is unfinished, or no JSON is beside it"] if others else []
 
 
 def _pairs(run: FoundRun, backends: Sequence[str]) -> dict[tuple[str, CaseKey], dict[str, Ratio]]:

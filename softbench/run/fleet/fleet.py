@@ -94,10 +94,10 @@ def run(how: How, request: RunRequest, observer: Observer, on_start: Callable[[w
         _require_few_cells(members.alive, request, how.spread)
         head = _header(members.alive, request, how.spread)
         kept = stored(request, head, [case for member in members.alive for case in member.known.cases], observer)
-        kept.cases = members.alive[0].known.cases
-        on_start(kept)
-        members.keep_log = kept.keep_log
         try:
+            kept.cases = members.alive[0].known.cases
+            on_start(kept)
+            members.keep_log = kept.keep_log
             Fleet(members, kept, how.spread, observer).measure()
         except BaseException:
             kept.interrupt()

@@ -11,11 +11,12 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from sampled import sampled
 from timed import wait_for
 
-from softbench.core.errors import NotMeasurableError, StorageError, UsageError
+from softbench.core.errors import Interrupted, NotMeasurableError, StorageError, UsageError
 from softbench.plan.estimate import load_seconds, run_seconds
 from softbench.results import writer
 from softbench.results.document import load
 from softbench.run.fleet import fleet, members
+from softbench.run.fleet.doctor import Notes
 from softbench.run.fleet.fleet import How, run
 from softbench.run.fleet.members import CardsLostError
 
@@ -184,6 +185,28 @@ def test_a_card_that_joins_a_resumed_run_is_recorded(tmp_path):
     kept = measured(FakeCards(("H200",)), request(tmp_path, resume=True))
     assert len(kept.header["units"]) == 3
     assert {row.device for row in kept.rows()} == {"H200"}
+
+
+def test_a_resumed_run_that_ends_before_its_first_case_writes_its_document_again(tmp_path):
+    with pytest.raises(CardsLostError):
+        measured(FakeCards(fails={0: (1, "dies"), 1: (1, "dies")}), request(tmp_path))
+    (document,) = tmp_path.glob("run-*.json.gz")
+
+    def interrupted(kept):
+        assert not document.exists()
+        raise Interrupted(signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run(How(lambda asked: FakeCards()), request(tmp_path, resume=True), Note(), interrupted)
+    stored = load(document)
+    assert (len(stored["cells"]), stored["interrupted"]) == (2 * len(BACKENDS), True)
+
+
+def test_a_dry_run_tells_of_a_lost_card_as_of_a_loss(tmp_path):
+    told = []
+    cards = FakeCards(unopened={0: "out of memory"})
+    fleet.dry_run(How(lambda asked: cards), request(tmp_path), Notes(lambda text, *, error=False: told.append((text, error))))
+    assert told == [("cuda:0 is lost: out of memory", True)]
 
 
 def test_a_full_disk_ends_every_card(tmp_path, monkeypatch):
