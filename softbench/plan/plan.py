@@ -225,5 +225,5 @@ def _with_reference(settings: Settings, infos: Sequence[BackendInfo], *, asked: 
     if REFERENCE in names and not asked:
         return replace(settings, relative_to=REFERENCE)
     if asked:
-        raise UsageError(f"--relative-to: {unknown(settings.relative_to, names, 'backend')}")
+        raise UsageError(f"--relative-to: {unknown(settings.relative_to, names, 'backend of this run')}; --backends takes more")
     return replace(settings, relative_to="")

@@ -104,7 +104,7 @@ def test_version_has_a_short_name(main):
         ('backends = "troch"', (), "sweep.toml: backends: unknown backend 'troch'; did you mean 'torch'?"),
         ('backends = "troch*"', (), "sweep.toml: backends: no backend matches 'troch*'"),
         ('backends = "torch"', ("--backends", "troch"), "--backends: unknown backend 'troch'"),
-        ('relative_to = "none"\nbackends = "torch"', (), "sweep.toml: relative_to: unknown backend 'none'"),
+        ('relative_to = "none"\nbackends = "torch"', (), "sweep.toml: relative_to: unknown backend of this run 'none'; known are"),
         ('op = "none.py"', (), "sweep.toml: [[sweep]] 1 op none.py: no such file"),
         ('op = "softmax"', ("--op", "none.py"), "--op none.py: no such file"),
         ('direction = "fused"', (), "sweep.toml: direction fused: softmax has only"),

@@ -110,7 +110,10 @@ def test_a_damaged_entry_still_makes_a_run_wait(folder, text):
 @pytest.mark.parametrize(
     ("flags", "part"),
     [
-        (("--backends", "torch", "--relative-to", "foo"), "--relative-to: unknown backend 'foo'"),
+        (
+            ("--backends", "torch", "--relative-to", "foo"),
+            "--relative-to: unknown backend of this run 'foo'; known are copy, torch; --backends takes more",
+        ),
         pytest.param(("--shape", "2x3x8", "--dim", 5), "--dim 5: 2x3x8 has the dimensions 0 to 2", marks=pytest.mark.slow),
         pytest.param(("--plugin", "mine.py", "--backends", "mien"), "unknown backend 'mien'; did you mean 'mine'", marks=pytest.mark.slow),
     ],
