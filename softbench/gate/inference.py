@@ -74,7 +74,7 @@ class Moderated:
     process_sd: float
     """Standard deviation between processes of the log of a process's median; a fraction."""
     df: float
-    """Degrees of freedom: the cell's own and the prior's; inf if all cells have the same spread."""
+    """Degrees of freedom: the cell's own and the prior's; those of all cells if all have the same spread."""
 
 
 def moderate(groups: Sequence[Sequence[Sequence[float]]], floor: float = PROCESS_SD_FLOOR) -> list[Moderated]:

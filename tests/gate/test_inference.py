@@ -78,6 +78,7 @@ def test_a_t_test_keeps_its_level_with_unequal_cells(process_sds):
 
 def test_few_cells_and_equal_spreads():
     assert inference.moderate([[[0.0] * 10, [0.0] * 3]])[0].process_sd == inference.PROCESS_SD_FLOOR
+    assert inference.moderate([[[0.0] * 10, [0.0] * 3]] * 30)[0].df == 30 * 11
     with pytest.raises(ValueError, match="two processes"):
         inference.moderate([[[1.0], [1.0]]])
 

@@ -88,6 +88,7 @@ def test_labels_are_spread_around_their_lines():
     assert axes.spread([0.2, 0.6], 0.3) == pytest.approx([0.2, 0.6])
     assert axes.spread([0.5, 0.5, 0.5], 0.1) == pytest.approx([0.4, 0.5, 0.6])
     assert axes.spread([0.98, 0.99, 1.0], 0.1) == pytest.approx([0.8, 0.9, 1.0])
+    assert axes.spread([0.0, 0.01], 0.1) == pytest.approx([0.0, 0.1])
     crowd = axes.spread([0.01 * i for i in range(20)], 0.05)
     assert min(b - a for a, b in pairwise(crowd)) == pytest.approx(0.05)
 

@@ -36,7 +36,6 @@ def graphs(monkeypatch):
 
     Without a GPU, Dynamo looks for kernels only if it believes that there is one.
     """
-    torch._dynamo.reset()
     monkeypatch.setattr(torch.utils._triton, "has_triton", lambda **options: True)
 
     def made(function, *tensors):
