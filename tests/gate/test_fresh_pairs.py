@@ -56,9 +56,10 @@ def test_undecided_cells_are_measured_until_they_are_decided():
 
 
 @pytest.mark.parametrize(("tau", "undecided"), [(0.002, False), (0.02, False), (0.08, True)])
-def test_noise_in_which_equal_code_is_undecided_is_foreseen(tau, undecided):
-    """At the first look: what follows takes three times as long."""
-    looks, foreseen = fresh_pairs.looks(), []
+def test_noise_in_which_equal_code_is_undecided_is_foreseen(tau, undecided, monkeypatch):
+    """At the first look: what follows takes three times as long. Each look has its share of the error rate."""
+    looks, foreseen, shares, compare = fresh_pairs.looks(), [], [], paired.compare
+    monkeypatch.setattr(paired, "compare", lambda *given, **more: shares.append(given[4]) or compare(*given, **more))
 
     def watch(report, look):
         foreseen.append(bool(fresh_pairs.why_undecided(report, look, looks[-1])))
@@ -66,6 +67,7 @@ def test_noise_in_which_equal_code_is_undecided_is_foreseen(tau, undecided):
     run = source(noise=Noise(tau=tau))
     report = fresh_pairs.compare(run.measure(run.keys, 6), run.measure, "new", "old", RULES, looks, watch=watch)
     assert (foreseen[:1] == [True], report.exit_code) == (undecided, 3 if undecided else 0)
+    assert shares == [look.share for look in looks[: len(foreseen) + 1]]
 
 
 @pytest.mark.parametrize("pairs", [1, 3])

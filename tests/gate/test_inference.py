@@ -28,7 +28,7 @@ def test_adjusted_p_values_are_the_textbooks():
 
 
 def test_bounds_of_a_proportion_are_clopper_and_pearsons():
-    assert inference.proportion_bounds(0, 59)[1] == pytest.approx(0.0495, abs=1e-4)
+    assert inference.proportion_bounds(0, 59) == pytest.approx((0, 0.0495), abs=1e-4)
     assert inference.proportion_bounds(0, 299)[1] == pytest.approx(0.010, abs=1e-4)
     assert inference.proportion_bounds(30, 30)[0] == pytest.approx(0.905, abs=1e-3)
     assert inference.proportion_bounds(59, 59)[0] == pytest.approx(0.951, abs=1e-3)

@@ -10,6 +10,8 @@ from simulate_gate import Noise, Stored, families
 
 from softbench.core.errors import InconclusiveError
 from softbench.gate import power, unpaired
+from softbench.gate.inference import t_quantile
+from softbench.gate.sittings import MOST_SD
 from softbench.gate.verdicts import Rules
 
 RULES = Rules(margin=unpaired.MARGIN)
@@ -38,6 +40,12 @@ def test_more_noise_and_fewer_processes_find_larger_slowdowns_only():
     assert finds[0] < 0.08
     assert finds[-1] > 1
     assert power.found_by_processes(stored(dice(1), 10), 3, RULES) > power.found_by_processes(stored(dice(1), 10), 6, RULES)
+
+
+def test_without_a_second_sitting_the_most_that_sittings_may_differ_by_decides():
+    quiet = replace(stored(dice(1), 10, process_sd=1e-4, outliers=0), sittings=())
+    quantiles = t_quantile(1 - RULES.alpha / power.EXAMPLE_SUSPECTS / 2, math.inf) + t_quantile(0.95, math.inf)
+    assert power.found_by_processes(quiet, 6, RULES) == pytest.approx(math.expm1(quantiles * MOST_SD * math.sqrt(2)), rel=0.02)
 
 
 def test_a_run_of_too_noisy_processes_makes_no_baseline(main, tmp_path):

@@ -1,11 +1,14 @@
 """Results of several cards: each is judged against its own baseline."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from gating import cell_samples, key, run_samples
 from synthetic import Change, several, write
 
+from softbench.gate import units
 from softbench.results.document import load
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +80,14 @@ def test_each_card_is_judged_against_its_own(main, document):
     code, verdicts, _ = judged(main, write(worse, "worse.json"), "--baseline", "base.json")
     assert code == 1
     assert {verdict["unit"] for verdict in verdicts if verdict["state"] == "slower"} == {A}
+
+
+def test_a_part_has_its_own_sittings():
+    samples = cell_samples(*[(20.0,)] * 10)
+    first, second = (replace(samples, processes={i: samples.processes[i] for i in some}) for some in (range(5), range(5, 10)))
+    run = run_samples({key("ours")._replace(unit=A): first, key("ours")._replace(unit=B): second}, processes=10)
+    parts = units.split(replace(run, units={A: {}, B: {}, C: {}}))  # no cell is of C
+    assert [one.processes for part in parts for one in part.sittings] == [tuple(range(5)), tuple(range(5, 10))] and len(parts) == 2
 
 
 def test_a_saved_baseline_keeps_the_units(main, document):

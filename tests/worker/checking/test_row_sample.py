@@ -5,7 +5,7 @@ import torch
 
 from softbench.core.case import Case, Direction
 from softbench.core.outcome import Grade
-from softbench.ops.registry import operation
+from softbench.ops.registry import numerics, operation
 from softbench.ops.softmax import NUMERICS
 from softbench.worker.checking import row_sample
 from softbench.worker.checking.pre_check import PreCheck, one_thread
@@ -52,6 +52,15 @@ def test_a_single_wrong_row_of_a_large_tensor_is_found(direction, monkeypatch):
         found = PreCheck(case, call, NUMERICS.make(case, 0, CPU), object(), None).run(wrong_row)
         assert found.grade is Grade.WRONG
         assert f"[{wrong_row}, 5] is" in found.detail
+
+
+def test_exact_zeros_are_no_suspects():
+    case = Case(64, 32, "fp32", Direction.FORWARD, "cpu", "cross_entropy")
+    x, target = numerics(case.op).make(case, 0, CPU)
+    target[:60] = -100  # their losses are 0
+    loss, *others = (one.clone() for one in numerics(case.op).estimate(case, (x, target)))
+    loss[62] *= 1.1
+    assert row_sample.suspects(case, (x, target), (loss, *others))[0] == 62
 
 
 def test_a_comparison_uses_one_thread_and_restores_their_number():

@@ -18,6 +18,7 @@ from softbench.plugins.source import origins
 from softbench.worker import serve, server
 from softbench.worker.checking.output_checks import CHANGED
 from softbench.worker.checking.pre_check import verify_outputs
+from softbench.worker.checking.probes import WHEN_READ, EqualProbes
 from softbench.worker.guarding.tamper_guard import bind
 from softbench.worker.timing import batches, telemetry
 from softbench.worker.timing.batches import Batches
@@ -223,6 +224,16 @@ def test_who_exchanges_the_judge_after_the_batch_is_noticed(monkeypatch):
     taken(found)
     monkeypatch.setattr("softbench.ops.check.excess", lambda *_: None)
     assert found.verify(verdict).detail == "replaced softbench.ops.check.excess, which measures or judges it"
+
+
+@pytest.mark.parametrize(("late", "grade"), [("11", Grade.PASS), ("111", Grade.WRONG), ("000111", Grade.PASS)])
+def test_outputs_that_seem_computed_when_read_are_wrong_in_most_of_several_batches(monkeypatch, late, grade):
+    reasons = iter(late)
+    monkeypatch.setattr(EqualProbes, "late", lambda self, call_ns: WHEN_READ * int(next(reasons)))
+    found = made(partial(torch.softmax, dim=-1))
+    for _ in late:
+        taken(found)
+    assert found.verify(verdict).grade is grade
 
 
 def test_late_work_of_timed_calls_is_wrong(monkeypatch):

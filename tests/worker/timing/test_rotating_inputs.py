@@ -1,5 +1,6 @@
 """Rotating inputs: sets alternate and change without a version count, and the kept calls are random."""
 
+import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -118,6 +119,8 @@ def test_the_last_call_is_verified_if_outputs_are_reused():
     buffer = torch.empty(64, 256)
     made = rotation(call=lambda x: buffer.copy_(softmax(x)), overwrites=True)
     assert verified(made, 7).grade is Grade.PASS
+    for calls in range(1, 20):  # the last one may be a probe, after which its input is as before
+        assert (verified(rotation(ON_GPU, made.function, overwrites=True), calls) or Accuracy(Grade.PASS, 0, "")).grade is Grade.PASS
     undeclared = rotation(call=lambda x: buffer.copy_(softmax(x)))
     assert verified(undeclared, 7).detail == f"in a timed call: {output_checks.SHARED}"
 
@@ -127,6 +130,16 @@ def test_outputs_of_each_set_are_compared(number):
     made = rotation(ON_GPU, lambda x: softmax(x) * (1 + (x.data_ptr() == made.sets[number][0].data_ptr())))
     made.probes = None
     assert verified(made, 7).grade is Grade.WRONG
+
+
+def test_an_input_that_one_call_changes_is_noticed_on_a_cpu():
+    def call(x):
+        if next(calls) == 0:
+            x.data[5, 7] += 1
+        return softmax(x)
+
+    calls = itertools.count()
+    assert verified(rotation(call=call), 7).detail == f"in a timed call: {output_checks.CHANGED}"
 
 
 def test_a_batch_without_a_call_has_no_verdict():
