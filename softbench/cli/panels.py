@@ -59,6 +59,7 @@ def one_line_errors(ctx: Any) -> Iterator[None]:
         if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
             raise
         text = str(error.format_message()).replace("Value error, ", "").rstrip(".")
+        text = re.sub(r"Input should be (.*?)(, unable to parse.*)?$", r"it must be \1", text)
         if re.search(r"unexpected extra argument.*\.py\b", text) and any(param.name == "plugins" for param in ctx.command.params):
             text += "; give a plugin with --plugin FILE"
         words: list[str] = []
