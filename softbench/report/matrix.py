@@ -214,7 +214,7 @@ def _shown(section: Section, grid: _Grid, detail: int, shapes: Sequence[Extent],
     what = {"N": "N", "M": "M", "shape": "shapes"}[section.axis]
     cut = [f"{len(shapes)} of {len(section.shapes)} {what}"] if len(shapes) < len(section.shapes) else []
     cut += [f"the best {len(names)} of {len(section.backends)} backends"] if len(names) < len(section.backends) else []
-    cut += [f"without {' and '.join(left)}"] if (left := _parts(section)[detail:]) else []
+    cut += [f"without {' and '.join(left)}"] if (left := [*filter(None, _parts(section)[detail:])]) else []
     return Shown(title(section, detail), grid, ", ".join(cut))
 
 
@@ -222,14 +222,15 @@ def title(section: Section, detail: int) -> str:
     """What the section is, and what its cells hold."""
     first = section.rows[0]
     fixed = {"N": [f"M={first.M}"], "M": [f"N={first.N}"]}.get(section.axis, [])
-    return f"{', '.join([f'{first.of_pass} {first.dtype}', *fixed])}: {', '.join(_parts(section)[:detail])}"
+    return f"{', '.join([f'{first.of_pass} {first.dtype}', *fixed])}: {', '.join(filter(None, _parts(section)[:detail]))}"
 
 
 def _parts(section: Section) -> list[str]:
-    """The numbers of a cell, one for each level of detail."""
-    relative = next((row.relative_to for row in section.rows if row.relative_to), "")
-    bound = any(row.compute_bound for row in section.rows)
-    return [section.unit[0], "% of the roof" if bound else "% of copy", *([f"speed-up over {relative}"] if relative else [])]
+    """The numbers of a cell, one for each level of detail; empty where no cell has it."""
+    rows = [row for row in section.rows if row.status == Status.OK and row.grade != Grade.YARDSTICK]
+    share = "% of the roof" if any(row.compute_bound for row in rows) else "% of copy"
+    relative = next((row.relative_to for row in rows if row.speedup and row.backend != row.relative_to), "")
+    return [section.unit[0], share if any(row.of_copy for row in rows) else "", f"speed-up over {relative}" if relative else ""]
 
 
 def _by_shape(section: Section, shapes: Sequence[Extent], detail: int) -> _Grid:
