@@ -49,5 +49,5 @@ def tune(
     with interruptible():
         code = subprocess.call(line)  # it imports torch, which this process does not
     if code < 0:
-        end(1, f"tune: signal {-code} ended the measurement; call tune again, and it goes on behind the last shape")
+        end(1, f"tune: signal {-code} ended the measurement; call tune again, and it continues after the last shape")
     raise typer.Exit(2 if code == 2 else min(1, code))

@@ -69,7 +69,7 @@ def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rule
     try:
         run = measure(request)
     except UsageError as error:
-        if device is None and str(error).startswith("--device "):
+        if device is None and str(error).startswith("--device cuda: "):
             raise UsageError(environment_match.without_gpu(str(error), base)) from None
         needed = " ".join(base.plugin_flags) or "--plugin"
         message = str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)

@@ -93,8 +93,8 @@ def check_device(device: str | None, base: RunSamples, allowed: Sequence[str]) -
     Raises:
         InconclusiveError: the baseline is of another kind of device.
     """
-    recorded = str(base.environment.get("device"))
-    if device not in (None, "auto") and device.partition(":")[0] != recorded and "device" not in allowed:
+    recorded = base.environment.get("device", "")
+    if device not in (None, "auto") and recorded not in ("", device.partition(":")[0]) and "device" not in allowed:
         raise InconclusiveError(
             f"--device {device}: cannot be compared with {base.source}, which was measured on {_card(base)}; leave out --device, "
             "or save a baseline of this device"
@@ -104,7 +104,7 @@ def check_device(device: str | None, base: RunSamples, allowed: Sequence[str]) -
 def without_gpu(message: str, base: RunSamples) -> str:
     """What to tell if a baseline of a GPU is to be measured where there is none; `message` is about `--device`, which nobody gave."""
     why = message.partition(": ")[2].partition(";")[0]
-    return f"{base.source} was measured on {_card(base)}, and here is no GPU ({why}); measure on that machine, or see: softbench doctor"
+    return f"{base.source} was measured on {_card(base)}, and there is no GPU here ({why}); measure there, or see: softbench doctor"
 
 
 def _card(base: RunSamples) -> str:

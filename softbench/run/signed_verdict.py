@@ -107,7 +107,7 @@ def _source(plugin: Path | None, backend: str | None) -> PluginSource:
         source = origins([plugin])[-1]
     except UsageError as error:
         installed = any(source.label == str(plugin) for source in origins(()))
-        raise UsageError(str(error).removeprefix("--plugin ") + f"; of an installed backend: --backend {plugin}" * installed) from None
+        raise UsageError(str(error).removeprefix("--plugin ") + f"; for an installed backend give --backend {plugin}" * installed) from None
     if source.kind != FILE or not source.target.endswith((".json", *all_suffixes())):
         raise UsageError(f"{plugin}: is no Python file, and the judge takes one")
     return source

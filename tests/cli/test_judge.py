@@ -74,7 +74,7 @@ def test_a_judged_failure_gives_exit_code_1():
         (("--backend", "tochr"), "did you mean 'torch'? see: softbench list"),
         (("--backend", "copy"), "the yardstick is not judged"),
         (("missing.py",), "softbench: missing.py: no such file"),
-        (("torch",), "softbench: torch: no such file; of an installed backend: --backend torch"),
+        (("torch",), "softbench: torch: no such file; for an installed backend give --backend torch"),
         (("json:dumps",), "json:dumps: is no Python file"),
         (("notes.txt",), "notes.txt: is no Python file, and the judge takes one"),
         (("--verify", "missing.json"), "cannot be read as a verdict"),

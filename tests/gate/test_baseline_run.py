@@ -115,7 +115,7 @@ def test_a_baseline_of_a_gpu_names_its_card_where_there_is_none():
         choose_device(request.settings().device, Machine("2.11", "torch has no CUDA", (), "EPYC", 0, {}))
 
     base = stored(dice(1), 10, cells=2, source="h200.json")
-    with pytest.raises(UsageError, match=r"h200\.json was measured on NVIDIA H200, and here is no GPU \(torch has no CUDA\); measure on"):
+    with pytest.raises(UsageError, match=r"h200\.json was measured on NVIDIA H200, and there is no GPU here \(torch has no CUDA\); "):
         baseline_run.compare(measure, baseline_run.baseline_request(asked(), base), base, RULES)
 
 

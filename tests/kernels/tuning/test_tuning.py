@@ -335,5 +335,5 @@ def test_tune_ends_as_its_process(code, expected, monkeypatch, main):
     """With 2 for a wrong option or variable."""
     monkeypatch.setattr("subprocess.call", lambda line: code)
     ended, out, told = main("tune")
-    why = "softbench: tune: signal 9 ended the measurement; call tune again, and it goes on behind the last shape\n"
+    why = "softbench: tune: signal 9 ended the measurement; call tune again, and it continues after the last shape\n"
     assert (ended, out, told) == (expected, "", why if code == -9 else "")
