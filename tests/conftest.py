@@ -182,10 +182,12 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _environment_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("_added", "_numerics"):  # a test's operations end with it
-        monkeypatch.setattr(registry, name, {**getattr(registry, name)})
+def _environment_as_before() -> Iterator[None]:
+    added = [(one, dict(one)) for one in (registry._added, registry._numerics)]
     yield
+    for one, before in added:  # a test's operations end with it
+        one.clear()
+        one.update(before)
     choose(CHOSEN)
     for name in SET_BY_INDUCTOR:
         os.environ.pop(name, None)

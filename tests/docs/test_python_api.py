@@ -31,11 +31,6 @@ def test_the_pages_examples_run(tmp_path, monkeypatch, forked):
     assert forked() == []
 
 
-def test_the_first_comparison_has_at_most_five_lines():
-    (first,) = re.findall(r"or the interpreter:\n\n```python\n(.*?)```", TEXT, re.DOTALL)
-    assert sum(line.startswith(">>>") for line in first.splitlines()) <= 5
-
-
 def test_the_tables_name_members_errors_and_assertions():
     named = set(re.findall(r"`(\w+)(?:\([^`]*)?`", "".join(line for line in TEXT.splitlines(keepends=True) if line.startswith("|"))))
     members = {name for name in vars(softbench.Result) if not name.startswith("_")} | {"rows", "csv", "notes"}

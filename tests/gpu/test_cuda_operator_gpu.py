@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from operators import EVERY_TEST, LAYOUTS, LONG, TOLERANCE, close, close_gradient, randn, run_and_differentiate
+from operators import EVERY_TEST, LAYOUTS, LONG, SHAPES_AND_LONG, TOLERANCE, close, close_gradient, randn, run_and_differentiate
 from softbench.kernels.cuda import build, launch, log_softmax, softmax
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.library import opcheck
@@ -21,8 +21,7 @@ OPS = torch.ops.softbench
 FORWARD, BACKWARD = OPS.cuda_softmax.default, OPS.cuda_softmax_backward.default
 LOG_FORWARD, LOG_BACKWARD = OPS.cuda_log_softmax.default, OPS.cuda_log_softmax_backward.default
 SHARED = (2, 1 << 20)  # CTAs anywhere on the device share a row: the launch needs a workspace
-SHAPES = [((5, 7), -1), ((5, 7), 0), ((2, 3, 4), 1), ((2, 3, 4), -3), ((6,), 0), ((), -1), ((1, 5), 0), ((4, 1, 1), 0), ((0, 3), 1)]
-SHAPES += [((3, 0), 1), ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0), (SHARED, 1)]
+SHAPES = [*SHAPES_AND_LONG, (SHARED, 1)]
 NARROW = (torch.float16, torch.bfloat16)
 RESULTS = [(torch.float32, None), *((dtype, result) for dtype in NARROW for result in (None, torch.float32))]
 

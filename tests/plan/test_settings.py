@@ -120,11 +120,6 @@ def test_a_missing_configuration_names_the_shipped_ones(tmp_path):
         load_config(str(tmp_path / "binary.toml"))
 
 
-def test_plugins_of_a_file_are_found_beside_it(tmp_path):
-    (tmp_path / "mine.py").touch()
-    assert load_config(write(tmp_path, "plugins = ['mine.py']"))["plugins"] == (tmp_path / "mine.py",)
-
-
 @given(st.text(max_size=80))
 def test_no_toml_text_raises_anything_but_a_config_error(text):
     import tempfile

@@ -69,13 +69,6 @@ def test_a_merged_document_has_the_keys_of_a_run():
     assert head["backends"] == DOCUMENT["backends"]
 
 
-def test_merging_twice_keeps_what_was_merged_first():
-    first = Part("x.csv", *merged([part(RECORDS[:20]), part(RECORDS[20:30], B, 2)]))
-    head, found = merged([first, part(RECORDS[30:], C, 3)])
-    assert [one["run"] for one in head["merged"]] == ["run-1", "run-2", "run-3"]
-    assert len(found) == len(RECORDS)
-
-
 def test_merging_in_stages_gives_what_merging_at_once_gives():
     """Shards that are there are not called missing, and the fingerprint is not that of the first shard."""
     prints = [{"cases": f"{number} (hash {number})", "torch": torch} for number, torch in ((0, "2.9"), (2, "2.8"), (1, "2.8"))]

@@ -68,6 +68,7 @@ def run_and_differentiate(function, x, dy):
 
 
 LONG = 20_000  # longer than every tile
+SHAPES_AND_LONG = [*SHAPES, ((37, 781), 1), ((3, 10_000), 1), ((3, LONG), 1), ((LONG, 3), 0)]
 LAYOUTS = {
     "transposed": lambda dtype: randn(7, 5, dtype=dtype).t(),
     "every second column": lambda dtype: randn(5, 14, dtype=dtype)[:, ::2],

@@ -10,7 +10,7 @@ import torch
 from operators import EVERY_TEST, INPUTS, run_and_differentiate
 from sampled import sampled
 from softbench.kernels.common.softmax import Softmax
-from softbench.kernels.cuda import build, launch, log_softmax, operator, softmax
+from softbench.kernels.cuda import build, log_softmax, operator, softmax
 from torch.library import opcheck
 
 from softbench.backends import torch_library
@@ -167,10 +167,7 @@ def test_export_keeps_one_call_of_each():
     assert [node.target for node in exported.graph.nodes if node.op == "call_function"] == [FORWARD, LOG_FORWARD]
 
 
-def test_the_cuda_backend_is_not_the_operator():
-    assert cuda.function() is launch.softmax
-    assert cuda.function("log_softmax") is launch.log_softmax
-    assert launch.softmax is not softmax
+def test_the_sources_of_the_operator_are_known():
     assert {"softmax.cu", "operator.py", "launch.py"} <= {file.name for file in torch_library.cuda_op.sources()}
 
 
