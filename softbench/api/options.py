@@ -65,9 +65,14 @@ def path(value: object, argument: str) -> Path:
 
 def known_only(options: Mapping[str, object], function: Callable[..., object]) -> None:
     """Raises TypeError for an option that a function with `takes` does not have, as Python does for its own functions."""
-    names = [name for name, one in signature(function).parameters.items() if one.kind is not Parameter.VAR_POSITIONAL]
-    if unknown := [name for name in options if name not in names]:
-        raise TypeError(f"unknown argument '{unknown[0]}'; {did_you_mean(unknown[0], names)}known are {', '.join(names)}")
+    parameters = signature(function).parameters
+    names = [name for name, one in parameters.items() if one.kind is not Parameter.VAR_POSITIONAL]
+    for name in options:
+        if name in names:
+            continue
+        known = f"{did_you_mean(name, names)}known are {', '.join(names)}"
+        known = f"give {name} without this name, as in {function.__name__}('torch', 'triton')" if name in parameters else known
+        raise TypeError(f"unknown argument '{name}'; {known}")
 
 
 def texts(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class Result:
             ResultsError: the file is missing, damaged or of another program, or the folder has none.
         """
         from softbench.results.csv import read_csv
-        from softbench.results.document import SUFFIXES, csv_of
+        from softbench.results.document import SUFFIXES, csv_of, interrupted
         from softbench.results.records import records_of
         from softbench.results.runs import latest
 
@@ -92,7 +92,8 @@ class Result:
         if file.name.endswith(SUFFIXES):
             document = _document(file)
             try:
-                found = cls(list(rows_of_run(records_of(document, file), document)), csv_of(file))
+                notes = [f"{file}: {told}"] if (told := interrupted(document)) else []
+                found = cls(list(rows_of_run(records_of(document, file), document)), csv_of(file), notes)
                 found._json = file
                 return found
             except (KeyError, TypeError, ValueError) as error:

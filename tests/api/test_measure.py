@@ -112,6 +112,13 @@ def test_unknown_arguments_are_refused(call, own):
             call("torch", "naive", **{wrong_name: 1})
 
 
+def test_backends_that_are_given_by_their_name_are_told_how():
+    with pytest.raises(
+        TypeError, match=r"unknown argument 'backends'; give backends without this name, as in compare\('torch', 'triton'\)"
+    ):
+        softbench.compare(backends="torch")
+
+
 def test_check_finds_the_wrong_one(here):
     report = softbench.check(right, wrong, case="shape 37x33", dtype="fp32", direction="forward", device="cpu")
     assert {finding.backend: finding.verdict for finding in report.findings} == {"right": "pass", "wrong": "wrong"}

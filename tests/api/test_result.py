@@ -6,6 +6,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from gating import dice, interleaved, stored_run
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -41,6 +42,12 @@ def test_a_folder_is_its_latest_run(tmp_path):
     with pytest.raises(ResultsError, match="is a folder without results"):
         (tmp_path / "odd.csv").unlink()
         Result.load(tmp_path)
+
+
+def test_the_csv_and_the_json_of_an_interrupted_run_say_so(tmp_path):
+    run = stored_run(tmp_path, interleaved(dice(1), 1, processes=1), interrupted=True)
+    for file in (run.csv, run.json):
+        assert Result.load(file).notes == (f"{file}: is of an interrupted run, and not whole; its command with --resume measures the rest",)
 
 
 def test_a_frame_is_tidy(strategies):
