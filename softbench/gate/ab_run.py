@@ -143,7 +143,7 @@ def compare(
         if look is first_look and (why := fresh_pairs.why_undecided(report, look, plan[-1])):
             tell(
                 f"process pairs differ so much that equal code would be inconclusive even after {plan[-1].pairs} pairs: {why}; "
-                "the gate goes on, and can find large slowdowns; for smaller ones press Ctrl-C, end other programs or add --wait 10m"
+                "the gate goes on, and can find large slowdowns; for smaller ones press Ctrl-C, and start again with --wait 10m"
             )
 
     plan = fresh_pairs.looks(request.settings().processes)
