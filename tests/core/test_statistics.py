@@ -100,14 +100,9 @@ def test_the_interval_of_a_median_is_made_of_order_statistics(n, ranks):
     assert median_interval(list(range(n, 0, -1))) == ranks
 
 
-def test_fewer_than_six_values_have_no_interval():
-    assert median_interval([1.0] * 5) is None
-    assert median_interval([]) is None
-
-
 @pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.99])
 def test_interval_ranks_are_exact_binomial_tails(level):
-    for n in range(1, 201):
+    for n in range(201):
         below, k = 0, 0
         while below + math.comb(n, k) <= (1 - level) / 2 * 2**n:
             below += math.comb(n, k)
@@ -140,11 +135,6 @@ def log_cdf(k, n):
     logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(max(0, k - 2000), k + 1)]
     top = max(logs)
     return top + math.log(sum(math.exp(one - top) for one in logs))
-
-
-def test_fewer_than_six_samples_have_no_interval():
-    assert median_interval([1, 2, 3, 4, 5]) is None
-    assert median_interval([6, 5, 4, 3, 2, 1]) == (1, 6)
 
 
 STREAMS = {

@@ -19,10 +19,6 @@ def names(rows):
     return [(f"{what.dtype} {what.fixed if what.axis else ''}".strip(), what.axis, what.size) for what in slices(rows)]
 
 
-def test_a_scan_over_rows_is_one_figure(shapes_of):
-    assert names(shapes_of(*((M, 1024) for M in (1, 8, 64, 512)))) == [("fp32 N = 1024", "M", 4)]
-
-
 def test_a_scan_over_columns_is_one_figure_per_row_count(shapes_of):
     grid = shapes_of(*((M, N) for M in (16, 64, 256) for N in (128, 256, 512, 1024)))
     assert names(grid) == [(f"fp32 M = {M}", "N", 4) for M in (16, 64, 256)]

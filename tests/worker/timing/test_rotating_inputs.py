@@ -326,6 +326,6 @@ def test_where_the_reference_takes_long_batches_compare_one_output_in_turn(first
     assert batch(make(turns=first)) == [True, False]
     monkeypatch.setattr(output_checks, "LONG_REFERENCE", 0)
     made = make(turns=first)
-    found = [batch(made) for _ in range(30)]
+    found = [batch(made) for _ in range(60)]
     assert found[0] != found[1] and all(len(one) == 1 for one in found[:2])
-    assert 1 < sum(map(len, found[3:])) < 20
+    assert 2 < sum(map(len, found[3:])) < 40  # a quarter of 57, by chance
