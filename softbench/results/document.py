@@ -57,8 +57,18 @@ def new_digest(begin: bytes | bytearray = b"") -> Any:
 
 def interrupted(header: JsonObject) -> str:
     """What is told of a run with this header, if it or a part of it was interrupted; else nothing."""
-    rest = "continue that with --resume, and merge again" if header.get("merged") else "its command with --resume measures the rest"
-    return f"{INTERRUPTED}; {rest}" if header.get("interrupted") else ""
+    if not header.get("interrupted"):
+        return ""
+    command = continuation(one_line(str(header.get("command") or ""), 500))
+    rest = f"continue with: {command}" if command else "measure again"
+    return f"{INTERRUPTED}; {'continue that with --resume, and merge again' if header.get('merged') else rest}"
+
+
+def continuation(command: str) -> str:
+    """The command that continues a run of this command; empty for one of the gate, which only its self-test can continue."""
+    if "--resume" in command:
+        return command
+    return f"{command} --resume" if command.startswith("softbench run") or "--self-test" in command else ""
 
 
 def beside(csv: Path) -> Path:

@@ -22,7 +22,7 @@ from softbench.core.outcome import UNTRIED
 from softbench.core.text import count, one_line
 from softbench.results.columns import LABELS
 from softbench.results.csv import REQUIRED, unvouched
-from softbench.results.document import STAMP, beside, load_header, order, units_of
+from softbench.results.document import STAMP, beside, continuation, load_header, order, units_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +231,8 @@ class Unfinished:
 
     @property
     def resume(self) -> str:
-        """The command that continues it; empty for a run of the gate, which only its self-test can continue."""
-        if "--resume" in self.command:
-            return self.command
-        return f"{self.command} --resume" if self.command.startswith("softbench run") or "--self-test" in self.command else ""
+        """The command that continues it, if there is one."""
+        return continuation(self.command)
 
 
 SAMPLE = 2**22

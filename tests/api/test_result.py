@@ -45,9 +45,9 @@ def test_a_folder_is_its_latest_run(tmp_path):
 
 
 def test_the_csv_and_the_json_of_an_interrupted_run_say_so(tmp_path):
-    run = stored_run(tmp_path, interleaved(dice(1), 1, processes=1), interrupted=True)
+    run = stored_run(tmp_path, interleaved(dice(1), 1, processes=1), interrupted=True, command="softbench run")
     for file in (run.csv, run.json):
-        assert Result.load(file).notes == (f"{file}: is of an interrupted run, and not whole; its command with --resume measures the rest",)
+        assert Result.load(file).notes == (f"{file}: is of an interrupted run, and not whole; continue with: softbench run --resume",)
 
 
 def test_a_frame_is_tidy(strategies):

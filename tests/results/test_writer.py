@@ -258,12 +258,13 @@ def test_an_interrupted_run_has_a_document_that_says_so_until_it_is_resumed(tmp_
     first.interrupt()
     document = load(first.json)
     assert (len(document["cells"]), document["interrupted"]) == (2, True)
-    whole = f"{first.csv}: is of an interrupted run, and not whole; its command with --resume measures the rest"
+    whole = f"{first.csv}: is of an interrupted run, and not whole; continue with: softbench run --resume"
     rows, told = read_csv(first.csv)
     assert (len(rows), told) == (2, [whole])
     with pytest.raises(ResultsError) as refused:
         run_files.read(first.csv)
     assert str(refused.value) == whole
+    assert interrupted({**document, "command": "softbench gate"}) == "is of an interrupted run, and not whole; measure again"
     assert (
         interrupted({**document, "merged": [{}]}) == "is of an interrupted run, and not whole; continue that with --resume, and merge again"
     )
