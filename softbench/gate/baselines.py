@@ -66,7 +66,7 @@ def _replaced(file: Path, new: RunSamples) -> list[str]:
     lost = [unit for unit in before if not any(same_card(unit, other) for other in now)]
     if not lost and old.device_name == new.device_name:
         return []
-    return [f"{file}: the baseline that was there is of {f'{old.device_name} {few(lost)}'.strip()}; to have both, give each its own name"]
+    return [f"{file}: it replaces the baseline of {f'{old.device_name} {few(lost)}'.strip()}; to have both, give each its own name"]
 
 
 def reject_not_measurable(file: Path) -> None:

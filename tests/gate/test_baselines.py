@@ -95,7 +95,7 @@ def test_a_replaced_baseline_of_another_card_is_told(main, run):
 
     assert told("a") == told("a", "--force") == []
     (line,) = told("b", "--force")
-    assert "one.json: the baseline that was there is of NVIDIA H200 host/0/a; to have both" in line
+    assert "one.json: it replaces the baseline of NVIDIA H200 host/0/a; to have both" in line
     baselines.path_of("one").write_text("{")
     assert told("a", "--force") == []
 
