@@ -155,7 +155,8 @@ def show(
         raise UsageError("show: --long and --costs are two tables; give one of them")
     file = results_file(file)
     rows = read(file)
-    rows = _selected(select.relative_to(rows, relative_to) if relative_to else rows, backends, M, N, shape, dtype, direction, op)
+    rows = rows if relative_to is None else select.relative_to(rows, relative_to)
+    rows = _selected(rows, backends, M, N, shape, dtype, direction, op)
     in_csv = csv is not None and printed(to_csv(rows), csv, "--csv")
     if not wrote_to_stdout(lambda: {"cells": [_values(row) for row in rows]}, json) and not in_csv:
         _show(rows, "stdin" if str(file) == "-" else one_line(str(file)), wide=wide, long=long, costs=costs, markdown=markdown)

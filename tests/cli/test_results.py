@@ -213,6 +213,7 @@ def test_show_has_speedups_over_another_backend_also_over_one_that_is_not_shown(
     assert "speed-up over liger" in shown and "8.53 us 103% 2.69x" in shown
     (row,) = list(csv.DictReader(io.StringIO(main("show", FRONTIER, *given, "--relative-to", "liger", "--csv", "-")[1])))[1:]
     assert (row["relative_to"], row["speedup"][:4]) == ("liger", "2.68")
+    assert main("show", FRONTIER, "--relative-to", "")[2].startswith("softbench: --relative-to: unknown backend ''; known are ")
 
 
 def test_json_has_no_infinity(main, write, base):
