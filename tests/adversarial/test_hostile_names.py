@@ -16,6 +16,7 @@ from softbench.core.case import NAME, safe_name
 from softbench.core.errors import ResultsError, UsageError
 from softbench.core.outcome import Record, Skipped
 from softbench.core.text import one_line, printable
+from softbench.gate import run_files
 from softbench.plugins import static_scan
 from softbench.plugins.load import load
 from softbench.plugins.source import PluginSource
@@ -157,6 +158,7 @@ def test_texts_that_begin_like_formulas_are_quoted_and_read_back(tmp_path, make_
     read, _ = read_csv(tmp_path / "x.csv")
     assert [row.reason for row in read] == [*reasons[:4], "=1", *reasons[5:]]  # an apostrophe before a sign is taken for a quoted one
     assert {row.device for row in read} == {"-d"}
+    assert run_files.from_record(Record("b", case, Skipped(HOSTILE))).reason == one_line(HOSTILE)
 
 
 def test_markdown_junit_and_figures_take_hostile_texts(tmp_path, make_record):

@@ -219,6 +219,8 @@ def test_targets_are_read_and_a_mistake_names_its_key(tmp_path):
     assert found.targets[0].cases == [{"M": 4, "N": 8}, {"M": 4, "N": 16}, {"M": 4, "N": 32}]
     file.write_text("[[target]]\nfunction = 'toy:f'\nop = 'rms_norm'\nM = 4\nN = 8\n")
     assert packages._operation(targets.read(file).targets[0], {})[1] == Sweep((4,), (8,), op=("rms_norm",))
+    given = targets.Target("toy:f", inputs="x[M,N]", axes={"M": (4,), "dtype": ("bf16",), "set": ((("K", 2),),)})
+    assert packages._operation(given, {given: SimpleNamespace(name="f", cases={})}) == ("f", Sweep(dtype=("bf16",), op=("f",)))
     for text, told in (
         ("[[target]]\nfunction = 'toy'", "function is missing"),
         ("[[target]]\nfunction = 'toy:f'\nshap = '4'", "shap"),

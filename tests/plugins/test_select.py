@@ -32,11 +32,6 @@ def test_built_ins_come_through_the_entry_points():
     assert {point.name for point in metadata.entry_points(group=GROUP)} == {door.label for door in doors}
 
 
-def test_a_missing_plugin_file_is_an_error_before_anything_starts():
-    with pytest.raises(UsageError, match=r"--plugin none.py: no such file"):
-        origins([Path("none.py")])
-
-
 def test_a_folder_and_a_name_without_suffix_are_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fn.py").write_text("")

@@ -367,12 +367,6 @@ def test_slot_without_a_worker_leaves_the_memory_rule_unchanged():
     assert "release" not in {op for _, op in pool.log}
 
 
-def test_workers_that_are_needed_are_started_at_once():
-    pool = FakePool()
-    measure(make(), pool)
-    assert [op for _, op in pool.log[:4]] == ["load", "load", "load", "build"]
-
-
 def test_unavailable_and_broken_backends_are_rows_with_their_reasons():
     pool = FakePool()
     plan = make(("copy", info("gone", unavailable="no nvcc"), info("bad", broken="import took longer than 3 s", broken_status="timeout")))

@@ -229,13 +229,6 @@ def test_a_full_disk_ends_every_card(tmp_path, monkeypatch):
     assert cells(kept) == {(name, n): 1 for name in BACKENDS for n in N}
 
 
-def test_a_card_that_does_not_open_is_left_out(tmp_path):
-    seen = Note()
-    kept = measured(FakeCards(unopened={1: "CUDA driver initialization failed"}), request(tmp_path), observer=seen)
-    assert {row.unit for row in kept.rows()} == {"node1/0/00000000"}
-    assert "cuda:1 is lost: CUDA driver initialization failed" in seen
-
-
 def test_other_versions_are_refused(tmp_path):
     with pytest.raises(UsageError, match=r"cuda:1 has torch 2\.9, and cuda:0 has 2\.13: install one version on all hosts"):
         measured(FakeCards(torch={1: "2.9"}), request(tmp_path))
