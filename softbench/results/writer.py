@@ -433,6 +433,8 @@ def resume(
     if not look:
         with _writing(folder):
             beside(folder / f"{found.name}.csv").unlink(missing_ok=True)  # of the interrupted run: the CSV changes from now on
+            for torn in folder.glob(f".{found.name}.*") if found.locked else ():  # of a run that was killed while it wrote a file
+                torn.unlink(missing_ok=True)
     cells = found.cells
     again = [key for key in cells.cases() if retry and any(one.status in RETRIED for one in cells.of(*key).values())]
     for key in again:

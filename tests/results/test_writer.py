@@ -268,10 +268,14 @@ def test_an_interrupted_run_has_a_document_that_says_so_until_it_is_resumed(tmp_
     assert (
         interrupted({**document, "merged": [{}]}) == "is of an interrupted run, and not whole; continue that with --resume, and merge again"
     )
+    torn, other = tmp_path / f".{first.json.name}.half", tmp_path / ".run-19990101-000000.csv.half"
+    for file in (torn, other):
+        file.touch()
     writer.resume(tmp_path, header(), look=True)
-    assert first.json.exists()
+    assert first.json.exists() and torn.exists()
     run, _ = writer.resume(tmp_path, header())
     assert not first.json.exists()  # the CSV changes now
+    assert other.exists() and not torn.exists()  # the run was killed while it wrote that
     run.add(0, [make_record("copy", [10.0], N=512), make_record("ours", [20.0], N=512)])
     assert read_csv(first.csv)[1] == []
     run.finish(publish=True)
