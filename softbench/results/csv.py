@@ -113,13 +113,14 @@ def unvouched(path: Path) -> list[str]:
         time.sleep(RETRY_SECONDS * attempt)
         try:
             stored = digests(documents[0]).get(CSV)
+            told = interrupted(load_header(documents[0])) if stored else ""  # all is read of JSON in other lines
         except ResultsError as error:
             return [f"{error}; so a changed number in {path.name} is not noticed"]
         if stored is None:
             return [f"{path}: {documents[0].name} has no digest of it, so a changed number is not noticed"]
         with path.open("rb") as content:
             if hashlib.file_digest(content, new_digest).hexdigest() == stored:
-                return [f"{path}: {told}"] if (told := interrupted(load_header(documents[0]))) else []
+                return [f"{path}: {told}"] if told else []
     raise ResultsError(
         f"{path}: is not the table that {documents[0].name} belongs to: it was changed, or is of another run; copy both files again; "
         "to read a table that you edited or filtered, give it a name of its own"
