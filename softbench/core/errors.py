@@ -1,7 +1,7 @@
 """The exception tree.
 
-`SoftbenchError` is the base class, with exit code 1. `UsageError` has exit code 2; `ConfigError`, `ResultsError` and `NoGpuError` derive
-from it. `WorkersError` has exit code 1, `InconclusiveError` 3, `StorageError` 4, `NotMeasurableError` 5.
+`SoftbenchError` is the base class, with exit code 1. `UsageError` has exit code 2; `ConfigError` and `ResultsError` derive from it.
+`WorkersError` has exit code 1, `InconclusiveError` 3, `StorageError` 4, `NotMeasurableError` 5.
 `Interrupted` is a KeyboardInterrupt with exit code 128 + signal.
 
 Messages say what, where, and what to do next. Only boundaries catch them: loading a plugin, one cell, and `cli.main`.
@@ -28,14 +28,6 @@ class ConfigError(UsageError):
 
 class ResultsError(UsageError):
     """A results file cannot be read, or an output folder cannot be written."""
-
-
-class NoGpuError(UsageError):
-    """A GPU is asked for, and there is none. `why`: what torch lacks."""
-
-    def __init__(self, device: str, why: str) -> None:
-        super().__init__(f"--device {device}: {why}; use --device cpu, or see: softbench doctor")
-        self.why = why
 
 
 class WorkersError(SoftbenchError):

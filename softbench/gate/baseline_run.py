@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from softbench.core import text
 from softbench.core.case import YARDSTICK
-from softbench.core.errors import NoGpuError, UsageError
+from softbench.core.errors import UsageError
 from softbench.core.outcome import UNTRIED
 from softbench.gate import environment_match, unpaired
 from softbench.gate.ab_run import Measure, confirmation, samples_of, times
@@ -63,13 +63,14 @@ def compare(measure: Measure, request: RunRequest, base: RunSamples, rules: Rule
         InconclusiveError: the baseline has too few processes, or comes from another machine or kind of device.
     """
     unpaired.require_base(base)
-    environment_match.check_device(request.flags.get("device"), base, allowed)
+    device = request.flags.get("device")
+    environment_match.check_device(device, base, allowed)
     environment_match.check_threads(request.settings().threads, base, allowed)
     try:
         run = measure(request)
-    except NoGpuError as error:
-        raise UsageError(environment_match.without_gpu(error.why, base)) from None
     except UsageError as error:
+        if device is None and str(error).startswith("--device cuda: "):
+            raise UsageError(environment_match.without_gpu(str(error), base)) from None
         needed = " ".join(base.plugin_flags) or "--plugin"
         message = str(error).replace("--backends", f"{base.source}: its backends need {needed}", 1)
         raise UsageError(message.replace("--op FILE.py", " ".join(base.problem_flags) or "--op FILE.py", 1)) from None

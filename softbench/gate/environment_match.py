@@ -101,8 +101,9 @@ def check_device(device: str | None, base: RunSamples, allowed: Sequence[str]) -
         )
 
 
-def without_gpu(why: str, base: RunSamples) -> str:
-    """What to tell if a baseline of a GPU is to be measured where there is none. `why`: what torch lacks."""
+def without_gpu(message: str, base: RunSamples) -> str:
+    """What to tell if a baseline of a GPU is to be measured where there is none; `message` is about `--device`, which nobody gave."""
+    why = message.partition(": ")[2].partition(";")[0]
     return f"{base.source} was measured on {_card(base)}, and there is no GPU here ({why}); measure there, or see: softbench doctor"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-from softbench.core.errors import NoGpuError, UsageError, WorkersError
+from softbench.core.errors import UsageError, WorkersError
 from softbench.core.machine import Gpu, Machine
 from softbench.core.messages import Failure, ProbeMachine
 from softbench.core.toolchain import FRESH_CACHES
@@ -125,7 +125,7 @@ def choose_device(wanted: str, machine: Machine) -> tuple[str, Gpu | None]:
     if wanted == "cpu" or (wanted == "auto" and not machine.gpus):
         return "cpu", None
     if not machine.gpus:
-        raise NoGpuError(wanted, machine.no_gpu)
+        raise UsageError(f"--device {wanted}: {machine.no_gpu}; use --device cpu, or see: softbench doctor")
     index = int(wanted.partition(":")[2] or 0)
     if index >= len(machine.gpus):
         there = ", ".join(f"cuda:{i} {gpu.name}" for i, gpu in enumerate(machine.gpus))
