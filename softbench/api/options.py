@@ -161,7 +161,7 @@ def _as_option(name: str, value: Any) -> object:
     return _listed(value) if kind == list[str] else str(value) if kind is str else _plain(value)
 
 
-_NAMES = (*SETTINGS, "output", "case", "candidate", "reference", "over")
+_NAMES = (*SETTINGS, "output", "case", "candidate", "reference")
 _ARGUMENTS = {f"--{name.replace('_', '-')}": name for name in _NAMES} | {"--plugin": "plugin", "-o": "out", "--device cpu": "device='cpu'"}
 """The name of an argument for each flag."""
 _FLAG = re.compile(r"(?<![\w-])(?:--device cpu\b|-o(?= )|--[A-Za-z][A-Za-z0-9-]*)")

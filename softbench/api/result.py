@@ -166,13 +166,13 @@ class Result:
 
         return Shown(shown, LOG_WIDTH if long or wide else TABLE_WIDTH)
 
-    def plot(self, out: str | Path | None = None, *, kind: str = "curves", over: str = "") -> Pictures:
+    def plot(self, out: str | Path | None = None, *, kind: str = "curves", relative_to: str = "") -> Pictures:
         """Draw the figures of `softbench plot`. A notebook shows them.
 
         Args:
             out: the file, which ends in .png, .svg, .pdf or .webp. The default: the CSV's name with .png. Each of several files adds to it.
             kind: `curves`, `bandwidth`, `heatmap`, `speedup` or `costs`, as `--kind`.
-            over: the backend that speed-ups compare with; the default is the reference backend.
+            relative_to: the backend that speed-ups compare with; the default is the reference backend.
 
         Raises:
             UsageError: another suffix or kind.
@@ -184,7 +184,7 @@ class Result:
             raise UsageError(f"kind: {unknown(kind, plots.KINDS, 'kind')}")
         target = options.path(out, "out") if out is not None else self.csv.with_suffix(".png")
         with options.as_arguments():
-            return Pictures([written.file for written in plots.write([(self.csv, self.rows)], target, kind, over)])
+            return Pictures([written.file for written in plots.write([(self.csv, self.rows)], target, kind, relative_to)])
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the page of `softbench report`: curves, winners, and cells down to their samples. It needs no network.

@@ -72,15 +72,6 @@ Kind = Annotated[
         show_default="curves",
     ),
 ]
-Over = Annotated[
-    str | None,
-    typer.Option(
-        "--over",
-        help="The backend of --kind speedup.",
-        autocompletion=options.BACKEND,
-        show_default="of the run",
-    ),
-]
 RelativeTo = Annotated[
     str | None,
     typer.Option(
@@ -232,7 +223,6 @@ def plot(
     ] = None,
     out: Picture = None,
     kind: Kind = "",
-    over: Over = None,
     backends: Backends = None,
     M: Rows = None,
     N: Columns = None,
@@ -240,6 +230,7 @@ def plot(
     dtype: Dtypes = None,
     direction: Directions = None,
     op: Operations = None,
+    relative_to: RelativeTo = None,
 ) -> None:
     """Draw how close each backend comes to copy over N or M, or another kind of figure.
 
@@ -251,12 +242,12 @@ def plot(
     kind = kind or plots.KINDS[0]
     if kind not in plots.KINDS:
         raise UsageError(f"--kind: {unknown(kind, plots.KINDS, 'kind')}")
-    if over is not None and kind != "speedup":
-        raise UsageError(f"--over {over}: goes with --kind speedup, not with {kind}")
+    if relative_to is not None and kind != "speedup":
+        raise UsageError(f"--relative-to {relative_to}: goes with --kind speedup, not with {kind}")
     _reject_two_stdins(files)
     target = plots.target(out, files[0], kind)
     runs = [(file, _selected(read(file), backends, M, N, shape, dtype, direction, op)) for file in files]
-    for written in plots.write(runs, target, kind, over or ""):
+    for written in plots.write(runs, target, kind, relative_to or ""):
         typer.echo(printable(str(written.file)))
         if written.note:
             note(written.note)

@@ -240,9 +240,9 @@ def speedup(rows: Sequence[Row], over: str = "") -> Quantity:
     names = tuple(dict.fromkeys(row.backend for row in timed))
     over = over or next((row.relative_to for row in rows if row.relative_to in names), "")
     if not over:
-        raise UsageError(f"plot: the results have no reference backend; name one of them with --over: {', '.join(names) or 'none'}")
+        raise UsageError(f"plot: the results have no reference backend; name one of them with --relative-to: {', '.join(names) or 'none'}")
     if over not in names:
-        raise UsageError(f"--over: {unknown(over, names, 'backend')}")
+        raise UsageError(f"--relative-to: {unknown(over, names, 'backend')}")
     base = {(row.run, row.unit, row.case): row for row in timed if row.backend == over}
 
     def value(row: Row) -> float | None:

@@ -88,7 +88,7 @@ def test_pictures_are_written_and_embedded(tmp_path):
         ._repr_html_()
         .startswith('<img alt="own.svg" style="max-width: 100%" src="data:image/svg+xml;base64,')
     )
-    assert [path.name for path in result.plot(tmp_path / "over.png", kind="speedup", over="cuda")] == ["over.png"]
+    assert [path.name for path in result.plot(tmp_path / "over.png", kind="speedup", relative_to="cuda")] == ["over.png"]
     with pytest.raises(UsageError, match="kind: unknown kind 'heat'; did you mean 'heatmap'"):
         result.plot(kind="heat")
     with pytest.raises(UsageError, match="must end in"):

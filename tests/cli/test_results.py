@@ -268,7 +268,7 @@ def test_plot_names_its_file_by_the_results_and_the_kind(main):
         assert err.splitlines()[-1].startswith("softbench: other figures: --kind ")
         return out.split()
 
-    assert written(FRONTIER, *some, "--kind", "speedup", "--over", "compile", "-o", "s.svg") == ["s.svg"]
+    assert written(FRONTIER, *some, "--kind", "speedup", "--relative-to", "compile", "-o", "s.svg") == ["s.svg"]
     assert "speed-up over compile" in Path("s.svg").read_text()
     main("show", FRONTIER, *some, "--csv", "some.csv")
     assert written("some.csv", "--kind", "heatmap", "-o", "some-heatmap.svg") == ["some-heatmap.svg"]
@@ -313,7 +313,7 @@ CONTRADICTIONS = {
     "stdin twice": (("compare", "-", "-"), "-: only one of the files can be stdin"),
     "stdin twice in a plot": (("plot", "-", "-", "-o", "x.png"), "-: only one of the files can be stdin"),
     "an unknown kind": (("plot", "a.csv", "--kind", "heat"), "--kind: unknown kind 'heat'; did you mean 'heatmap'? " + KINDS),
-    "a reference of no speed-up": (("plot", "a.csv", "--over", "x"), "--over x: goes with --kind speedup, not with curves"),
+    "a reference of no speed-up": (("plot", "a.csv", "--relative-to", "x"), "--relative-to x: goes with --kind speedup, not with curves"),
     "the JSON": (("show", "run.json"), "run.json: is JSON; give the .csv beside it"),
 }
 

@@ -112,7 +112,7 @@ def test_a_speedup_is_the_ratio_of_the_medians_over_every_backend(rows):
 
 
 def test_an_unknown_reference_is_a_usage_error(rows):
-    with pytest.raises(UsageError, match=r"--over: unknown backend 'troch'; did you mean 'torch'\?"):
+    with pytest.raises(UsageError, match=r"--relative-to: unknown backend 'troch'; did you mean 'torch'\?"):
         figure_data.speedup(rows, "troch")
-    with pytest.raises(UsageError, match=r"no reference backend; name one of them with --over: ours"):
+    with pytest.raises(UsageError, match=r"no reference backend; name one of them with --relative-to: ours"):
         figure_data.speedup([replace(rows[1], relative_to="")])
