@@ -37,7 +37,7 @@ IMAGINED, FIRST_IMAGINED = 3000, 5_000_000
 UNFIT = 0.5
 """The loss of a family that makes no plan for a shape, and the most of others: a time that something disturbed shall not decide."""
 NOW: Family = ("now",)
-"""In place of a family: the cells of the table of now."""
+"""In place of a family: the cells of the present table."""
 SLOW = 0.9
 """Of a copy's speed: cells below it are counted."""
 
@@ -138,7 +138,7 @@ def _cells(timed: Sequence[Timed], families: Sequence[Family], sms: int, cost: f
 
 
 def with_now(cells: Sequence[Cell], now: Sequence[Cell]) -> list[Cell]:
-    """The cells with those of the table of now in place of NOW. Neighbours of one family are one cell."""
+    """The cells with those of the present table in place of NOW. Neighbours of one family are one cell."""
     ends = sorted({cell.row_bytes for cell in (*cells, *now)})
     sizes = sorted({cell.kib_per_sm for cell in (*cells, *now)})
     lines: list[list[Cell]] = []
@@ -195,7 +195,7 @@ class _Cells:
 
 @dataclass(frozen=True)
 class Judged:
-    """What a table does on shapes: how many, speed against the plans of now and against a copy, and the shares of slow shapes."""
+    """What a table does on shapes: how many, speed against the present plans and against a copy, and the shares of slow shapes."""
 
     shapes: int
     gained: float

@@ -1,6 +1,6 @@
 """Times families of plans on this card, fits its table and writes it. `softbench tune` runs it in a process of its own.
 
-Each shape is stored as soon as it was timed, and another start goes on behind the last one.
+Each shape is stored as soon as it was timed, and another start continues after the last one.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def measure(languages: Sequence[Language], stored: Sequence[Path], seconds: floa
 
 
 def main(seconds: float, output: Path | None, quiet: bool) -> None:
-    """`softbench tune`: of each language, only lines that are faster on held-out shapes replace those of now."""
+    """`softbench tune`: of each language, only lines that are faster on held-out shapes replace the present ones."""
     if not torch.cuda.is_available():
         print(f"softbench: tune needs a CUDA GPU, and torch {torch.__version__} sees none here: see softbench doctor", file=sys.stderr)
         sys.exit(2)
@@ -227,7 +227,7 @@ def _tune(card: str, seconds: float, output: Path | None, told: bool) -> None:
         _write(out, text)
     print("\n".join(one.report for one in found), f"{out}: {'' if better else 'not '}written", sep="\n")
     if better and text.count("\n") > MOST_LINES:
-        why = f"the plans of now that stay have so many; name a table of fewer lines in ${VARIABLE}, and tune again"
+        why = f"the present plans that stay have so many; name a table of fewer lines in ${VARIABLE}, and tune again"
         print(f"softbench: tune: {out} has {text.count(chr(10))} lines, and {MOST_LINES} are the most: {why}", file=sys.stderr)
 
 
@@ -244,7 +244,7 @@ def _write(out: Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The cells of a language: those of now if others gain nothing."""
+    """The cells of a language: the present ones if others gain nothing."""
 
     cells: Mapping[Kind, Sequence[Cell]]
     better: bool
@@ -268,7 +268,7 @@ def fitted(language: Language, every: list[Timed | None], now: dict[Kind, tuple[
         found = judge(held_out, cells, sms)
         whole = {kind: with_now(of_kind, now.get(kind, ())) for kind, of_kind in cells.items()}
         better = found.gained > 1
-        why = "" if better else ", not taken, because it gains nothing: tune for longer, or keep the plans of now"
+        why = "" if better else ", not taken, because it gains nothing: tune for longer, or keep the present plans"
         report = (
             f"{language.name}: {sum(map(len, whole.values()))} cells of {len(every)} shapes{why}\n"
             f"{found.shapes} held-out shapes: {found.gained:.3f} of the speed before; the fastest plan of each has {found.best:.3f}\n"
@@ -281,7 +281,7 @@ def fitted(language: Language, every: list[Timed | None], now: dict[Kind, tuple[
 
 
 if __name__ == "__main__":
-    os.environ.setdefault(VARIABLE, "")  # the plans of now are the shipped ones, also after an earlier start wrote others
+    os.environ.setdefault(VARIABLE, "")  # the present plans are the shipped ones, also after an earlier start wrote others
     try:
         main(float(sys.argv[1]), Path(sys.argv[2]) if sys.argv[2] else None, bool(sys.argv[3]))
     except KeyboardInterrupt:

@@ -242,7 +242,7 @@ def test_a_cell_costs_more_if_a_file_would_have_too_many_lines(tune, monkeypatch
 
 @pytest.fixture
 def few_lines(monkeypatch, tmp_path):
-    """The table of now has few lines, and `more` of a kind that is not timed."""
+    """The present table has few lines, and `more` of a kind that is not timed."""
 
     def choose(more=()):
         cells = {KIND: [Cell(math.inf, math.inf, LOSER)], ("gradient", 2, 16): [*more, Cell(math.inf, math.inf, SHORT)]}
@@ -274,7 +274,7 @@ def test_a_file_that_cannot_be_short_enough_is_written_with_one_line(tune, monke
     file = tables.tuned_file("a card")
     count, why = (
         len(file.read_text().splitlines()),
-        r"the plans of now that stay have so many; name a table of fewer lines in \$SOFTBENCH_PLANS",
+        r"the present plans that stay have so many; name a table of fewer lines in \$SOFTBENCH_PLANS",
     )
     assert count > 12
     told = rf"softbench: tune: {file} has {count} lines, and 12 are the most: {why}, and tune again\n"
